@@ -33,7 +33,8 @@ reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again 
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
 quick: $(BIN)/.installed  ## the unit tests, without the algorithms' independent scripts: under a minute on two cores
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' tests/unit --ignore=tests/unit/reference
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long and not slow' --hypothesis-profile=few \
+	    tests/unit --ignore=tests/unit/reference
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
@@ -49,9 +50,9 @@ coverage: $(BIN)/.installed  ## the lines that `make test` does not run
 
 docs: $(BIN)/.installed  ## the references anew, from the code; the site in site/, where a warning is an error
 	$(BIN)/python -m tests.bench.reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, graphs, seeds, resuming, memory
+test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, seeds, resuming, memory
 	$(BIN)/python -m pytest tests/federation/test_cuda.py -n 0 --durations=15
 
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
+from functools import cache, wraps
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -27,16 +27,14 @@ from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
-OPEN = (SettingsError, TrainingError, RefusedMessage)
-"""Their texts are made of settings, of the model's own names, and of what the server sent."""
+OPEN = (SettingsError, TrainingError, RefusedMessage)  # Texts of settings, the model's names, and what the server sent
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
-KINDS: dict[type[Exception], str] = {
+KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its model of this run cannot be read or written",
     LedgerError: "its privacy ledger cannot be read or written",
     BackboneError: "a frozen backbone cannot be had",
 }
-"""What a site says instead of the text."""
 UNEXPECTED = "an unexpected error"
 
 
@@ -80,14 +78,13 @@ def _sent(content: RecordDict) -> str:
 def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
     """Log ``error``, and what was ``asked``; the reason for the server: one line, nothing of a site's files.
 
-    With ``private``, under differential privacy, a site does not say of which kind an unexpected error is: single
-    samples may cause it.
+    With ``private`` (dp) a site does not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    log("ERROR", f"{asked}: {text}" if asked else text)
+    (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
     if not expected:
         for line in "".join(traceback.format_exception(error)).splitlines():
             print("   ", printable(line), file=sys.stderr, flush=True)
@@ -103,3 +100,6 @@ def log(level: str, text: str) -> None:
     """One line with its time on standard error, whatever ``text`` has: settings must not write lines of their own."""
     line = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
     print(line, file=sys.stderr, flush=True)
+
+
+log_once = cache(log)  # in a simulation hundreds of clients fail for one reason

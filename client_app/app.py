@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -19,7 +20,7 @@ from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.statistics import statistics_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
-from protofl_common.maths.prototypes import Prototypes, chosen
+from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
@@ -50,6 +51,8 @@ def train_round(message: Message, context: Context) -> RecordDict:
 def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate only, leave the model, and send what the report may show."""
     with Visit(message, context) as visit:
+        if visit.client.is_new:
+            visit.train_late()
         evaluated = visit.evaluate()
         statistics, declared = statistics_of(visit.algorithm)
         with visit.timed("save"):
@@ -122,29 +125,29 @@ class Visit:
             log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
 
     def evaluate(self) -> Evaluated:
-        client = self.client
+        client, algorithm, settings = self.client, self.algorithm, self.client.settings
+        adds_balanced = client.data.uneven and not client.node.is_site
+        metrics = settings.reported_metrics if adds_balanced else settings.metrics
+        how = algorithm.similarity, algorithm.predicts_with_head, metrics, client.num_classes
+
+        def figures(data: Samples) -> Evaluation:
+            return evaluate(algorithm.evaluation_model(), data, settings.training.eval_batch_size, prototypes, *how)
+
         with self.timed("evaluate"):
-            prototypes = self.algorithm.prototypes_for_prediction()
-            if prototypes is not None and client.settings.training.predict_among == "own":
+            prototypes = algorithm.prototypes_for_prediction()
+            if prototypes is not None and settings.training.predict_among == "own":
                 prototypes = chosen(prototypes, torch.from_numpy(client.large_classes).to(client.device))
-            data = client.validation_set
-            validated = self._evaluated(data, prototypes) if len(data) else Evaluation()
-            tested = self._evaluated(client.test_set, prototypes)
-            self.evaluated = Evaluated(self.algorithm, prototypes, tested, validated)
+            validated = figures(client.validation_set) if len(client.validation_set) else Evaluation()
+            self.evaluated = Evaluated(algorithm, prototypes, figures(client.test_set), validated)
         return self.evaluated
 
-    def _evaluated(self, data: Samples, prototypes: Prototypes | None) -> Evaluation:
-        algorithm, settings = self.algorithm, self.client.settings
-        return evaluate(
-            algorithm.evaluation_model(),
-            data,
-            settings.training.eval_batch_size,
-            prototypes,
-            similarity=algorithm.similarity,
-            with_head=algorithm.predicts_with_head,
-            metrics=settings.metrics,
-            num_classes=self.client.num_classes,
-        )
+    def train_late(self) -> None:
+        """Train as in a round, for ``new-client-epochs``; nothing of that leaves a new client but its figures."""
+        settings = self.client.settings
+        if epochs := settings.federation.new_client_epochs:
+            self.algorithm.training = replace(settings.training, local_epochs=epochs, local_steps=0)
+            with self.timed("train"):
+                self.algorithm.fit()
 
     def fit(self) -> tuple[Payload, dict[str, float], Declared]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.answers import log
-from client_app.data import Augment, Samples, augment_of, split_unlabelled, to_device
+from client_app.data import Samples, augment_of, split_unlabelled, to_device
 from client_app.state import StateFolder
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
@@ -39,11 +39,7 @@ OWN_SEED = 0  # The seed with which a site with data of its own divides them: no
 
 
 class Client:
-    """Built anew for every message that it answers; nothing is read before it is needed.
-
-    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a message about
-    a baseline that the run configuration does not name.
-    """
+    """Built anew for every message that it answers; nothing is read before it is needed."""
 
     def __init__(self, context: Context, message: Message | None = None) -> None:
         node, self.content = context.node_config, message.content if message else RecordDict()
@@ -87,20 +83,17 @@ class Client:
             raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
         if own and settings.privacy.dp != "none" and data.mean:
             data = with_public_scale(data)
-        self._augment(data)  # refuses what are no images
+        augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
         return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
 
-    def _augment(self, data: ClientData) -> Augment | None:
-        return augment_of(self.settings.training.augment, data, self.device)
-
     @cached_property
     def train_set(self) -> Samples:
         """Training inputs, or their features, and labels on the device; so are the other sets."""
         samples = self._on_device(self.data.train_inputs, self.data.train_labels)
-        return replace(samples, augment=self._augment(self.data))
+        return replace(samples, augment=augment_of(self.settings.training.augment, self.data, self.device))
 
     @cached_property
     def test_set(self) -> Samples:
@@ -116,8 +109,7 @@ class Client:
             return to_device(inputs, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
-        labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
-        return split_unlabelled(features_NF.to(self.device), labels_N)
+        return split_unlabelled(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -137,10 +129,7 @@ class Client:
 
     @property
     def root(self) -> Path:
-        """The folder of what never leaves a client: ``state-dir``; a simulated client's is the folder of results.
-
-        At a real site no name that the server chooses leads from here to the files of another run.
-        """
+        """``state-dir``, the folder of what never leaves, which no server chooses; in simulation, ``out-dir``."""
         return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
 
     def own_file(self, run_name: str, name: str) -> Path:
@@ -173,12 +162,18 @@ class Client:
         return self.settings.plan(len(self.data.train_labels))
 
     @property
+    def is_new(self) -> bool:
+        """True for a simulated client that never trains in a round (``new-clients``, ``new-domain``)."""
+        drawn, domain = self.settings.new_clients(self.node.num_partitions), self.settings.federation.new_domain
+        return self.node.partition in drawn or self.data.domain == (domain or None)
+
+    @property
     def num_classes(self) -> int:
         return len(self.data.classes)
 
     @property
     def metrics(self) -> set[str]:
-        return declared_metrics(self.settings.metrics, self.num_classes)
+        return declared_metrics(self.settings.reported_metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""
@@ -216,6 +211,5 @@ def _device(machine: MachineSettings) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         name, reason = machine.device, str(error).splitlines()[0]
         hint = "; a simulated client sees a GPU only if it asks for a part of one: client-resources-num-gpus=0.25"
-        raise SettingsError(
-            f"device = {name!r}: not usable here ({reason}){hint if name.startswith('cuda') else ''}"
-        ) from error
+        hint = hint if name.startswith("cuda") else ""
+        raise SettingsError(f"device = {name!r}: not usable here ({reason}){hint}") from error

@@ -41,9 +41,7 @@ class StoredInputs:
 class Augment:
     """Images of a batch are changed; all randomness comes from the ``generator``, of the CPU."""
 
-    kinds: frozenset[str]
-    """``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
-    nearest pixel, black where the image has none."""
+    kinds: frozenset[str]  # ``flip``: mirrored, one in two; ``rotate``: by up to 30°, nearest pixel, black outside
     black_C11: Tensor  # Black after normalisation, [channels, 1, 1]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -63,10 +61,8 @@ class Samples:
 
     inputs: Tensor | StoredInputs
     labels: Tensor
-    unlabelled: Tensor | None = None
-    """Further inputs [U, …] without a label (``positive-rate`` below 1); not counted in N."""
-    augment: Augment | None = None
-    """How inputs are changed when a batch to train on is made of them; nothing else sees them changed."""
+    unlabelled: Tensor | None = None  # Further inputs [U, …] without a label (``positive-rate`` below 1), not of N
+    augment: Augment | None = None  # Changes inputs of a batch to train on, and no others
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -36,10 +36,7 @@ def evaluate(
     metrics: Sequence[str] = (),
     num_classes: int = 0,
 ) -> Evaluation:
-    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`.
-
-    ``num_classes`` is needed where there are ``metrics``.
-    """
+    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`."""
     model.eval()
     hits: dict[str, Tensor] = {}
     scores: dict[str, list[Tensor]] = {}
@@ -55,8 +52,7 @@ def evaluate(
             distances_BP = distances(features, prototypes, similarity)
             predicted["prototype"] = prototypes.labels[distances_BP.argmin(dim=1)]
             if metrics:
-                of_classes = class_scores(distances_BP, prototypes.labels, num_classes)
-                scores.setdefault("prototype", []).append(of_classes)
+                scores.setdefault("prototype", []).append(class_scores(distances_BP, prototypes.labels, num_classes))
         for name, labels_found in predicted.items():
             hits[name] = hits.get(name, 0) + (labels_found == labels).sum()
     figures = {
@@ -69,8 +65,7 @@ def evaluate(
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
     scores = scores_NC.double().cpu().numpy()
-    lowest = scores[np.isfinite(scores)].min(initial=0.0) - 1
-    return np.where(np.isfinite(scores), scores, lowest)
+    return np.where(np.isfinite(scores), scores, scores[np.isfinite(scores)].min(initial=0.0) - 1)
 
 
 @torch.inference_mode()

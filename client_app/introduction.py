@@ -76,10 +76,7 @@ def _check_storage(client: Client) -> None:
 
 
 def _about_model(client: Client) -> tuple[int, str]:
-    """How many parameters the client's model has, and a digest of all weights that it exchanges ("" for none).
-
-    A model of the catalog is built once for all simulated clients of this process that have the like.
-    """
+    """Parameters of the model, and a digest of the weights that it exchanges; made once for clients that are alike."""
     settings, exchange = client.settings, client.settings.exchange
     of_model = settings.model, client.arch, client.input_shape, client.num_classes
     noise = settings.privacy.dp != "none", settings.noise.gradient_noise

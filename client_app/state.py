@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
@@ -38,8 +39,7 @@ class StateFolder:
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder, self.run_history = folder / name, run_history
         self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
-        self.use = use
-        """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
+        self.use = use  # Algorithm and exchange: no private model must come to one that uploads it
 
     @property
     def beginning(self) -> str:
@@ -51,10 +51,7 @@ class StateFolder:
         return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
 
     def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
-        """The last state before the round ``before`` that counts and is not damaged, with its round; None without any.
-
-        StateError if all are damaged, or the file was written for another architecture, algorithm or exchange.
-        """
+        """The last whole state before round ``before`` that counts, with its round; StateError if none can be used."""
         key = self._last(before)
         if key is None:
             return None
@@ -90,11 +87,7 @@ class StateFolder:
         self._tidy(self._last(last_round + 1))
 
     def _tidy(self, start: _Key | None) -> None:
-        """Remove what is older than ``start``, and what earlier Flower runs left of rounds that do not count.
-
-        A run id that the run history does not name may be of a server that resumed this run meanwhile. Its files
-        are not removed.
-        """
+        """Remove what is older than ``start``, or of rounds that do not count; files of unknown run ids stay."""
         files, present = self._files(), self.run_history.run_id
         newest = max((key[0] for path, key in files if key[1] == present and path.suffix != ".tmp"), default=0)
         for path, (number, run_id) in files:

@@ -3,51 +3,34 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
-from client_app.data import Samples
 from protofl_common.backbones.features import feature_widths
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
-from protofl_common.wire.payloads import MAX_FEATURES, ClientStatistics
+from protofl_common.wire.payloads import ClientStatistics
 from protofl_common.wire.schema import Declared, statistics_declared
 
 
 def statistics_level(client: Client) -> str:
-    """The level of statistics that this client sends, of what the run asks for (`schema.Statistics`).
-
-    A site with data of its own sends none unless its node config says ``statistics=true``; with ``statistics=false`` no
-    site does. Features are of single samples: none with ``min-class-samples``.
-    """
+    """Return what the run asks for; ``none`` where the node config, or of own data its silence, forbids it."""
     settings, allowed = client.settings, client.node.statistics
     if allowed is None:
         allowed = settings.data.partition != "own"
-    single = settings.run.statistics == "features" and settings.privacy.min_class_samples > 1
-    return settings.run.statistics if allowed and not single else "none"
+    return settings.run.statistics if allowed else "none"
 
 
 def statistics_of(algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
-    """Class counts and, with frozen backbones, similarities; at level ``features`` test features; and how declared."""
-    client = algorithm.client
-    level = statistics_level(client)
-    if level == "none":
-        return None, statistics_declared(level)
+    """Class counts and, with frozen backbones, similarities; and how they are declared."""
+    client, declared = algorithm.client, statistics_declared(statistics_level(algorithm.client))
+    if not declared:
+        return None, declared
     counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes)
     similarity_K = backbone_similarity(algorithm) if client.settings.backbones else None
-    features_ND = labels_N = None
-    if level == "features":
-        some, seed = client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name)
-        if len(some) > MAX_FEATURES:  # drawn at random, in their order
-            drawn = np.sort(np.random.default_rng(seed).choice(len(some), MAX_FEATURES, replace=False))
-            rows = torch.from_numpy(drawn).to(some.labels.device)
-            some = Samples(some.inputs[rows], some.labels[rows])
-        features_ND, labels_N = algorithm.features(some).float(), some.labels.cpu()
-    return ClientStatistics(counts_C, similarity_K, features_ND, labels_N), statistics_declared(level)
+    return ClientStatistics(counts_C, similarity_K), declared
 
 
 def backbone_similarity(algorithm: ClientAlgorithm[Any]) -> Tensor:

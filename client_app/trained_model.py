@@ -16,7 +16,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
 from client_app.client import Client
 from client_app.evaluation import Evaluation, features_of
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.calibration import class_scores, fit_temperature
@@ -40,9 +40,8 @@ def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
     algorithm, client = evaluated.algorithm, evaluated.algorithm.client
     prototypes = evaluated.prototypes if evaluated.prototypes is not None and len(evaluated.prototypes) else None
     own_distances, temperature = _calibrated(evaluated, prototypes)
-    model = TrainedModel(
-        _card(evaluated, after, temperature), algorithm.evaluation_model().state_dict(), prototypes, own_distances
-    )
+    weights = algorithm.evaluation_model().state_dict()
+    model = TrainedModel(_card(evaluated, after, temperature), weights, prototypes, own_distances)
     path = client.states.folder / name
     try:
         _keep_former(client, path)
@@ -104,9 +103,6 @@ def _keep_former(client: Client, path: Path) -> None:
     if client.node.is_site and path.exists() and not aside.exists():
         path.rename(aside)
         log("WARNING", f"the model that was there stays, as {aside}")
-
-
-# -- keep-best -----------------------------------------------------------------------------------------------------
 
 
 def leave_best(evaluated: Evaluated) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
-from protofl_common.basics.cuda_graph import replaying, steps_alike
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.data import UNLABELLED
@@ -51,8 +50,7 @@ class Batch:
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
-Loss = Callable[[Batch], LossTerms]
-"""Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+Loss = Callable[[Batch], LossTerms]  # Named scalar terms, whose sum is minimised; none: nothing to learn
 COMPILER = "torch._dynamo"
 Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 
@@ -71,8 +69,6 @@ class Step:
     loss: Loss
     correction: Correction | None = None
     private = False  # True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples
-    replayable = False
-    """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 
     @property
     def model(self) -> nn.Module:
@@ -103,6 +99,8 @@ class Step:
         terms = self.loss(Batch(inputs, labels, index, features, model.head(features)))
         if not terms:
             return {}  # nothing to learn from yet; batch normalisation has seen the batch all the same
+        if odd := [f"{name} has shape {list(term.shape)}" for name, term in terms.items() if term.ndim]:
+            raise ValueError(f"a term of the loss must be a single number, but {odd[0]}")
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
         return {**terms, "total": total}
 
@@ -179,16 +177,13 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
-        cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": counts its steps there, for a graph
+        cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
         return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, capturable=cuda)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def _without_compiler() -> None:
-    """Give optimizers a stand-in for PyTorch's compiler, which they import only to tell it where to stop: 1.4 s of CPU.
-
-    Whoever asks for more gets the compiler, which then takes its place.
-    """
+    """Give optimizers a stand-in for PyTorch's compiler, whose import takes 1.4 s; who needs it gets the real one."""
 
     def of_compiler(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__path__":  # tools that look at all modules ask for these
@@ -214,7 +209,6 @@ def train(
     """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
     With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
-
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
     stops being finite, or the loss of a step that is not private.
     """
@@ -226,13 +220,13 @@ def train(
     limit = settings.local_steps if epochs is None else 0
     passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
     nn.ModuleList(step.modules).train()
-    with step.session(), replaying(step, data.labels.device, step.replayable and steps_alike(step.optimizer)) as update:
+    with step.session():
         for epoch in passes:
             size, drop_last = batch_size or settings.batch_size, settings.drop_last
             batches = step.batches(data, size, generator, no_single=joined, drop_last=drop_last)
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
-                for name, value in update(inputs, labels, index).items():
+                for name, value in step(inputs, labels, index).items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not step.private and not torch.isfinite(sums["total"]):

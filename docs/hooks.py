@@ -1,4 +1,5 @@
-"""What MkDocs does beside building ``docs/``: it adds pages that lie elsewhere and notebooks, and checks links.
+"""What MkDocs does beside building ``docs/``: it adds pages that lie elsewhere, notebooks, and pages that the
+menu does not name, and checks links.
 
 A link to another file (code, a recipe) must lead to one; the site has no copy of it and shows the text of the link.
 """
@@ -24,6 +25,14 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages of algorithms that the menu does not name to the end of its part "Algorithms"."""
+    (menu,) = (part["Algorithms"] for part in config.nav or [] if "Algorithms" in part)
+    pages = {f"algorithms/{path.name}" for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+    menu += sorted(page for page in pages if page not in str(menu))
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
@@ -48,7 +48,9 @@ def federate(grid: Grid, context: Context) -> Path:
         allow_named(context.run_config)  # whoever submits a run may name code for the server's machine
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
-        folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
+        usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset)
+        name = settings.run.run_name or "-".join([*usual, str(context.run_id)[:6]])
+        folder = (Path(settings.run.out_dir) / name).resolve()
         for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
             if not settings.run.resume:
                 check_free(place)
@@ -64,12 +66,6 @@ def federate(grid: Grid, context: Context) -> Path:
     except EXPECTED as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
-
-
-def name_of_run(settings: Settings, run_id: int) -> str:
-    """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
-    names = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset), str(run_id)[:6]
-    return settings.run.run_name or "-".join(names)
 
 
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:

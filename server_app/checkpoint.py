@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.settings import Settings, to_run_config
@@ -49,10 +50,6 @@ class Checkpoint:
     metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def resumed(self) -> bool:
-        return bool(self.run_history.earlier)
 
     def write(self, folder: Path) -> None:
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
@@ -107,10 +104,7 @@ def check_free(folder: Path) -> None:
 
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
-    """Return where a run begins: before its first round or, with ``resume``, after the last one that it finished.
-
-    SettingsError if there is a run of that name, or, with ``resume``, none that could go on with these settings.
-    """
+    """Return where a run begins: before round 1 or, with ``resume``, after its last; SettingsError where it cannot."""
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code_version())
@@ -128,10 +122,9 @@ def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> N
     wanted = to_run_config(settings)
     keys = [key for key in {**before, **wanted} if key not in MAY_DIFFER]
     if changed := [key for key in keys if before.get(key) != wanted.get(key)]:
-        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
-        raise SettingsError(
-            f"resume = true: the run {folder.name!r} was started with other settings\n" + "\n".join(lines)
-        )
+        lines = [f"resume = true: the run {folder.name!r} was started with other settings"]
+        lines += [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
+        raise SettingsError("\n".join(lines))
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:
@@ -146,10 +139,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise SettingsError(
-            f"run-name = {folder.name!r}: another process is at work on {folder}; "
-            "what a killed `protofl run` has left ends within half a minute"
-        ) from None
+        busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
+        raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
 from protofl_common.wire.payloads import ClientStatistics, Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
-from protofl_common.wire.schema import Declared, Limits, RefusedMessage
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Upload:
     payload: Payload
     report: Report
     most: float = math.inf  # Samples that it may weigh as
-    clients: int = 1
-    """How many it stands for: with secure aggregation one upload is the mean of all (`privacy/sums.py`)."""
+    clients: int = 1  # As many as it stands for: under secure aggregation it is the mean of all (`privacy/sums.py`)
 
     @property
     def train_samples(self) -> float:
@@ -84,9 +83,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
     for name, value in payload.entries.items():
-        if isinstance(value, dict) and (payload.declared or {})[name].of_classes:
-            value = value["shares"]  # of class moments
-        _check_entry(value, report, card)
+        _check_entry((payload.declared or {}).get(name, Entry()).claims(value), report, card)
 
 
 def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
@@ -104,9 +101,6 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
             _check_counts("counts", value, report.train_samples)
         case ClientStatistics():
             _check_counts("statistics", value.counts, report.train_samples)
-            if value.labels is not None and len(value.labels) > report.test_samples:
-                tested = f"{report.test_samples} samples for testing"
-                raise RefusedMessage(f"statistics of {len(value.labels)} features, but {tested}")
 
 
 def _check_counts(what: str, counts: Tensor | None, samples: int) -> None:
@@ -129,13 +123,10 @@ class RoundResult:
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
-    prototypes: dict[str, Prototypes] = field(default_factory=dict)
-    """Site -> its prototypes, of valid replies, in the order of the sites."""
-    statistics: dict[str, ClientStatistics] = field(default_factory=dict)
-    """Site -> its statistics for the report, after the last round."""
+    prototypes: dict[str, Prototypes] = field(default_factory=dict)  # Site -> those of valid replies, in order
+    statistics: dict[str, ClientStatistics] = field(default_factory=dict)  # Site -> what the report may show
     metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
-    means: Means | None = None
-    """The figures over all sites' samples, where secure aggregation hides those of single sites."""
+    means: Means | None = None  # Over all samples, where secure aggregation hides the figures of single sites
     epsilon: float | None = None  # What the run has cost of privacy by now; None where nothing is private
     seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step
     bytes_down: int = 0
@@ -143,8 +134,7 @@ class RoundResult:
     waited: float = 0.0  # Seconds of the exchange, for those that did not answer
     not_merged: str = ""  # Why nothing was merged; "" where it was
     bounded: set[str] = field(default_factory=set)  # ``"site: how its part in the aggregate was reduced"``
-    late: dict[str, str] = field(default_factory=dict)
-    """Site -> which reply to an earlier exchange came during this one; it is not used."""
+    late: dict[str, str] = field(default_factory=dict)  # Site -> which earlier reply came now; it is not used
 
     @property
     def missing(self) -> list[str]:

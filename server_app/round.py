@@ -3,17 +3,16 @@
 import time
 from collections.abc import Mapping
 
-import torch
 from flwr.app import MessageType
-from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.runs.folder import DROPPED
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, statistics_declared
-from server_app.network.admission import sample_sites
+from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import Channel, channel_of
@@ -23,14 +22,13 @@ from server_app.strategies.base import Strategy
 
 
 def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more: Records) -> RoundResult:
-    """The sites of the round evaluate what they receive, train and upload; the server merges.
-
-    ``more``: the records that their messages carry beside the payload.
-    """
+    """The sites of the round evaluate, train and upload; the server merges; ``more``: records beside the payload."""
     federation, settings = strategy.federation, strategy.settings.federation
-    sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
+    seed, able = strategy.settings.run.seed, set(federation.answering(number)) - federation.new_clients
+    sites = sample_sites(able, settings.participation, seed, number)
+    dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
     evaluates = (number - 1) % settings.evaluate_every == 0
-    result, start = RoundResult(number, evaluates=evaluates, asked=sites), time.monotonic()
+    result, start = RoundResult(number, evaluates=evaluates, asked=sites, failed=dropped), time.monotonic()
     channel = channel_of(exchange, result, _expected(strategy, number, strategy.settings.due_up(number), training=True))
     sent, merging = list[Upload](), 0.0
     try:
@@ -69,7 +67,8 @@ def _uploads(
 ) -> list[Upload]:
     """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
     cards, kind = strategy.federation.cards, MessageType.EVALUATE if result.final else MessageType.TRAIN
-    opened, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
+    able, uploads = [site for site in result.asked if site not in result.failed], list[Upload]()
+    opened = list(channel.opened_for(able).items())
     for start in range(0, len(opened), at_once):
         contents = _contents(strategy, dict(opened[start : start + at_once]), more)
         for site, content in exchange.ask(kind, contents, result).items():
@@ -98,15 +97,12 @@ def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) 
 
 
 def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
-    """The server's step; VoidRound where it fails, or would leave NaN or infinity: the state from before stays.
-
-    An error among simulated clients is the algorithm's own, and ends the run.
-    """
+    """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
     before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
         metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
-        odd = [name for name, value in strategy.present_state().items() if not _is_finite(value)]
+        odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
         why = f"{odd[0]} of the server would no longer be finite" if odd else ""
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
@@ -116,10 +112,6 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
         strategy.restore(before)
         raise VoidRound(why)
     return metrics
-
-
-def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest or the largest number
-    return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
@@ -137,5 +129,5 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         longest=settings.privacy.dp_feature_clip,
     )
     losses = strategy.row.reported_losses if training else ()
-    metrics = declared_metrics(settings.metrics, strategy.num_classes)
+    metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
     return Expected(number, declared, limits, losses, metrics, complete=training, counts_samples=training)

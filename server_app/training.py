@@ -6,14 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from protofl_common.basics.cuda_graph import replaying, steps_alike
 from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
 from protofl_common.experiment.catalog import ServerTrainingHparams
 
 SMALL_STEP = 2**24
-"""Multiplications of a forward pass. A second thread does not make a smaller one faster (measured on CPUs), and where
-other processes use the processors, the threads wait for one another: it takes up to forty times as long."""
+"""Multiplications of a forward pass; threads make no smaller one faster, and beside other processes 40 times slower."""
 
 
 def server_device(machine: MachineSettings) -> torch.device:
@@ -33,31 +31,25 @@ def train(
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
     ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which need not be on the device of what is
-    trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`basics/cuda_graph.py`).
-    ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
+    trained; a minibatch of less than ``fewest`` is left out. ``passed`` says how many rows pass through what is
+    trained, if they are not the minibatch.
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = trained[0].device
     vectors = [each.to(device) for each in vectors]
     count = len(vectors[0])
-    total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
-
-    def step(*batch: Tensor) -> dict[str, Tensor]:
-        value = loss(*batch)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        return {"loss": value}
-
     batch = min(count, hparams.server_batch_size or count)
     multiplications = (passed or batch) * sum(parameter.numel() for parameter in trained)
-    with threads_for(multiplications), replaying(step, device, steps_alike(optimizer)) as update:
+    with threads_for(multiplications):
         for _ in range(hparams.server_epochs):
-            total, seen = torch.zeros_like(total), 0
+            total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
             for rows in torch.randperm(count, generator=generator).to(device).split(batch):
                 if len(rows) >= fewest:
-                    value = update(*(each[rows] for each in vectors))["loss"]
-                    total, seen = total + value.double() * len(rows), seen + len(rows)
+                    value = loss(*(each[rows] for each in vectors))
+                    optimizer.zero_grad()
+                    value.backward()
+                    optimizer.step()
+                    total, seen = total + value.detach().double() * len(rows), seen + len(rows)
     return total.item() / max(1, seen)
 
 

@@ -17,7 +17,7 @@ from client_app import training
 from client_app.client import Client
 from client_app.data import Samples
 from client_app.evaluation import features_of
-from client_app.protections import protected_step
+from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
 from protofl_common.basics.seeding import derive_seed
@@ -38,18 +38,14 @@ class ClientAlgorithm(Generic[H]):
     state: tuple[str, ...] = ("model",)
     """Attributes that live on until the client's next round: modules, tensors, prototypes, optimizers, generators, and
     dictionaries of these. A model that the server overwrites need not be among them."""
-    trains: tuple[str, ...] = ("model",)
-    """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
+    trains: tuple[str, ...] = ("model",)  # What `fit` trains with one optimizer; the first gives features and logits
     needs_gradients = False
     """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
     every gradient is then left in place until the optimizer's step."""
-    steps_differ = False
-    """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
     similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
     predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
     global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
-    last_round: int | None = None
-    """The client's last round before this one; None if it has no state: it has not taken part before."""
+    last_round: int | None = None  # The last round that this client has state of, if any
 
     def __init__(self, client: Client, round_number: int) -> None:
         self.client, self.round = client, round_number
@@ -60,7 +56,6 @@ class ClientAlgorithm(Generic[H]):
         self.privacy = DifferentialPrivacy(client)
 
     # -- before training -----------------------------------------------------------------------------------------
-
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
         """Be as after ``last_round``. It comes before `receive`: here the model is what this client has trained."""
         restore_attributes(self, self.lasting, tensors)
@@ -95,7 +90,6 @@ class ClientAlgorithm(Generic[H]):
         return self.global_prototypes
 
     # -- training ------------------------------------------------------------------------------------------------
-
     @property
     def modules(self) -> Sequence[nn.Module]:
         return tuple(getattr(self, name) for name in self.trains)
@@ -116,17 +110,15 @@ class ClientAlgorithm(Generic[H]):
     def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
         kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
-        return protected_step(self.client, kind(self.modules, self.optimizer, self.labelled_loss, correction))
+        step: Step = kind(self.modules, self.optimizer, self.labelled_loss, correction)
+        for protection in protections_of(self.client):
+            step = protection.step(step)
+        return step
 
     @property
     def of_catalog(self) -> bool:
         """True where algorithm and network are this project's, whose losses and layers are known."""
         return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
-
-    @property
-    def replayable(self) -> bool:
-        """True where a GPU may replay the steps: not those of few labels, whose batches are chosen by a mask."""
-        return self.of_catalog and not self.steps_differ and self.client.train_set.unlabelled is None
 
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
@@ -153,12 +145,10 @@ class ClientAlgorithm(Generic[H]):
         """
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-        step.replayable = self.replayable and not step.private
         samples = self.training_set if data is None else data
         return training.train(step, samples, self.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
-
     def upload(self) -> Payload:
         """Return what goes to the server after training: prototypes and weights, as far as they are declared and due.
 
@@ -183,7 +173,6 @@ class ClientAlgorithm(Generic[H]):
         return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
-
     @property
     def lasting(self) -> tuple[str, ...]:
         with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot

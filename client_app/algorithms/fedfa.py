@@ -26,8 +26,6 @@ from protofl_common.models.augmentation import Augmentation
 class FedFA(FedAvg[FedFAHparams]):
     """FedAvg of a network whose training augments the maps behind its stages."""
 
-    steps_differ = True
-
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         body, probability = self.model.body, self.hparams.probability

@@ -32,7 +32,6 @@ from protofl_common.wire.payloads import Payload
 class FedGen(ClientAlgorithm[FedGenHparams]):
     """FedAvg's client, but only the head is shared, and learns from the generator too."""
 
-    steps_differ = True
     label_counts: Tensor | None = None
 
     def __init__(self, client: Client, round_number: int) -> None:

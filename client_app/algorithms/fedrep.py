@@ -54,8 +54,7 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
         if (optimizer := self.head_optimizer) is None:
             return
         features_ND = features_of(self.model, self.training_set, self.training.eval_batch_size)
-        data = replace(
-            self.training_set, inputs=features_ND.to(self.client.device), augment=None
-        )  # of images as they are
+        # features of images as they are
+        data = replace(self.training_set, inputs=features_ND.to(self.client.device), augment=None)
         step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
         self.train(step, self.hparams.head_epochs, purpose="head", data=data)

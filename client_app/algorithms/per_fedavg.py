@@ -80,7 +80,6 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout
-        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha).adapt(
-            *batch
-        )
+        step = MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha)
+        step.adapt(*batch)
         return model

@@ -8,7 +8,6 @@ from client_app.protections.base import Protection
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.one_reply import OneReply
 from client_app.protections.uploads import PaperNoise, SmallClasses
-from client_app.training import Step
 from protofl_common.experiment.settings import Settings
 
 PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise, DifferentialPrivacy)
@@ -22,9 +21,3 @@ def names(settings: Settings, is_site: bool) -> str:
 
 def protections_of(client: Client) -> list[Protection]:
     return [kind(client) for kind in PROTECTIONS if kind.acts(client.settings, client.node.is_site)]
-
-
-def protected_step(client: Client, step: Step) -> Step:
-    for protection in protections_of(client):
-        step = protection.step(step)
-    return step

@@ -25,20 +25,13 @@ from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.privacy import release
 from protofl_common.privacy.plan import Mechanism, Plan, epsilon
-from protofl_common.privacy.release import (
-    fresh_draw,
-    private_class_means,
-    private_counts,
-    private_hits,
-    private_moments,
-)
+from protofl_common.privacy.release import fresh_draw
 from protofl_common.wire.records import Report
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
-Ledger = dict[str, Spending]
-"""By run and Flower run. One that is resumed has a new Flower run, and a server may change the name from message to
-message: what either has spent counts."""
+Ledger = dict[str, Spending]  # By run and Flower run: a server may change either, and what either has spent counts
 
 
 class DifferentialPrivacy(Protection):
@@ -67,7 +60,7 @@ class DifferentialPrivacy(Protection):
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Add noise to the numbers of right predictions, and drop all other figures."""
         noise = self._plan.figure_noise
-        return Evaluation(private_hits(evaluation.correct, len(labels_N), noise, fresh_draw()))
+        return Evaluation(release.private_hits(evaluation.correct, len(labels_N), noise, fresh_draw()))
 
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan)
@@ -77,20 +70,19 @@ class DifferentialPrivacy(Protection):
         return replace(report, losses={}, seconds={})
 
     # -- what an algorithm's base asks ---------------------------------------------------------------------------
-
     def class_means(self, features_ND: Tensor, labels_N: Tensor, round_number: int) -> Prototypes:
         """The class means of training samples as they may be sent; each call is a table of the ledger."""
         if self.client.plan is None:
             return class_means(features_ND, labels_N, self.client.num_classes)
         clip, noise = self.client.settings.privacy.dp_feature_clip, self._table_noise(round_number)
-        return private_class_means(features_ND, labels_N, self.client.num_classes, clip, noise, fresh_draw())
+        return release.private_class_means(features_ND, labels_N, self.client.num_classes, clip, noise, fresh_draw())
 
     def class_counts(self, labels_N: Tensor, round_number: int) -> Tensor:
         """[C] int64: the samples of each class as they may be sent; each call is a table of the ledger."""
         counts_C = labels_N.bincount(minlength=self.client.num_classes)
         if self.client.plan is None:
             return counts_C
-        return private_counts(counts_C, self._table_noise(round_number), fresh_draw())
+        return release.private_counts(counts_C, self._table_noise(round_number), fresh_draw())
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor, round_number: int) -> None:
         """Set ``moments`` to those of training samples as they may be sent; each call is a table of the ledger."""
@@ -98,7 +90,7 @@ class DifferentialPrivacy(Protection):
             moments.measure(features_NF, labels_N)
             return
         clip, noise = self.client.settings.privacy.dp_feature_clip, self._table_noise(round_number)
-        private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
+        release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""
@@ -129,10 +121,7 @@ class DifferentialPrivacy(Protection):
 
 
 def ledger_of(client: Client, run_name: str) -> Path:
-    """Return the file of a client's ledger.
-
-    At a site it is the data's, not the name's: a site with a new name has spent what it had spent.
-    """
+    """The file of a client's ledger; at a site it is the data's, so a new name has spent what the old one had."""
     if not client.node.is_site:
         return client.own_file(run_name, "privacy.json")
     folder = client.settings.data.data_dir and str(Path(client.settings.data.data_dir).expanduser().resolve())
@@ -140,11 +129,7 @@ def ledger_of(client: Client, run_name: str) -> Path:
 
 
 def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
-    """Enter what the answer to a message of a run will cost.
-
-    SettingsError if it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
-    LedgerError if the ledger cannot be locked, read or written.
-    """
+    """Enter the cost of an answer; SettingsError beyond ``dp-epsilon``, or what this site lets all runs spend."""
     file, privacy, run_id = ledger_of(client, run_name), client.settings.privacy, f" {client.run_id}"
     try:
         with locked(file):  # another run's client may be at work on this machine

@@ -14,8 +14,7 @@ from protofl_common.basics.files import locked, replacing
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
-Answers = dict[str, tuple[int, int]]
-"""Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
+Answers = dict[str, tuple[int, int]]  # Flower run, algorithm -> last round answered, the final evaluation's; 0: none
 MOST = 1000  # Entries in the file; the oldest go. A server that starts as many runs gets more answers from those.
 
 
@@ -64,6 +63,5 @@ class OneReply(Protection):
             entries = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
             return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StateError(
-                f"state-dir: {self.file} cannot be read ({error}): what was answered is not known"
-            ) from error
+            why = f"cannot be read ({error}): what was answered is not known"
+            raise StateError(f"state-dir: {self.file} {why}") from error

@@ -39,8 +39,7 @@ class PrivateStep(Step):
 
     plan: Plan = field(kw_only=True)
     private = True
-    empty = False
-    """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
+    empty = False  # Whether nobody was drawn: the batch is a sample that counts nothing, so noise is added still
 
     @classmethod
     def of(cls, step: Step, plan: Plan) -> PrivateStep:

@@ -43,8 +43,7 @@ class _Progress:
     stage: str  # The last one passed
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
-    shares: dict[str, bytes] = field(default_factory=dict)
-    """Site -> this one's shares of its PAIR and of its OWN key, one after the other."""
+    shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
 
 
 class SecureSum:
@@ -134,10 +133,9 @@ class SecureSum:
         if not self.path.exists():
             return None
         values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        by_site = {
-            name: {site: bytes.fromhex(text) for site, text in values[name].items()} for name in ("keys", "shares")
-        }
-        return _Progress(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
+        for name in ("keys", "shares"):
+            values[name] = {site: bytes.fromhex(text) for site, text in values[name].items()}
+        return _Progress(**values | {"secret": bytes.fromhex(values["secret"])})
 
     def _write(self, progress: _Progress) -> None:
         with replacing(self.path, private=True) as beside:
@@ -174,9 +172,8 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
     return RecordDict({**pack_by_site(getattr(SecureSum(client, final), name)())})
 
 
-STAGES = {
+STAGES = {  # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's
     name + FINAL * final: partial(_stage, name, final)
     for name in ("advertise", "share", "unmask")
     for final in (False, True)
 }
-"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""

@@ -72,10 +72,7 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
-
-    Its ε, where a paper says one, covers nothing that is sent.
-    """
+    """``gradient-noise`` and ``prototype-noise``, whose ε covers nothing that is sent; for images see `Client.data`."""
 
     name = "a paper's noise"
 

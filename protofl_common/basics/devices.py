@@ -13,7 +13,6 @@ def open_device(name: str, precision: str) -> torch.device:
 
     On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
     warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
-
     PyTorch's RuntimeError or AssertionError when the device is not usable.
     """
     if name == "auto":

@@ -15,6 +15,10 @@ from glob import escape
 from pathlib import Path
 
 
+class TensorFileError(RuntimeError):
+    """A file of tensors could not be read or written; the message says which and why."""
+
+
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A free name beside ``path``; the file, or folder of files, that is made under it replaces ``path`` in one step.
@@ -87,5 +91,6 @@ def digest(*parts: object) -> str:
 
 def cache_folder(cache_dir: str) -> Path:
     """The folder of the setting ``cache-dir``, or ``protofl`` in the user's cache folder where it is empty."""
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(cache_dir).expanduser().absolute() if cache_dir else user_cache / "protofl"
+    if cache_dir:
+        return Path(cache_dir).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl"

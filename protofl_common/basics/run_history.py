@@ -43,7 +43,6 @@ class RunHistory:
 
     @property
     def text(self) -> str:
-        """As it travels and is stored."""
         return ",".join([*(f"{run_id}:{last}" for run_id, last in self.earlier), str(self.run_id)])
 
     @classmethod

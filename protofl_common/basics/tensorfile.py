@@ -10,13 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protofl_common.basics.files import replacing
+from protofl_common.basics.files import TensorFileError, replacing
 
 CHECKSUM = "checksum"
-
-
-class TensorFileError(RuntimeError):
-    """A file could not be read or written; the message says which and why."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

@@ -6,17 +6,14 @@ from typing import Any
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
-OR_ANOTHER: dict[str, Any] = {
+OR_ANOTHER: dict[str, Any] = {  # what an option may be beside the names below
     "or_like": OTHER_NETWORKS,
     "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
 }
-"""What an option may be beside the names below."""
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
-    "mnist-cnn-18": "mnist-cnn with 18 channels in its second convolution (FedProto-mh)",
-    "mnist-cnn-20": "mnist-cnn with 20 channels in its second convolution (FedProto-mh)",
-    "mnist-cnn-22": "mnist-cnn with 22 channels in its second convolution (FedProto-mh)",
+    **{f"mnist-cnn-{n}": f"mnist-cnn with {n} channels in its second convolution (FedProto-mh)" for n in (18, 20, 22)},
     "cnn4": "4-layer CNN: 2 conv (32, 64 channels) + 2 fc",
     "htcnn-1": "conv 32 | fc D",
     "htcnn-2": "conv 32, 64 | fc D",
@@ -34,11 +31,7 @@ BODIES: dict[str, str] = {
     "resnet6-imagenet-stem": "ResNet-10 cut after its second stage, ImageNet stem",
     "resnet8-imagenet-stem": "ResNet-10 cut after its third stage, ImageNet stem",
     "resnet10-imagenet-stem": "ResNet-10, ImageNet stem",
-    "resnet18-imagenet-stem": "torchvision's ResNet-18",
-    "resnet34-imagenet-stem": "torchvision's ResNet-34",
-    "resnet50-imagenet-stem": "torchvision's ResNet-50",
-    "resnet101-imagenet-stem": "torchvision's ResNet-101",
-    "resnet152-imagenet-stem": "torchvision's ResNet-152",
+    **{f"resnet{n}-imagenet-stem": f"torchvision's ResNet-{n}" for n in (18, 34, 50, 101, 152)},
     "googlenet": "torchvision's GoogLeNet without auxiliary heads",
     "mobilenet-v2": "torchvision's MobileNet_v2",
     "mlp-1": "tables: fc 64, D",

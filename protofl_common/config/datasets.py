@@ -4,8 +4,7 @@ import re
 
 from protofl_common.config.python_names import PYTHON_NAME
 
-OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
-"""What ``dataset`` may be beside the names below."""
+OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)  # what else ``dataset`` may be
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
     "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",
@@ -19,7 +18,7 @@ DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10, 32×32 RGB",
     "cifar100": "CIFAR-100, 32×32 RGB",
     "flowers102": "Oxford Flowers-102, RGB",
-    "digit5": "MNIST, MNIST-M, USPS, SVHN and SynthDigits as domains, those that are there; 32×32 RGB (Digit-5)",
+    "digit5": "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)",
     "pacs": "PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
     "office10": "Office-Caltech-10: 4 domains, 10 classes",
     "tiny-imagenet": "Tiny-ImageNet, 64×64 RGB, 200 classes",

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, get_type_hints
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Section = TypeVar("Section")
+_types_of = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
-"""What a setting changes: the result; the samples themselves, but not how they are divided; the name and place of the
-results; where things are and what computes; who is waited for, and how long; what is shown."""
+"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
 
 
 class SettingsError(ValueError):
@@ -76,11 +76,6 @@ def read_section(
         values[field.name], problem = _checked(config[key], hints[field.name], field.metadata)
         problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
     return section(**values) if len(problems) == before else None
-
-
-@cache
-def _types_of(section: type) -> dict[str, Any]:
-    return get_type_hints(section)
 
 
 def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str]) -> list[str]:

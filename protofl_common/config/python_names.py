@@ -14,8 +14,7 @@ from typing import Any
 
 from protofl_common.config.options import SettingsError
 
-LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)
-"""The name of a classifier that one of these libraries lists; it imports nothing else."""
+LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)  # a classifier; it imports nothing else
 PYTHON_NAME = re.compile(r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
 

@@ -11,8 +11,7 @@ from protofl_common.config.options import Affects, Scalar, keys_affecting, optio
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
-"""Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
-the model is right on it, and a server may ask again with another model."""
+"""Samples of a figure under ``min-class-samples``, at least: one of few says of each whether the model is right."""
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
@@ -33,7 +32,7 @@ class RunSettings:
     out_dir: str = option(affects="name")
     resume: bool = option(affects="name")
     report: bool = option(affects="display")
-    statistics: str = option(choices=("none", "summary", "features"), affects="display")
+    statistics: str = option(choices=("none", "summary"), affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
 
@@ -45,6 +44,10 @@ class FederationSettings:
     num_clients: int = option(minimum=0, affects="waiting")
     min_clients: int = option(minimum=0, affects="waiting")
     participation: float = option(above=0, maximum=1)
+    drop_rate: float = option(minimum=0, maximum=0.99)
+    new_clients: int = option(minimum=0)
+    new_domain: str = option()
+    new_client_epochs: int = option(minimum=0)
     min_replies: int = option(minimum=1, affects="waiting")
     bind_sites: bool = option(affects="waiting")
     join_timeout: float = option(above=0, affects="waiting")

@@ -45,6 +45,7 @@ class ClientData:
     fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
     columns: tuple[str, ...]  # of a table, see `RawData`
     found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
+    uneven: bool = False  # the data set that clients divide has a class of more than twice another's samples
 
 
 def open_client_data(
@@ -58,10 +59,9 @@ def open_client_data(
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
 
-    ``domain`` comes from the client's own configuration. With the partitions ``own``, ``feature-shift`` and
-    ``feature-label-shift`` the client then gets that domain as if it were its only client, whatever its partition id.
-    With ``shared_scale`` all clients standardise alike. The first call on a machine decodes the data set into the
-    cache; later ones take milliseconds.
+    With ``domain``, from the client's own configuration, and the partitions ``own``, ``feature-shift`` and
+    ``feature-label-shift`` it gets that domain as if it were its only client. With ``shared_scale`` all clients
+    standardise alike. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)
@@ -73,7 +73,7 @@ def open_client_data(
         fill, mean, std = _pooled_scale(settings, data.key, seed, clients, domain)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
-    hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
+    counts_C, hiding = np.bincount(data.labels), np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
@@ -88,6 +88,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
+        uneven=settings.partition != "own" and bool(counts_C.max() > 2 * counts_C[counts_C > 0].min()),
     )
 
 

@@ -2,10 +2,8 @@
 
 Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come from scikit-learn's
 1,797 scanned digits, of which no two domains share one, or from matplotlib's fonts; the photographs are scikit-learn's
-two. The images are the same on every machine with the same versions of these packages, whatever the run's seed.
-
-``digit-mix`` stands in the place of Digit-5's five kinds of digits. Its looks follow the sets that Digit-5 has beside
-MNIST and USPS: photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
+two. The images depend on the versions of these packages, not on the run's seed. ``digit-mix`` stands in for Digit-5
+with looks like photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
 import sys
@@ -21,21 +19,16 @@ from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import data_dir_of, read_image
+from protofl_common.data.published import locate_torchvision, read_torchvision
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays, resized
-from protofl_common.data.torchvision_sets import locate_torchvision, read_torchvision
 
 PER_CLASS = 50
 SEED = 20240229
 SIDE = 28  # pixels a side
 REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")  # the domains of ``digit-mix``
 REAL_PER_CLASS = 200  # images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part
-OF_DIGIT5: dict[str, tuple[str, ...]] = {
-    "mnist": (),
-    "mnist-m": tuple(f"mnist_m/mnist_m_{name}" for name in ("train", "test", "train_labels.txt", "test_labels.txt")),
-    "usps": (),
-    "svhn": (),
-    "synth-digits": ("synth_train_32x32.mat", "synth_test_32x32.mat"),
-}  # domains, and their files where torchvision does not know them
+DIGIT5 = ("mnist", "mnist-m", "usps", "svhn")  # its domains but for SynthDigits, which cannot be had
+MNIST_M = tuple(f"mnist_m/mnist_m_{name}" for name in ("train", "test", "train_labels.txt", "test_labels.txt"))
 MOST_OF_DIGIT5 = 7500, 2000  # images of a domain for training and for testing, as in the first papers on it
 PRINTED_FONTS = (
     "DejaVuSans DejaVuSans-BoldOblique DejaVuSerif DejaVuSerif-Italic DejaVuSansMono "
@@ -91,17 +84,17 @@ def read_mix(settings: DataSettings) -> RawData:
 def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
     """The files of the domains of Digit-5 that are in ``data-dir``; DataError for fewer than two domains."""
     if len(files := _digit5_files(settings)) < 2:
-        beside = ", ".join(file for files in OF_DIGIT5.values() for file in files)
-        wanted = f"two of {', '.join(OF_DIGIT5)}: torchvision's files, and {beside}"
+        wanted = f"two of {', '.join(DIGIT5)}: torchvision's files, and {', '.join(MNIST_M)}"
         raise DataError(f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have {wanted}")
     return tuple(path for paths in files.values() for path in paths)
 
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     data_dir, complete = data_dir_of(settings), dict[str, tuple[Path, ...]]()
-    for name, files in OF_DIGIT5.items():
+    for name in DIGIT5:
         with suppress(DataError):
-            paths = tuple(data_dir / file for file in files) or locate_torchvision(name, settings)
+            ours = name == "mnist-m"
+            paths = tuple(data_dir / file for file in MNIST_M) if ours else locate_torchvision(name, settings)
             complete |= {name: paths} if all(path.exists() for path in paths) else {}
     return complete
 
@@ -109,11 +102,10 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
 def read_digit5(settings: DataSettings) -> RawData:
     """The domains that are there, at 32×32 RGB: the first 7,500 training and 2,000 test images of each."""
     parts, official, files = [], [], _digit5_files(settings)
-    if absent := ", ".join(name for name in OF_DIGIT5 if name not in files):
+    if absent := ", ".join(name for name in DIGIT5 if name not in files):
         print(f"protofl: digit5 without {absent}, not in data-dir = {settings.data_dir!r}", file=sys.stderr)
     for name, paths in files.items():
-        read = {"mnist-m": _mnist_m, "synth-digits": _synth_digits}.get(name)
-        data = read(*paths) if read else read_torchvision(name, settings)
+        data = _mnist_m(*paths) if name == "mnist-m" else read_torchvision(name, settings)
         marks = (np.flatnonzero(data.official == part)[:most] for part, most in enumerate(MOST_OF_DIGIT5))
         images = resized(data.inputs[rows := np.concatenate([*marks])], 32)
         parts.append((np.broadcast_to(images, (len(rows), 3, 32, 32)), data.labels[rows]))
@@ -129,17 +121,6 @@ def _mnist_m(*paths: Path) -> RawData:
     return from_arrays({"inputs": images, "labels": labels, "split": split, "classes": range(10)}, str(paths[0].parent))
 
 
-def _synth_digits(*paths: Path) -> RawData:
-    """Two files in SVHN's format: X [32, 32, 3, N] and y [N, 1]."""
-    from scipy.io import loadmat
-
-    parts = [loadmat(path) for path in paths]
-    images, labels = [part["X"].transpose(3, 2, 0, 1) for part in parts], [part["y"].ravel() for part in parts]
-    split = np.repeat((0, 1), [len(part) for part in labels])
-    arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels).astype(np.int64) % 10, "split": split}
-    return from_arrays(arrays | {"classes": range(10)}, str(paths[0]))
-
-
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     domains = np.repeat(np.arange(len(parts)), [len(part) for _, part in parts])
@@ -148,11 +129,6 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
-
-
-def _scanned_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """White strokes on black, as scanned."""
-    return _mixed(ink, np.zeros(3), np.ones(3))
 
 
 def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
@@ -203,7 +179,7 @@ def _photographs() -> list[Pixels]:
 
 Look = Callable[[Ink, list[Ink], np.random.Generator], Pixels]
 DOMAINS: dict[str, tuple[Look, int, str]] = {
-    "scanned": (_scanned_look, PER_CLASS, ""),
+    "scanned": (lambda ink, *_: _mixed(ink, np.zeros(3), np.ones(3)), PER_CLASS, ""),
     "printed": (_printed_look, 0, PRINTED_FONTS),
     "photo": (_photo_look, PER_CLASS, ""),
     "inverted": (_inverted_look, PER_CLASS, ""),

@@ -5,6 +5,7 @@ validation part aside.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,27 +47,37 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
-    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
-    key = digest(FORMAT, seed, clients, domain, shaping)
-    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
+    root = cache_root(settings)
+    file = root / _name(data.key, settings, seed, clients, domain)
 
     def build() -> Share | None:
         _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
         return _opened(file, client)
 
-    return cached(file, cache_root(settings) / data.key, lambda: _opened(file, client), build)
+    return cached(file, root / data.key, lambda: _opened(file, client), build)
+
+
+@lru_cache(maxsize=16)
+def _name(data_key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> str:
+    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the name already
+    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
+    return f"{data_key}-division-{digest(FORMAT, seed, clients, domain, shaping)}.npy"
 
 
 def _opened(file: Path, client: int) -> Share | None:
     """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
     try:
-        saved = np.load(file, mmap_mode="r")
-        width = 2 * len(PARTS)
+        saved, width = _mapped(file, (state := file.stat()).st_mtime_ns, state.st_size), 2 * len(PARTS)
         bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
         return Share(*(np.array(saved[start:end]) for start, end in bounds))
     except (OSError, ValueError, IndexError, EOFError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _mapped(file: Path, changed: int, size: int) -> Ints:
+    """The file in this state: a process that simulates many clients maps it once."""
+    return np.asarray(np.load(file, mmap_mode="r"))
 
 
 def _write(file: Path, shares: list[Share]) -> None:
@@ -139,10 +150,8 @@ class _Division:
                 raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
             pool = pool.only(self.domain)
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
-            raise DataError(
-                f"partition = {settings.partition!r}: the data name no clients or domains; give them a column "
-                "'client', or choose another partition"
-            )
+            without = "the data name no clients or domains; give them a column 'client', or choose another partition"
+            raise DataError(f"partition = {settings.partition!r}: {without}")
         if settings.test_from.startswith("official") and not (self.official == 1).any():
             raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
         return pool
@@ -185,11 +194,7 @@ class _Division:
         return Share(train, tests, validation)
 
     def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The rows among ``tests`` that a client is tested on, given its training rows.
-
-        By ``test-from = "balanced"`` those of its domains, each class as often; where a class has too few, the others
-        have more; with ``test-samples`` 0 all have as many as the rarest.
-        """
+        """The rows among ``tests`` that a client is tested on; ``balanced``: of the domains of its training rows."""
         settings, labels, limit = self.settings, self.labels, self.settings.test_samples
         if settings.test_from == "official-all":
             return tests
@@ -203,19 +208,15 @@ class _Division:
         if settings.test_from == "balanced":
             tests = tests[np.isin(self.domains[tests], self.domains[train])]
             if not len(tests):
-                raise DataError(
-                    "test-from = 'balanced': a client's domain has one sample of each class, and none to test on; "
-                    "use 'split'"
-                )
+                none = "a client's domain has one sample of each class, and none to test on; use 'split'"
+                raise DataError(f"test-from = 'balanced': {none}")
             counts = np.unique(labels[tests], return_counts=True)[1]
             return tests[balanced(labels[tests], limit or len(counts) * min(counts), rng)[0]]
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
         if not (len(train) and len(tests)):
-            raise DataError(
-                f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: a client has {len(train)} "
-                f"training and {len(tests)} test samples; leave out classes of few samples, or use a larger "
-                "total-samples"
-            )
+            few = f"a client has {len(train)} training and {len(tests)} test samples"
+            cure = "leave out classes of few samples, or use a larger total-samples"
+            raise DataError(f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: {few}; {cure}")
         return tests
 
     def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -235,7 +236,6 @@ class _Division:
         return train[stay], train[aside]
 
     def _too_few(self, what: str) -> DataError:
-        return DataError(
-            f"partition = {self.settings.partition!r}: {what} (each needs one for training and one for testing); "
-            "use fewer clients (num-partitions), a larger total-samples or another partition"
-        )
+        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
+        each = "each needs one for training and one for testing"
+        return DataError(f"partition = {self.settings.partition!r}: {what} ({each}); {cure}")

@@ -41,11 +41,6 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     return root
 
 
-def locate_folder(settings: DataSettings) -> tuple[Path]:
-    """The folder ``data-dir``: any change in it counts."""
-    return (data_dir_of(settings),)
-
-
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
     """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``, or in ``domains``; the names are sorted."""
     root, by_domain = data_dir_of(settings), settings.dataset != "image-folder"
@@ -69,9 +64,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     absent = [name for name in classes if name not in present]
     if absent and by_domain and settings.partition != "own":
         raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
-    size, cache = settings.image_size or DEFAULT_SIZE, cache_folder(settings.cache_dir)
     return RawData(
-        inputs=read_images([file for file, _, _ in files], size, cache),
+        inputs=read_images([file for file, _, _ in files], settings),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
         domains=np.array([domain for _, _, domain in files], dtype=np.int64),
         official=np.zeros(len(files), dtype=np.uint8),
@@ -93,9 +87,10 @@ def image_files(folder: Path) -> list[Path]:
     )
 
 
-def read_images(files: Sequence[Path], size: int, cache: Path) -> Images:
+def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
     """uint8 [N, 3, size, size], in a nameless file in the cache; DataError for a bad file, OSError without room."""
-    images = _on_disk((len(files), 3, size, size), cache)
+    size = settings.image_size or DEFAULT_SIZE
+    images = _on_disk((len(files), 3, size, size), cache_folder(settings.cache_dir))
 
     def decode(row: int) -> None:
         images[row] = read_image(files[row], size)
@@ -124,10 +119,8 @@ def square_rgb(image: Any, size: int) -> Images:
     ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
     """
     if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save it with 8 bits, or "
-            "bring arrays of floating point"
-        )
+        cure = "save it with 8 bits, or bring arrays of floating point"
+        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

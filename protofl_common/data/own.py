@@ -48,12 +48,12 @@ def read_manifest(settings: DataSettings) -> RawData:
     Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
     """
     rows = Rows(file_of(settings, (".csv",)))
-    columns, size = rows.annotations("file", "label"), settings.image_size or DEFAULT_SIZE
+    columns = rows.annotations("file", "label")
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
-    columns["inputs"] = read_images(files, size, cache_folder(settings.cache_dir))
+    columns["inputs"] = read_images(files, settings)
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 
@@ -79,10 +79,6 @@ def read_arrays(settings: DataSettings) -> RawData:
     return replace(from_arrays(arrays, str(file), settings.classes, rows.place, gaps=gaps), columns=chosen)
 
 
-def locate_arrays(settings: DataSettings) -> tuple[Path]:
-    return (file_of(settings, ARRAYS),)
-
-
 def read_text(settings: DataSettings) -> RawData:
     """CSV files of texts: columns ``label`` and any others, joined; or without a header, the label first.
 
@@ -90,9 +86,8 @@ def read_text(settings: DataSettings) -> RawData:
     """
     parts = [_with_label(file) for file in locate_text(settings)]
     columns, texts = [rows.annotations("label") for rows in parts], [rows.texts() for rows in parts]
-    arrays: dict[str, Any] = {
-        key: [value for part in columns for value in part[key]] for key in columns[0] if key in columns[-1]
-    }
+    common = [key for key in columns[0] if key in columns[-1]]
+    arrays: dict[str, Any] = {key: [value for part in columns for value in part[key]] for key in common}
     if len(parts) == 2:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
@@ -109,8 +104,7 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
 def tokens(texts: Iterable[str], length: int) -> Ints:
     """int64 [N, length]: the words and signs of a text, of which the first ``length`` count; 0 where it has fewer.
 
-    A word is the token 1 + crc32(word) mod (`VOCABULARY` − 1): hashing, so that all sites have the same tokens without
-    a vocabulary that one would have to make of all texts (Weinberger et al., ICML 2009).
+    A word is the token 1 + crc32(word) mod (`VOCABULARY` − 1), so that all sites agree (Weinberger et al., ICML 2009).
     """
     words_of = [_WORD.findall(text.lower())[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
@@ -154,9 +148,8 @@ def _npz(file: Path) -> dict[str, Any]:
 def read_python(name: str, settings: DataSettings) -> RawData:
     """Data from a function of the user's: ``dataset = "module:function"``.
 
-    It is called as ``function(data_dir)`` with the setting ``data-dir`` ("" where that is not set) and returns a
-    dictionary of arrays as `from_arrays` describes, or an object with attributes of these names. It is called once on a
-    machine: the result is in the cache until its file, or a file in ``data-dir``, changes.
+    It is called as ``function(data_dir)``, once on a machine until its file, or a file in ``data-dir``, changes, and
+    returns a dictionary of arrays as `from_arrays` describes, or an object with attributes of these names.
     """
     function = load(name, "dataset")
     try:
@@ -222,20 +215,18 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
 
 def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """The folder NAME in ``data-dir``; nothing where the data set is in the hub's cache."""
-    return (_folder(name, settings),) if settings.data_dir else ()
-
-
-def _folder(name: str, settings: DataSettings) -> Path:
+    if not settings.data_dir:
+        return ()
     inside = Path(name.removeprefix("hf:"))
     folder = data_dir_of(settings) / inside
     if inside.is_absolute() or ".." in inside.parts or not folder.is_dir():
         raise DataError(f"dataset = {name!r}: there is no folder {name.removeprefix('hf:')!r} in data-dir")
-    return folder
+    return (folder,)
 
 
 def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> Any:
     if settings.data_dir:
-        folder = _folder(name, settings)
+        (folder,) = locate_hugging_face(name, settings)
         saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
         return datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder), cache_dir=scratch)
     before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, not settings.download

@@ -1,12 +1,11 @@
 """The division of a data set among clients: one function for each legal value of ``partition``.
 
-Every function takes the pool of samples to divide, the number of clients and a random generator, and returns for each
-client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says otherwise.
-The same generator state gives the same shares.
+Every function takes the pool of samples, the number of clients and a random generator, and returns for each client the
+positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says otherwise.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle, islice
 
 import numpy as np
@@ -21,19 +20,13 @@ TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up
 TINY = 1e-300  # a proportion where none was drawn; it changes no other one
 
 
-def iid(pool: Pool, clients: int, rng: Generator) -> Shares:
-    """Random shares of (nearly) equal size."""
-    return np.array_split(rng.permutation(len(pool.rows)), clients)
-
-
 def natural(pool: Pool, clients: int) -> Shares:
     """The clients that the data name: client i has the samples of the i-th name; DataError unless there are as many."""
     names = pool.domain_names
     if len(names) != clients:
-        raise DataError(
-            f"partition = 'natural': the data name {len(names)} clients, not {clients}; in simulation run that many "
-            "(protofl run --clients), or choose feature-shift, which divides a name among several or leaves some out"
-        )
+        cure = "in simulation run that many (protofl run --clients), or choose feature-shift"
+        which = "which divides a name among several or leaves some out"
+        raise DataError(f"partition = 'natural': the data name {len(names)} clients, not {clients}; {cure}, {which}")
     return [np.flatnonzero(pool.domains == client) for client in range(clients)]
 
 
@@ -112,8 +105,7 @@ def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: i
     """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
 
     Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
-    clients × classes-per-client allows it (Flower's ``PathologicalPartitioner`` promises that only for as many
-    clients as classes, and divides evenly). A holder's weight is uniform in [0.1, 1], on top of 2 samples.
+    clients × classes-per-client allows it. A holder's weight is uniform in [0.1, 1], on top of 2 samples.
     """
     decks = by_class(pool.labels, rng)
     if classes_per_client > len(decks):
@@ -128,10 +120,8 @@ def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: i
         if not members:
             continue
         if len(deck) < len(members):
-            raise DataError(
-                f"partition = 'pathological': class {pool.labels[deck[0]]} has {len(deck)} samples for "
-                f"{len(members)} clients; use fewer clients or a smaller classes-per-client"
-            )
+            few = f"class {pool.labels[deck[0]]} has {len(deck)} samples for {len(members)} clients"
+            raise DataError(f"partition = 'pathological': {few}; use fewer clients or a smaller classes-per-client")
         for client, part in zip(members, _unequal(deck, len(members), rng), strict=True):
             parts[client].append(part)
     return [np.concatenate(part) for part in parts]
@@ -150,10 +140,10 @@ def n_way_k_shot(
 ) -> Shares:
     """FedProto's clients of n random classes with k training samples each; ``ways`` and ``shots``: middle and spread.
 
-    n is uniform in the middle ± the spread, within 2 … number of classes; so is k (at least 1). Both are drawn for each
-    client. When a class runs out, its samples are dealt out again from the start, so that clients come to share some; a
-    client never has a sample twice, and gets all of a class that has too few. Samples that the pool marks for testing
-    are dealt from a deck of their own, as many as ``train_fraction`` says: nobody trains on another's test samples.
+    n is uniform in the middle ± the spread, within 2 … number of classes; so is k (at least 1). When a class runs out,
+    its samples are dealt out again from the start, so that clients come to share some; a client never has one twice.
+    Samples that the pool marks for testing are dealt from a deck of their own, as many as ``train_fraction`` says:
+    nobody trains on another's test samples.
     """
     decks = by_class(pool.labels, rng)
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
@@ -166,14 +156,10 @@ def n_way_k_shot(
         classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
         count = max(1, int(rng.integers(shots[0] - shots[1], sum(shots) + 1)))
         more = max(1, round(count / train_fraction) - count)
-        dealt = [_deal(deck, many) for i in classes for deck, many in ((training[i], count), (testing[i], more))]
+        decks_of = [deck for i in classes for deck in ((*training[i], count), (*testing[i], more))]
+        dealt = [list(islice(samples, min(many, size))) for samples, size, many in decks_of]
         shares.append(np.concatenate(dealt).astype(np.int64))
     return shares
-
-
-def _deal(deck: tuple[Iterator[int], int], count: int) -> list[int]:
-    samples, size = deck
-    return list(islice(samples, min(count, size)))
 
 
 def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
@@ -212,10 +198,8 @@ def feature_shift(
         members = np.flatnonzero(domains == domain)
         positions = np.flatnonzero(pool.domains == domain)
         if len(positions) < len(members):
-            raise DataError(
-                f"partition = {partition!r}: domain {pool.domain_names[domain]!r} has {len(positions)} "
-                f"samples for {len(members)} clients; use fewer clients, or a larger total-samples"
-            )
+            few = f"domain {pool.domain_names[domain]!r} has {len(positions)} samples for {len(members)} clients"
+            raise DataError(f"partition = {partition!r}: {few}; use fewer clients, or a larger total-samples")
         for client, share in zip(members, dealt_evenly(pool.labels[positions], len(members), rng), strict=True):
             shares[client] = positions[share]
     return shares
@@ -252,17 +236,15 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
     if not counts:
         return [client % len(domain_names) for client in range(clients)]
     if len(counts) != len(domain_names):
-        raise DataError(
-            f"clients-per-domain = {text!r} names {len(counts)} domains; the data have {len(domain_names)}: "
-            f"{', '.join(domain_names)}"
-        )
+        has = f"the data have {len(domain_names)}: {', '.join(domain_names)}"
+        raise DataError(f"clients-per-domain = {text!r} names {len(counts)} domains; {has}")
     if sum(counts) != clients:
         raise DataError(f"clients-per-domain = {text!r} sums to {sum(counts)} clients, but num-partitions is {clients}")
     return [domain for domain, count in enumerate(counts) for _ in range(count)]
 
 
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
-    "iid": lambda pool, s, n, rng: iid(pool, n, rng),
+    "iid": lambda pool, s, n, rng: np.array_split(rng.permutation(len(pool.rows)), n),
     "dirichlet": lambda pool, s, n, rng: dirichlet(pool, n, rng, s.alpha),
     "balanced-dirichlet": lambda pool, s, n, rng: balanced_dirichlet(pool, n, rng, s.alpha),
     "pathological": lambda pool, s, n, rng: pathological(pool, n, rng, s.classes_per_client),

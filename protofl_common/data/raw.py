@@ -129,9 +129,8 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
     values = column.tolist()
     if missing := [row for row, value in enumerate(values) if value is None or value == "" or value != value]:
         row, what = missing[0], {"labels": "label"}.get(key, key)
-        raise DataError(
-            f"{where}: {place(row)} has no {what} ({values[row]!r}; {len(missing)} in all); fill it in, or leave it out"
-        )
+        many = f"{values[row]!r}; {len(missing)} in all"
+        raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")
 
 
 def _class_array(value: Any, where: str) -> tuple[str, ...]:
@@ -247,10 +246,9 @@ def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], devi
     values = torch.from_numpy(np.array(inputs)).to(device).float()  # bytes take a quarter of the way to a GPU
     if inputs.dtype == np.uint8:
         values.div_(255)
-    per_channel = (-1, *(1,) * (inputs.ndim - 2))
-    return values.sub_(torch.tensor(mean, device=device).view(per_channel)).div_(
-        torch.tensor(std, device=device).view(per_channel)
-    )
+    shape = (-1, *(1,) * (inputs.ndim - 2))
+    centre, spread = (torch.tensor(value, device=device).view(shape) for value in (mean, std))
+    return values.sub_(centre).div_(spread)
 
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:

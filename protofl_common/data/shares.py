@@ -1,7 +1,6 @@
 """The samples that are divided, and their stratified dealing, splitting and capping.
 
-The functions take the labels int64 [n] of some samples, return positions into those labels (int64), and draw from the
-generator they are given.
+The functions take the labels int64 [n] of some samples, and return positions into these (int64).
 """
 
 from __future__ import annotations

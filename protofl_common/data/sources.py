@@ -7,25 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+import protofl_common.data.digits as drawn
 import protofl_common.data.own as own
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.digits import (
-    DOMAINS,
-    LOOKS,
-    REAL,
-    locate_digit5,
-    locate_mix,
-    read_digit5,
-    read_domains,
-    read_mix,
-)
-from protofl_common.data.images import locate_folder, read_folder
+from protofl_common.data.images import data_dir_of, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
-from protofl_common.data.public import PUBLIC, locate_public, read_public
+from protofl_common.data.published import PUBLIC, SETS, locate_public, locate_torchvision, read_public, read_torchvision
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
 from protofl_common.data.table import definition_problems
-from protofl_common.data.torchvision_sets import SETS, locate_torchvision, read_torchvision
 
 Read = Callable[[DataSettings], RawData]
 Locate = Callable[[DataSettings], tuple[Path, ...]]
@@ -61,29 +51,27 @@ def read_table(load: str, settings: DataSettings) -> RawData:
     return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
 
 
-def _own(read: Read, locate: Locate) -> Source:
-    """The row of data of the user's own: the data decide whether they have domains and a test part."""
-    return Source(read, locate, has_domains=True, has_official=True)
+def _folder(settings: DataSettings) -> tuple[Path]:
+    return (data_dir_of(settings),)
 
 
+_own = partial(Source, has_domains=True, has_official=True)  # or not: the data decide
 SOURCES: dict[str, Source] = {
     "digits": Source(read_digits, num_classes=10),
-    "digit-domains": Source(read_domains, num_classes=10, domains=tuple(DOMAINS), has_domains=True),
-    "digit-mix": Source(read_mix, locate_mix, num_classes=10, domains=REAL + LOOKS, has_domains=True),
+    "digit-domains": Source(drawn.read_domains, num_classes=10, domains=tuple(drawn.DOMAINS), has_domains=True),
+    "digit-mix": Source(drawn.read_mix, drawn.locate_mix, 10, domains=drawn.REAL + drawn.LOOKS, has_domains=True),
     **{
-        name: Source(
-            partial(read_torchvision, name), partial(locate_torchvision, name), row.num_classes, has_official=True
-        )
+        name: Source(partial(read_torchvision, name), partial(locate_torchvision, name), row.classes, has_official=True)
         for name, row in SETS.items()
     },
-    "digit5": Source(read_digit5, locate_digit5, num_classes=10, has_domains=True, has_official=True),
-    **{name: Source(read_public, locate_public, has_domains=True, has_official=True) for name in PUBLIC},
+    "digit5": Source(drawn.read_digit5, drawn.locate_digit5, num_classes=10, has_domains=True, has_official=True),
+    **{name: _own(read_public, locate_public) for name in PUBLIC},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
-    "image-folder": Source(read_folder, locate_folder),
-    "domain-folder": Source(read_folder, locate_folder, has_domains=True),
+    "image-folder": Source(read_folder, _folder),
+    "domain-folder": Source(read_folder, _folder, has_domains=True),
     "manifest": _own(own.read_manifest, own.locate_manifest),
-    "arrays": _own(own.read_arrays, own.locate_arrays),
+    "arrays": _own(own.read_arrays, lambda settings: (own.file_of(settings, own.ARRAYS),)),
     "text-csv": _own(own.read_text, own.locate_text),
 }
 

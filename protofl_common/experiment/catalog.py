@@ -323,31 +323,43 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+BODY: dict[str, Entry] = {"weights": Weights(parts=("body.",))}
+BASE: dict[str, Entry] = {"weights": Weights(without_last=1)}
+NO_NORMS: dict[str, Entry] = {"weights": Weights(normalisation=False)}
 OUTPUTS = Vectors(width="classes")
+ALONE = "client_app.algorithms.base:ClientAlgorithm"
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
+of_private_models = partial(of_models, private=("weights",))
 of_prototypes = partial(
-    Algorithm, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=("cross-entropy", "prototype"), supports=("merging",)
+    Algorithm,
+    exchange=Exchange(PROTOTYPES, PROTOTYPES),
+    losses=("cross-entropy", "prototype"),
+    private=("prototypes",),
+    supports=("merging",),
+)
+of_both = partial(
+    Algorithm,
+    exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
+    averages_prototypes=True,
+    private=("weights", "prototypes"),
+    supports=("merging", "secagg"),
 )
 _ROWS = {
     "local": Algorithm(
-        "Local",
-        "baseline: every client trains alone",
-        client="client_app.algorithms.base:ClientAlgorithm",
-        server="server_app.strategies.base:ServerStrategy",
+        "Local", "baseline: every client trains alone", client=ALONE, server="server_app.strategies.base:ServerStrategy"
     ),
-    "fedavg": of_models("FedAvg", "McMahan et al., AISTATS 2017", private=("weights",)),
+    "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedproto": of_prototypes(
         "FedProto",
         "Tan et al., AAAI 2022",
         hparams=FedProtoHparams,
         exchange=Exchange(PROTOTYPES, COUNTED),
         averages_prototypes=True,
-        private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams, private=("prototypes",)),
-    "fedpcl": Algorithm(
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams),
+    "fedpcl": of_prototypes(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
@@ -355,7 +367,6 @@ _ROWS = {
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
         averages_prototypes=True,
         frozen_backbones=True,
-        private=("prototypes",),
         supports=("merging", "secagg"),
     ),
     "mpft": Algorithm(
@@ -395,53 +406,34 @@ _ROWS = {
         private=("weights", "prototypes"),
         supports=("merging",),
     ),
-    "protofed": Algorithm(
-        "ProtoFed",
-        "Qiao et al., Prototype Helps Federated Learning, 2023",
-        hparams=ProtoFedHparams,
-        exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
-        averages_prototypes=True,
-        private=("weights", "prototypes"),
-        supports=("merging", "secagg"),
-    ),
-    "fedproto-avg": Algorithm(
+    "protofed": of_both("ProtoFed", "Qiao et al., Prototype Helps Federated Learning, 2023", hparams=ProtoFedHparams),
+    "fedproto-avg": of_both(
         "FedProto + averaging",
         "FedProto with FedAvg's model, a baseline of FedPLVM",
         hparams=FedProtoHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
         losses=("cross-entropy", "prototype"),
-        averages_prototypes=True,
-        private=("weights", "prototypes"),
-        supports=("merging", "secagg"),
     ),
-    "fednh": Algorithm(
+    "fednh": of_both(
         "FedNH",
         "Dai et al., AAAI 2023",
         hparams=FedNHHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
-        averages_prototypes=True,
         single_uploads="its server scales every client's prototypes to length 1",
-        private=("weights", "prototypes"),
         supports=("merging",),
     ),
-    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams, private=("prototypes",)),
-    "fedsa": Algorithm(
+    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams),
+    "fedsa": of_prototypes(
         "FedSA",
         "Zhou et al., AAAI 2025",
         hparams=FedSAHparams,
         exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "regularization", "contrast", "calibration"),
         averages_prototypes=True,
-        private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedprox": of_models(
-        "FedProx",
-        "Li et al., MLSys 2020",
-        server=FEDAVG,
-        hparams=FedProxHparams,
-        losses=("cross-entropy", "proximal"),
-        private=("weights",),
+    "fedprox": of_private_models(
+        "FedProx", "Li et al., MLSys 2020", server=FEDAVG, hparams=FedProxHparams, losses=("cross-entropy", "proximal")
     ),
     "scaffold": Algorithm(
         "SCAFFOLD",
@@ -452,29 +444,15 @@ _ROWS = {
         private=("weights", "control"),
         supports=("merging",),
     ),
-    "fedper": Algorithm(
-        "FedPer",
-        "Arivazhagan et al., 2019",
-        server=FEDAVG,
-        hparams=FedPerHparams,
-        exchange=Exchange({"weights": Weights(without_last=1)}, {"weights": Weights(without_last=1)}),
-        private=("weights",),
-        supports=("merging", "secagg"),
+    "fedbn": of_private_models(
+        "FedBN", "Li et al., ICLR 2021", client=ALONE, server=FEDAVG, exchange=Exchange(NO_NORMS, NO_NORMS)
     ),
-    "lg-fedavg": Algorithm(
-        "LG-FedAvg",
-        "Liang et al., 2020",
-        exchange=Exchange(HEAD, HEAD),
-        private=("weights",),
-        supports=("merging", "secagg"),
+    "fedper": of_private_models(
+        "FedPer", "Arivazhagan et al., 2019", server=FEDAVG, hparams=FedPerHparams, exchange=Exchange(BASE, BASE)
     ),
-    "fedrep": Algorithm(
-        "FedRep",
-        "Collins et al., ICML 2021",
-        server=FEDAVG,
-        hparams=FedRepHparams,
-        exchange=Exchange({"weights": Weights(parts=("body.",))}, {"weights": Weights(parts=("body.",))}),
-        supports=("merging", "secagg"),
+    "lg-fedavg": of_private_models("LG-FedAvg", "Liang et al., 2020", client=ALONE, exchange=Exchange(HEAD, HEAD)),
+    "fedrep": of_models(
+        "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
     "feddistill": Algorithm(
         "FedDistill",
@@ -486,22 +464,20 @@ _ROWS = {
         single_uploads="what teaches a client is the mean of the others' outputs",
         supports=("merging",),
     ),
-    "fml": Algorithm(
+    "fml": of_private_models(
         "FML",
         "Shen et al., 2020",
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
-        private=("weights",),
-        supports=("merging", "secagg"),
     ),
-    "fedgh": Algorithm(
+    "fedgh": of_prototypes(
         "FedGH",
         "Yi et al., ACM Multimedia 2023",
+        client=ALONE,
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
-        private=("prototypes",),
-        supports=("merging",),
+        losses=("cross-entropy",),
     ),
     "fedgen": Algorithm(
         "FedGen",
@@ -514,14 +490,12 @@ _ROWS = {
         private=("weights", "label_counts"),
         supports=("merging", "secagg"),
     ),
-    "fesem": Algorithm(
+    "fesem": of_private_models(
         "FeSEM",
         "Xie et al., Multi-Center Federated Learning, 2020",
         client="client_app.algorithms.fedavg:FedAvg",
         hparams=FeSEMHparams,
-        exchange=Exchange(MODEL, MODEL),
         single_uploads="its server groups the clients by their models",
-        private=("weights",),
         supports=("merging",),
     ),
     "fedkd": Algorithm(

@@ -41,6 +41,7 @@ LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaul
 LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
     "local-epochs": "max-epochs",
+    "new-client-epochs": "max-epochs",
     "local-steps": "max-steps",
     "batch-size": "max-batch-size",
     "eval-batch-size": "max-batch-size",
@@ -56,6 +57,7 @@ TABLE = ("columns", "drop", "one-hot")
 categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
+SIMULATED = ("drop-rate", "new-clients", "new-domain")  # what a run does to clients that are its own
 STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
 READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")  # how files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
@@ -230,6 +232,8 @@ def _about_data(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Ite
         yield f"dataset = {dataset!r}: {_NOT_ALLOWED} name it as dataset (node config)"
     if own and config.get("partition") != "own":
         yield f"partition = {config.get('partition')!r}: this site has data of its own; choose 'own'"
+    for key in filter(config.get, SIMULATED if own else ()):
+        yield f"{key} = {config[key]!r}: only for clients that divide a data set; this site has its own; leave it out"
     if is_own(dataset) and "dataset" in node and (strict := next((key for key in STRICT if node.get(key)), "")):
         if not own:
             yield f"node-config: partition-id: with {strict} a site divides its data itself, not the run; leave it out"

@@ -12,7 +12,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from protofl_common.basics.files import digest
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
@@ -23,7 +26,7 @@ from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams,
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
-from protofl_common.runs.evaluation_metrics import metric_names
+from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
@@ -35,6 +38,9 @@ WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless 
     "gaussian.revocable": (False, "hides what single sites send; to take one out, make the run again without it"),
     "gaussian.start-from": ("", "hides what single sites send; to add one, make the run again with it"),
     "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
+    "drop-rate": (0.0, "forbids sums over different clients, whose difference shows single uploads"),
+    "new-clients": (0, "hides the single figures that it needs"),
+    "new-domain": ("", "hides the single figures that it needs"),
 }
 WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
@@ -45,6 +51,8 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> 
     "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
     "gaussian.priors": ("global", "the client's own class shares, without noise, would shape its predictions"),
+    "new-clients": (0, "the privacy ledger counts rounds, and they train after the last one"),
+    "new-domain": ("", "the privacy ledger counts rounds, and its clients train after the last one"),
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
@@ -97,12 +105,23 @@ class Settings(Sections):
         return metric_names(self.run.metrics)
 
     @property
+    def reported_metrics(self) -> tuple[str, ...]:
+        """Return them with balanced accuracy, which simulated clients may add where the server sees their figures."""
+        hidden = self.privacy.sums_only or self.privacy.dp != "none"
+        return self.metrics if hidden or BALANCED in self.metrics else (*self.metrics, BALANCED)
+
+    @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
         named = self.model.backbones
         if named == "auto":
             return tuple(EMBEDDED) if self.row.frozen_backbones else ()
         return () if named == "none" else parse_backbones(named)
+
+    def new_clients(self, clients: int) -> set[int]:
+        """Return the numbers of those, of so many that divide a data set, that never train (``new-clients``)."""
+        generator = np.random.default_rng(derive_seed(self.run.seed, "new-clients"))
+        return set(generator.choice(clients, min(self.federation.new_clients, clients), replace=False).tolist())
 
     def plan(self, samples: int) -> Plan | None:
         """How the messages of a client with so many training samples are made private; None where they are not."""

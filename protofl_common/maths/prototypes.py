@@ -63,8 +63,7 @@ def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prot
 
 def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes, one per class, as a table: ``(means [C, D], mask [C] bool)``; rows of other classes are zero."""
-    dim = prototypes.means.shape[1] if len(prototypes) else 0
-    table_CD = prototypes.means.new_zeros(num_classes, dim)
+    table_CD = prototypes.means.new_zeros(num_classes, prototypes.means.shape[1] if len(prototypes) else 0)
     mask_C = torch.zeros(num_classes, dtype=torch.bool, device=prototypes.means.device)
     table_CD[prototypes.labels] = prototypes.means
     mask_C[prototypes.labels] = True
@@ -131,8 +130,7 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
         distinct = len(np.unique(vectors, axis=0))
         from sklearn.cluster import KMeans
 
-        found = KMeans(min(wanted, distinct), n_init=4, random_state=0).fit_predict(vectors)
-        return _means(vectors_ND, found)
+        return _means(vectors_ND, KMeans(min(wanted, distinct), n_init=4, random_state=0).fit_predict(vectors))
     raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
 
 

@@ -1,11 +1,13 @@
 """From the name of an architecture to a freshly initialised model: whose it is, and from which seed."""
 
 import math
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from protofl_common.backbones.load import classifier_name, without_head
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
@@ -14,10 +16,9 @@ from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, 
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
 from protofl_common.models.heads import HiddenHead, LinearHead, freeze_orthogonally
-from protofl_common.models.library import library_body
 from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
-from protofl_common.models.vision import CNN_PLANS, VISION
+from protofl_common.models.vision import CNN_PLANS, VISION, reach_width
 
 M = TypeVar("M", bound=nn.Module)
 SMALLEST_IMAGE = 8
@@ -26,6 +27,7 @@ IMAGES = (
     "others)"
 )
 GAUSSIAN = "gaussian-"  # the architecture of a Gaussian head behind frozen backbones, before the kind of head
+HEADS_BESIDE = ("googlenet", "inception_v3")  # in training they would return the scores of auxiliary heads as well
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
 
 
@@ -67,8 +69,7 @@ def build_model(
     """A model on the CPU; its initial weights are a function of the arguments alone, torch's global RNG is untouched.
 
     ``head`` is one of ``HEADS``. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies
-    can have the same one, as in FedNH (last layers of one width: HtC4's differ), or else from ``seed``: each client its
-    own, as in the code of FedProto-UH, whose text does not say. Nothing else depends on these two arguments.
+    can have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
 
     Raises ValueError for an unknown architecture or kind of head, and for inputs and sizes that it cannot have.
     """
@@ -96,7 +97,7 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     if is_python_name(name):
         return _own_body(name, input_shape, feature_dim)
     if LIBRARY_NETWORK.fullmatch(name) and len(input_shape) == 3:
-        return library_body(name, input_shape, feature_dim)
+        return _library_body(name, input_shape, feature_dim)
     if name in TABLE:
         return nn.Sequential(nn.Flatten(), *TABLE[name](math.prod(input_shape), feature_dim))
     if name in SIGNAL and len(input_shape) == 2:
@@ -113,8 +114,7 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
     """A network of the user's own: ``arch = "module:name"``.
 
     ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape], float32
-    and normalised or tokens int64, to features [B, D], float32. Random first weights are drawn in the constructor, from
-    torch's global generator: they then follow from the run's seed.
+    and normalised or tokens int64, to features [B, D], float32. First weights drawn in it follow from the run's seed.
     """
     make = load(name, "arch")
     try:
@@ -124,6 +124,41 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
     if not isinstance(body, nn.Module):
         raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
     return body
+
+
+def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """An untrained network of a library, by name: ``torchvision:resnet18``, ``timm:convnext_atto``.
+
+    Only what a library lists as its classifiers has such a name: a name imports nothing else, and reads no weights. The
+    first convolution gets the images' channels; what enters the last linear layer are the features, brought to D.
+    ValueError for an unknown name, and for images that it cannot take.
+    """
+    library, _, arch = name.partition(":")
+    try:
+        of_timm = {"pretrained": False, "in_chans": input_shape[0], "num_classes": 0}
+        torchvision = library == "torchvision"
+        trunk = _trunk(arch, input_shape[0]) if torchvision else import_module("timm").create_model(arch, **of_timm)
+        with torch.inference_mode():
+            features = trunk.eval()(torch.zeros(1, *input_shape))
+        return nn.Sequential(trunk.train(), reach_width(features.flatten(1).shape[1], feature_dim))
+    except ImportError as error:
+        raise ValueError(f"arch = {name!r}: {error.name} is not installed; pip install 'protofl[timm]'") from error
+    except Exception as error:  # of the library, about a name or images
+        size = f"images {list(input_shape)}; image-size sets another size"
+        raise ValueError(f"arch = {name!r}: {error} ({size})") from error
+
+
+def _trunk(arch: str, channels: int) -> nn.Module:
+    from torchvision import models
+
+    beside = {"aux_logits": False, "init_weights": True} if arch in HEADS_BESIDE else {}
+    network: nn.Module = models.get_model(classifier_name(arch), weights=None, **beside)
+    without_head(network, arch)
+    name, first = next(entry for entry in network.named_modules() if isinstance(entry[1], nn.Conv2d))
+    if first.in_channels != channels:
+        size, bias = (first.kernel_size, first.stride, first.padding), first.bias is not None
+        network.set_submodule(name, nn.Conv2d(channels, first.out_channels, *size, bias=bias))
+    return network
 
 
 def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:

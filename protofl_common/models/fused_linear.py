@@ -1,8 +1,7 @@
 """Plain SGD of wide linear layers inside the backward pass, without ever storing their gradients.
 
-With small batches a wide layer's step is a matter of memory traffic: its gradient, as large as the weight, is written,
-read again by the optimizer and thrown away. But the gradient is a product gᵀx of two thin matrices (g [B, out] the
-gradient of the layer's outputs, x [B, in] its inputs), and a matrix product can add to its target:
+With small batches a wide layer's step is a matter of memory traffic. But its gradient is a product gᵀx of two thin
+matrices (g [B, out] the gradient of the outputs, x [B, in] the inputs), and a matrix product can add to its target:
 
     no momentum:  W ← (1 − lr·λ) W − lr·gᵀx
     momentum μ:   M ← μ M + gᵀx + λ W,   W ← W − lr·M                        (λ: weight decay)
@@ -32,12 +31,9 @@ def fused_linears(
 ) -> Iterator[list[nn.Linear]]:
     """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
 
-    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the weight's parameter
-    group, momentum is kept in ``optimizer.state``, the keys of both state dicts stay the same, and forward passes in
-    evaluation mode or without gradient are the ordinary ones. Yields the layers concerned: none if the optimizer is
-    not SGD (or a Nesterov, dampened, maximising one), none on a GPU.
-
-    A saved state of the optimizer must be loaded before this begins, not during.
+    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the parameter group, and
+    both state dicts keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
+    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before this begins.
 
     Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
     step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
@@ -62,15 +58,10 @@ def _fusible(
         return []
     plain = [g for g in optimizer.param_groups if not (g["nesterov"] or g["dampening"] or g["maximize"])]
     group_of = {id(weight): group for group in plain for weight in group["params"]}
-    return [
-        (layer, group_of[id(layer.weight)])
-        for layer in model.modules()
-        if type(layer) is nn.Linear
-        and id(layer.weight) in group_of
-        and layer.weight.requires_grad
-        and layer.weight.device.type == "cpu"
-        and layer.weight.numel() >= min_weights
-    ]
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and id(layer.weight) in group_of]
+    weights = [(layer, layer.weight) for layer in layers if layer.weight.requires_grad]
+    wide = [layer for layer, w in weights if w.device.type == "cpu" and w.numel() >= min_weights]
+    return [(layer, group_of[id(layer.weight)]) for layer in wide]
 
 
 def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:

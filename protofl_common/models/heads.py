@@ -2,9 +2,6 @@
 
 The last layer of every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else
 (H = D), so heads of such models can be exchanged whatever their bodies.
-
-FedProto-UH and FedNH (Dai et al., AAAI 2023) freeze the last layer so that the classes' directions stay evenly spread,
-however unevenly a client's classes are: ``freeze_orthogonally``.
 """
 
 import torch
@@ -26,8 +23,8 @@ class LinearHead(nn.Linear):
 class HiddenHead(LinearHead):
     """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
 
-    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024). The paper names only their widths; its authors' code has
-    a ReLU on the logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
+    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
+    logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
     """
 
     def __init__(self, feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> None:
@@ -56,7 +53,7 @@ class CosineHead(nn.Module):
 
 
 def freeze_orthogonally(head: LinearHead) -> None:
-    """Fix the last layer: its weight's rows become ``class_directions``, its bias 0, and neither trains any more."""
+    """Fix the last layer as `class_directions`, bias 0, however uneven the classes (FedProto-UH; Dai, AAAI 2023)."""
     classes, width = head.weight.shape
     with torch.no_grad():
         head.weight.copy_(class_directions(classes, width))

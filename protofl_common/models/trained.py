@@ -11,8 +11,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from protofl_common.basics.files import write_text
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.files import TensorFileError, write_text
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
@@ -70,9 +70,9 @@ class TrainedModel:
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
-            if self.card.arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(
-                self.card.arch
-            ):  # before it takes memory that the weights do not need
+            arch = self.card.arch
+            if arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(arch):
+                # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
@@ -83,13 +83,8 @@ class TrainedModel:
 
     def _untrained(self) -> SplitModel:
         card = self.card
-        model = build_model(
-            card.arch,
-            input_shape=(card.features_in,) if card.backbones else card.input_shape,
-            num_classes=len(card.classes),
-            feature_dim=card.feature_dim,
-            seed=0,
-        )
+        shape, classes = (card.features_in,) if card.backbones else card.input_shape, len(card.classes)
+        model = build_model(card.arch, input_shape=shape, num_classes=classes, feature_dim=card.feature_dim, seed=0)
         replaced = _has_statistics(model.state_dict()) and not _has_statistics(self.weights)
         return with_group_norm(model) if replaced else model
 
@@ -153,11 +148,9 @@ def _card(facts: Any) -> ModelCard:
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if (
-        len(facts["mean"]) != len(facts["std"])
-        or len(facts["fill"]) not in (0, len(facts["mean"]))
-        or math.prod(facts["input_shape"]) > MOST_NUMBERS
-    ):
+    means = len(facts["mean"])
+    fitting = means == len(facts["std"]) and len(facts["fill"]) in (0, means)
+    if not fitting or math.prod(facts["input_shape"]) > MOST_NUMBERS:
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     return ModelCard(**facts | lists)

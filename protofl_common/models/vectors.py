@@ -1,7 +1,6 @@
 """Networks for what is not an image: tables and backbone features [F], signals [channels, steps], texts [tokens].
 
-A text becomes a signal by an embedding of its tokens, so both share their networks. Whatever the length of a series or
-text, what leaves the network is D features, as from the CNNs for images after a ReLU.
+A text becomes a signal by an embedding of its tokens, so both share their networks.
 """
 
 from collections.abc import Callable
@@ -75,13 +74,8 @@ class SmallTransformer(nn.Module):
 
 
 def _cnn(channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(channels, WIDTH, 5, padding=2),
-        nn.ReLU(),
-        nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1),
-        nn.ReLU(),
-        LargestOfSteps(),
-    )
+    first, second = nn.Conv1d(channels, WIDTH, 5, padding=2), nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), LargestOfSteps())
 
 
 TABLE: dict[str, Callable[[int, int], list[nn.Module]]] = {
@@ -96,10 +90,7 @@ frozen backbones (Tan et al., NeurIPS 2022, Appendix A)."""
 SIGNAL: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
     "signal-cnn": lambda channels, _, dim: [_cnn(channels), *fully_connected(2 * WIDTH, dim)],
     "signal-gru": lambda channels, _, dim: [Gru(channels), LargestOfSteps(), *fully_connected(WIDTH, dim)],
-    "signal-transformer": lambda channels, steps, dim: [
-        SmallTransformer(channels, steps),
-        *fully_connected(WIDTH, dim),
-    ],
+    "signal-transformer": lambda channels, steps, d: [SmallTransformer(channels, steps), *fully_connected(WIDTH, d)],
 }  # (channels, steps, D) -> layers
 
 TEXT: dict[str, Callable[[int], list[nn.Module]]] = {

@@ -1,32 +1,26 @@
 """Networks for square images: small CNNs, and torchvision's ResNets, GoogLeNet and MobileNet_v2 for any image size.
 
-Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs.
+Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs. The
+convolutions are unpadded, as published, where the image is large enough, else (two of them below 16×16) padded by 2.
 
-- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in the code of the authors of FedProto (Tan et al., AAAI 2022);
-  they fix D = 50. With 18, 20 or 22 channels in the second convolution it is FedProto-mh.
-- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP (Zhang et al., AAAI 2024), as in HtFLlib; they fix D = 512.
-- ``cnn4``: the "4-layer CNN" of FedTGP's HtFE groups.
+- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code (Tan et al., AAAI 2022), which fixes D = 50.
+  With 18, 20 or 22 channels in the second convolution it is FedProto-mh.
+- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP (Zhang et al., AAAI 2024), as in HtFLlib, with D = 512; ``cnn4``: the
+  "4-layer CNN" of its HtFE groups.
 
-Their convolutions are unpadded, as published, wherever the image is large enough for all of them. Where it is not (two
-convolutions below 16×16), all of them are padded by 2, which keeps the size of the map.
-
-ResNets (He et al., 2016), from 4 to 152 layers:
+ResNets (He et al., 2016). Those of 4, 6 and 8 layers (Zhong et al., 2017) are ResNet-10 cut after its first, second and
+third stage: 64, 128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
 
 - ``resnet10``, ``resnet18``: a 3×3 stem of stride 1 and no max-pooling, for small images.
-- ``…-imagenet-stem``: torchvision's own, 7×7 of stride 2 and max-pooling of stride 2: maps of a quarter of the side, at
-  about a fifteenth of the cost. FedTGP's: its authors' code takes torchvision's ResNets unchanged for 32×32 images too,
-  and builds those of up to 10 layers with the same stem.
+- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: maps of a quarter of the side, at about
+  a fifteenth of the cost. FedTGP's: its authors' code has it for 32×32 images and for up to 10 layers too.
 - ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4. The text on FedProto says only
   that strides differ between clients; its authors' code has this one and (2, 2).
 - ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
 
-ResNet-4, 6 and 8 (Zhong et al., 2017) are ResNet-10 cut after its first, second and third stage: 64, 128, 256 features.
-All others end in 512 features, or in 2048 with bottlenecks (50 layers and more).
-
-GoogLeNet (Szegedy et al., 2015) and MobileNet_v2 (Sandler et al., 2018) belong to FedTGP's HtFE groups, whose code uses
-torchvision's definitions with untrained weights: ImageNet stems on small images too, GoogLeNet without its auxiliary
-heads. As there, the dropout of 0.2 on the 1024 or 1280 pooled features stays, inside the body: features of a model in
-training mode are noisy, those that prototypes are made of are not.
+GoogLeNet (Szegedy et al., 2015) and MobileNet_v2 (Sandler et al., 2018) belong to FedTGP's HtFE groups: torchvision's,
+untrained, with ImageNet stems, GoogLeNet without auxiliary heads. As in the authors' code, the dropout of 0.2 on the
+pooled features stays, inside the body: features are noisy in training, but not those that prototypes are made of.
 
 BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
 ImageNet stem, of up to 32×32. There even batches of two leave it little to go by.
@@ -48,11 +42,10 @@ SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling
 
 
 class ChannelsLast(nn.Module):
-    """The same images in the memory order [B, H, W, channels], which convolutions pass on to what follows them.
+    """The same images in the memory order [B, H, W, channels], which convolutions pass on; weights keep torch's order.
 
-    On a CPU max-pooling is over ten times as fast in this order: for the small CNNs on 28×28 images that saves an
-    eighth of a training step at batch 10, and half of an evaluation. 1×1 and depthwise convolutions gain too: networks
-    with many of them train 1.3 to 1.8 times as fast. Plain 3×3 ones do not. The weights keep torch's order.
+    On a CPU max-pooling is over ten times as fast so, which saves the small CNNs half of an evaluation; networks with
+    many 1×1 and depthwise convolutions train 1.3 to 1.8 times as fast. Plain 3×3 ones gain nothing.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,9 +72,7 @@ class CnnPlan:
 
 CNN_PLANS: dict[str, CnnPlan] = {
     "mnist-cnn": CnnPlan((10, 20), dropout=0.5),
-    "mnist-cnn-18": CnnPlan((10, 18), dropout=0.5),
-    "mnist-cnn-20": CnnPlan((10, 20), dropout=0.5),
-    "mnist-cnn-22": CnnPlan((10, 22), dropout=0.5),
+    **{f"mnist-cnn-{channels}": CnnPlan((10, channels), dropout=0.5) for channels in (18, 20, 22)},
     "cnn4": CnnPlan((32, 64)),
     "htcnn-1": CnnPlan((32,)),
     "htcnn-2": CnnPlan((32, 64)),

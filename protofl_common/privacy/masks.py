@@ -84,8 +84,7 @@ def pair_mask(secret: bytes, site: str, peer: str, public: bytes, length: int) -
 
 def _agreed(secret: bytes, public: bytes) -> bytes:
     """ValueError for a public key that would make the result known to everybody."""
-    private = X25519PrivateKey.from_private_bytes(secret)
-    return _derived(private.exchange(X25519PublicKey.from_public_bytes(public)))
+    return _derived(X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public)))
 
 
 def _derived(secret: bytes) -> bytes:

@@ -73,9 +73,7 @@ def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, mos
 @cache
 def _renyi(rate: float, noise: float) -> NDArray[Any]:
     orders = np.array(ORDERS, dtype=float)
-    if rate >= 1:
-        return orders / (2 * noise**2)
-    return np.array([_of_order(order, rate, noise) for order in ORDERS])
+    return orders / (2 * noise**2) if rate >= 1 else np.array([_of_order(order, rate, noise) for order in ORDERS])
 
 
 def _of_order(order: int, rate: float, noise: float) -> float:

@@ -12,11 +12,8 @@ from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
-"""Class moments -> the part of a sample's squared length that they have, and the power of ``clip`` in their unit.
-
-Four times as much for the means as for the rest was as good as any of a dozen divisions on frozen features of digits,
-from ε = 1 to 8.
-"""
+"""Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit. Four times as much
+for the means was as good as any of a dozen divisions, on features of digits and from ε = 1 to 8."""
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
@@ -125,10 +122,7 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
 
 
 def private_hits(correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator) -> dict[str, int]:
-    """Numbers of right predictions with Gaussian noise of multiplier ``noise``, from 0 to ``samples``.
-
-    A sample adds at most 1 to each of K = len(correct) numbers, √K to their vector.
-    """
+    """K numbers of right predictions, from 0 to ``samples``, with noise: a sample adds √K to their vector at most."""
     spread = math.sqrt(len(correct)) * noise
     noisy = {kind: hits + spread * draw.standard_normal() for kind, hits in correct.items()}
     return {kind: round(min(max(value, 0.0), samples)) for kind, value in noisy.items()}

@@ -23,8 +23,7 @@ from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES, Payload, codec_o
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
-Means = dict[str, dict[str, float]]
-"""``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""
+Means = dict[str, dict[str, float]]  # ``correct``, ``metrics``, ``losses``, ``validation`` -> means over all samples
 MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``sum``
 
 
@@ -64,10 +63,7 @@ def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
 
 
 def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int) -> tuple[Payload, int]:
-    """The mean of all uploads in the form of one, and the sum of n; ``sums`` [L] uint64.
-
-    RefusedMessage where no honest clients can have such sums.
-    """
+    """The mean of all uploads as one, and the sum of n, of ``sums`` [L] uint64; RefusedMessage for impossible ones."""
     numbers = torch.from_numpy(from_whole(sums, clients))
     n, start = float(numbers[0]), 1
     if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):

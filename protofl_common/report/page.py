@@ -17,25 +17,12 @@ from protofl_common.basics.text import in_markdown, printable
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import keys_that_change, protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.report.figures import accuracy, clouds, costs, prototypes
+from protofl_common.report.figures import clouds, curves
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
-from protofl_common.runs.figures import (
-    HIDDEN,
-    MEASURES,
-    Table,
-    accuracy_rows,
-    audit_table,
-    best_text,
-    chosen,
-    lost_text,
-    metric_rows,
-    sentence,
-    short_best,
-    side_by_side,
-    totals,
-)
+from protofl_common.runs import figures
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
@@ -45,15 +32,13 @@ Size = Literal["parameters", "train-samples", "validation-samples", "test-sample
 SIZES: tuple[Size, ...] = get_args(Size)
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
+BACKBONES = "Behind the accuracies: how alike the prototypes of one frozen backbone and of all are (FedPCL, Figure 3)."
 FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
-    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.metrics, accuracy.losses),
+    "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
     "Data": (clouds.samples,),
-    "Prototypes": (
-        *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes, clouds.test_features),
-        *(prototypes.numbers_over_rounds, prototypes.similarity),
-    ),
-    "Privacy in figures": (costs.spent, costs.inversions),
-    "Traffic and time": (costs.traffic, costs.time),
+    "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
+    "Privacy in figures": (curves.spent, clouds.inversions),
+    "Time": (curves.time,),
 }
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -61,10 +46,10 @@ PAGE = """<!DOCTYPE html>
 <body><main><header><h1>{title}</h1><p class="sub">{sub}</p>{state}<nav>{links}</nav></header>
 {body}<footer><p>{footer}</p></footer><script>{script}</script></main></body></html>
 """
-FIGURE = """<figure id="{0.name}"{1}><h3>{0.title}</h3>
+FIGURE = """<figure id="{0.name}"><h3>{0.title}</h3>
 <button type="button" class="copy" aria-live="polite">Copy data</button>
 <textarea aria-label="data of the figure" readonly hidden>{0.data}</textarea>
-<div class="box">{2}</div><figcaption>{0.caption}</figcaption></figure>
+<div class="box">{1}</div><figcaption>{0.caption}</figcaption></figure>
 """
 
 
@@ -93,17 +78,18 @@ def as_markdown(run: Run) -> str:
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in own.items()}
     clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
     versions = ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items())
-    sizes, lost, seconds = totals(run.rows)
-    accuracy = {kind: run.evaluations(kind)[-1]["accuracy"][kind] for kind in run.kinds}
-    best = {kind: best_text(result) for kind in run.kinds if (result := best_of(run.rows, kind))}
+    sizes, lost, seconds = figures.totals(run.rows)
+    accuracy = {kind: row["accuracy"][kind] for kind, row in run.last.items()}
+    best = {kind: figures.best_text(result) for kind in run.last if (result := best_of(run.rows, kind))}
     heads = ("", "mean, %", *list(MEASURES.values())[1:], "best mean")
+    rows = figures.accuracy_rows(accuracy, best, {}) + [[*cells, "–"] for cells in _metric_rows(run)]
     lines = [
         f"### {in_markdown(run.title)}",
         "",
         f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of "
         f"{in_markdown(run.settings.get('rounds', '?'))} rounds, {len(run.sites)} clients, "
         f"{human_seconds(summary.get('seconds', seconds))}, {human_bytes(sum(sizes.values()))} on the wire",
-        f"- lost replies: {lost_text(lost)}",
+        f"- lost replies: {figures.lost_text(lost)}",
         f"- commit {in_markdown(summary.get('commit', 'not kept'))}; {in_markdown(versions) or 'versions not kept'}",
         f"- server: {in_markdown(summary.get('machine', 'not kept'))}",
         "",
@@ -113,7 +99,7 @@ def as_markdown(run: Run) -> str:
         shlex.join(["protofl", "run", *clients, *(printable(f"{key}={text}") for key, text in texts.items())]),
         "```",
         "",
-        *Table(heads, accuracy_rows(accuracy, best, {})).as_markdown(),
+        *Table(heads, rows).as_markdown(),
         *(["", HIDDEN] if run.hides_clients else []),
     ]
     return "\n".join(lines) + "\n"
@@ -151,24 +137,23 @@ def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         return _note(f"A figure could not be drawn ({where}: {type(error).__name__}: {error}).", "note failed")
-    return each(FIGURE, [(shape, Markup(" class=wide" if shape.wide else ""), Markup(shape.svg)) for shape in drawn])
+    return each(FIGURE, [(shape, Markup(shape.svg)) for shape in drawn])
 
 
 def _result(run: Run) -> Markup:
     if not run.rows:
         return _note("No round has been finished yet.")
-    last = {kind: run.evaluations(kind)[-1] for kind in run.kinds}
     tiles = []
-    for kind, row in last.items():
+    for kind, row in run.last.items():
         over = "mean accuracy" if "std" in row["accuracy"][kind] else "accuracy over all samples"
         tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}"))
-    if run.better and "worst-10%" in (better := last[run.better]["accuracy"][run.better]):
+    if run.better and "worst-10%" in (better := run.last[run.better]["accuracy"][run.better]):
         tiles.append((f"{100 * better['worst-10%']:.1f} %", f"worst 10 % of clients, {run.better}"))
     rounds, planned = len(run.rounds), run.settings.get("rounds", len(run.rounds))
     early = bool(run.summary and run.summary.get("stopped-early"))
     whole = run.finished and not early
     tiles.append((f"{rounds}" if whole else f"{rounds} of {planned}", "rounds, stopped early" if early else "rounds"))
-    sizes, lost, seconds = totals(run.rows)
+    sizes, lost, seconds = figures.totals(run.rows)
     tiles += [
         (str(len(run.sites)), "clients"),
         (human_bytes(sizes["up"]), "up in all"),
@@ -179,9 +164,10 @@ def _result(run: Run) -> Markup:
     if "epsilon" in run.rows[-1]:
         costs = f"privacy spent by the client that it costs most, δ = {run.settings['dp-delta']:g}"
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", costs))
-    beside = [_note(sentence(run.compared), "note gain"), table(side_by_side(run.compared))] if run.compared else []
     shown = html('<div class="tiles">{}</div>', each("<div><b>{}</b><span>{}</span></div>", tiles))
-    return Markup("").join([*beside, shown, _accuracies(run), _metrics(run)])
+    if run.compared:
+        shown = _note(figures.sentence(run.compared), "note gain") + table(figures.side_by_side(run.compared)) + shown
+    return shown + _accuracies(run) + _metrics(run)
 
 
 def _privacy(run: Run) -> Markup:
@@ -189,28 +175,29 @@ def _privacy(run: Run) -> Markup:
     if not run.audit:
         return lines
     leaks = sum(attack["above_chance"] for attack in run.audit)
-    verdict = _note(f"{leaks} of {len(run.audit)} attacks name training samples above chance.", "note leak")
-    return lines + (verdict if leaks else _note("None above chance.")) + table(audit_table(run.audit), words=True)
+    above = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
+    verdict = _note(above, "note leak") if leaks else _note("None above chance.")
+    return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
 def _accuracies(run: Run) -> Markup:
-    if not run.kinds:
+    if not run.last:
         return Markup("")
-    last = {kind: run.evaluations(kind)[-1] for kind in run.kinds}
     accuracy = {}
-    for kind, row in last.items():
+    for kind, row in run.last.items():
         shares = [client["accuracy"][kind] for client in row["clients"].values() if kind in client["accuracy"]]
         accuracy[kind] = row["accuracy"][kind] | fairness(shares)
-    validation = {kind: row["validation"][kind] for kind, row in last.items() if kind in row.get("validation", {})}
-    best = {kind: one for kind in last if (one := best_of(run.rows, kind))}
+    validation = {kind: row["validation"][kind] for kind, row in run.last.items() if kind in row.get("validation", {})}
+    best = {kind: one for kind in run.last if (one := best_of(run.rows, kind))}
     heads = {**MEASURES, **SPREAD}
     order = ("mean", "weighted", "worst-10%", "worst-20%", "worst-40%", "best-10%", "std", "variance")
     note = (
-        f"Test accuracy after round {last[run.kinds[0]]['evaluated-after-round']} in percent, over the "
+        f"Test accuracy after round {next(iter(run.last.values()))['evaluated-after-round']} in percent, over the "
         "clients (their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean "
-        f"with its round, which was {chosen(best.values())}.{_hidden(run)}"
+        f"with its round, which was {figures.chosen(best.values())}.{_hidden(run)}"
     )
-    rows = accuracy_rows(accuracy, {kind: short_best(one) for kind, one in best.items()}, validation, order)
+    texts = {kind: figures.short_best(one) for kind, one in best.items()}
+    rows = figures.accuracy_rows(accuracy, texts, validation, order)
     return table(Table(("", *(heads[name] for name in order), "best mean"), rows, note))
 
 
@@ -219,10 +206,14 @@ def _hidden(run: Run) -> str:
 
 
 def _metrics(run: Run) -> Markup:
-    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
-    note = f"The metrics that the run asked for, at its last evaluation, over the clients that have them.{_hidden(run)}"
-    rows = metric_rows(last, 4)
+    note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{_hidden(run)}"
+    rows = _metric_rows(run)
     return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
+
+
+def _metric_rows(run: Run) -> list[list[str]]:
+    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
+    return figures.metric_rows(last, 4)
 
 
 def _troubles(run: Run) -> Markup:
@@ -241,17 +232,21 @@ def _troubles(run: Run) -> Markup:
 
 
 def _clients(run: Run) -> Markup:
-    last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
+    last = {kind: row["clients"] for kind, row in run.last.items()}
     sizes = [key for key in SIZES if key != "validation-samples" or any(key in facts for facts in run.sites.values())]
-    rows = []
+    similar = any("backbone-similarity" in facts for facts in run.sites.values())
+    rows, backbones = [], [str(name) for name in run.facts.get("backbones", [])] if similar else []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
         line += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
         shares = (clients[site]["accuracy"].get(kind) if site in clients else None for kind, clients in last.items())
-        rows.append([*line, *("–" if share is None else f"{100 * share:.1f}" for share in shares)])
+        line += ["–" if share is None else f"{100 * share:.1f}" for share in shares]
+        alike = facts.get("backbone-similarity", [None] * len(backbones))
+        rows.append([*line, *("–" if value is None else f"{value:.2f}" for value in alike)])
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
-    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.kinds)]
-    shown = table(Table(heads, rows, _hidden(run).strip()), words=True)
+    note = f"{BACKBONES} {_hidden(run)}" if backbones else _hidden(run)
+    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last), *backbones]
+    shown = table(Table(heads, rows, note.strip()), words=True)
     return shown if len(rows) <= 20 else _folded(f"{len(rows)} clients", shown)
 
 
@@ -270,7 +265,7 @@ def _footer(run: Run) -> str:
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("statistics", "none") == "none" and run.rows:
-        texts.append('statistics = "features" lets clients tell test features, and similarities of frozen backbones')
+        texts.append('statistics = "summary" lets clients tell class counts, and similarities of frozen backbones')
     return " · ".join(filter(None, texts))
 
 

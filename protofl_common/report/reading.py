@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,12 +44,14 @@ class Run:
         files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
         self.name, self.settings = folder.resolve().name, settings
         self.rows, self.summary = files.rows(), files.summary()
+        self.rounds = [row for row in self.rows if row["kind"] == "round"]
+        self.finished = self.summary is not None
+        self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
         self.client_prototypes = _vectors(sent, "means")
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
-        self.test_features = _vectors(folder / "test-features.safetensors", "features")
         self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
         self.inversions = _inversions(folder / INVERSION)  # images [n, 3, channels, H, W], and what of
         self.compared = compared(folder.resolve(), baselines) if baselines else []
@@ -59,10 +62,6 @@ class Run:
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
         return {site: every[site] for site in in_order(every)}
 
-    @property
-    def hides_clients(self) -> bool:
-        return any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
-
     @cached_property
     def domains(self) -> dict[str, list[str]]:
         """Domain -> its sites; {} unless there are at least two domains."""
@@ -72,25 +71,18 @@ class Run:
                 domains.setdefault(domain, []).append(site)
         return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
-    @property
-    def rounds(self) -> list[RoundRow]:
-        return [row for row in self.rows if row["kind"] == "round"]
-
-    @property
-    def finished(self) -> bool:
-        return self.summary is not None
-
     def evaluations(self, kind: str) -> list[RoundRow]:
         return [row for row in self.rows if kind in row["accuracy"]]
 
     @cached_property
-    def kinds(self) -> list[str]:
-        return [kind for kind in KINDS if self.evaluations(kind)]
+    def last(self) -> dict[str, RoundRow]:
+        """The last evaluation by each way to predict."""
+        return {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
 
     @cached_property
     def better(self) -> str:
         """The way to predict with the better last mean; "" without any."""
-        return max(self.kinds, key=lambda kind: self.evaluations(kind)[-1]["accuracy"][kind]["mean"], default="")
+        return max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     def class_name(self, label: int) -> str:
         classes = self.facts.get("classes", [])
@@ -104,32 +96,24 @@ class Run:
 
 
 def _audit(file: Path) -> list[dict[str, Any]]:
-    try:
+    with suppress(OSError, ValueError):
         findings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return findings if isinstance(findings, list) else []
+        return findings if isinstance(findings, list) else []
+    return []
 
 
 def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | None:
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
-    except (OSError, SafetensorError):
-        return None
+    with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:
+        return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
+    return None
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names, facts = set(file.keys()), dict(file.metadata() or {})
-            if not {name, labels_name} <= names:
-                return None
+    with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as file:
+        names, facts = set(file.keys()), dict(file.metadata() or {})
+        if {name, labels_name} <= names and len(labels := file.get_tensor(labels_name)):
             values = file.get_tensor(name).astype(np.float64)
-            labels = file.get_tensor(labels_name)
             owners = file.get_tensor("owners") if "owners" in names and labels_name == "labels" else labels * 0
-    except (OSError, SafetensorError):
-        return None
-    if not len(labels):
-        return None
-    return Vectors(values, labels, owners, tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0)))
+            sites, number = tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0))
+            return Vectors(values, labels, owners, sites, number)
+    return None

@@ -27,7 +27,6 @@ a{color:var(--link)}
 .figures{display:grid;grid-template-columns:minmax(0,1fr);gap:14px}
 figure{position:relative;margin:0;padding:10px;min-width:0}
 figure svg{display:block;width:100%;height:auto;max-width:560px;margin:0 auto}
-figure.wide svg{max-width:none}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
 g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
@@ -54,7 +53,7 @@ summary{cursor:pointer}
 footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}
 @media (max-width:500px){th,td{padding:5px 4px}}
 @media (min-width:900px){main{padding:24px}.figures{grid-template-columns:repeat(2,minmax(0,1fr))}
-figure.wide,figure:last-child:nth-child(odd){grid-column:1/-1}}
+figure:last-child:nth-child(odd){grid-column:1/-1}}
 @media print{body{background:#fff}figure{break-inside:avoid}.copy{display:none}}
 """
 SCRIPT = """

@@ -1,11 +1,12 @@
 """Metrics of an evaluation beside accuracy, which a client computes on its own test samples; only the figures travel.
 
-The setting ``metrics`` names them. One of the user's own is ``module:function``, called with scores [N, C] (higher is
-likelier; for prototypes −d², and a very low one for a class without any) and labels [N] int64; it returns a number;
-one that is NaN or infinite is left out.
+The setting ``metrics`` names them; where classes are uneven, simulated clients add balanced accuracy. One of the user's
+own is ``module:function``, called with scores [N, C] (higher is likelier; for prototypes −d², and a very low one for a
+class without any) and labels [N] int64; it returns a number; one that is NaN or infinite is left out.
 """
 
 import math
+import statistics
 import traceback
 from collections.abc import Callable, Iterable
 
@@ -22,11 +23,14 @@ Labels = NDArray[np.int64]
 Metric = Callable[[Scores, Labels], float]
 
 
-def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
-    from sklearn.metrics import recall_score
+def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
+    """The recall of each class that occurs."""
+    hits_N = scores_NC.argmax(1) == labels_N
+    return {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
 
-    present = np.unique(labels_N)
-    return float(recall_score(labels_N, scores_NC.argmax(1), average="macro", labels=present, zero_division=0.0))
+
+def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
+    return statistics.fmean(recalls(scores_NC, labels_N).values())
 
 
 def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
@@ -45,7 +49,8 @@ def auc(scores_NC: Scores, labels_N: Labels) -> float:
     return float(np.mean([roc_auc_score(labels_N == label, scores_NC[:, label]) for label in present]))
 
 
-METRICS: dict[str, Metric] = {"balanced-accuracy": balanced_accuracy, "macro-f1": macro_f1, "auc": auc}
+BALANCED = "balanced-accuracy"
+METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, "macro-f1": macro_f1, "auc": auc}
 RECALL = "recall"  # names not one figure but one of each class that occurs: `recall/3`
 
 
@@ -71,8 +76,7 @@ def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) 
     figures: dict[str, float] = {}
     for name in names:
         if name == RECALL:
-            hits_N = scores_NC.argmax(1) == labels_N
-            figures |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
+            figures |= recalls(scores_NC, labels_N)
         else:
             figures[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
     return {name: value for name, value in figures.items() if math.isfinite(value)}

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
-from protofl_common.runs.metrics import human_bytes
+from protofl_common.runs.metrics import human_bytes, in_percent
 
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
+IN_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
+    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
+    | {"–": "--", "…": r"\ldots{}"}
+)
+"""A row may not begin with [ or *, which would be an option of the row's end before."""
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 """Beside figures that are no more than a mean over all samples."""
 
@@ -48,6 +55,15 @@ class Table:
         marks = ["---" if number in self.words else "---:" for number in range(len(self.heads))]
         yield from (_line(self.heads), f"|{'|'.join(marks)}|", *map(_line, self.rows))
 
+    def as_latex(self) -> str:
+        """A ``tabular`` for ``\\input``: with the rules of the package booktabs where that is loaded."""
+        columns = "".join("l" if number in self.words else "r" for number in range(len(self.heads)))
+        lines = ([text.translate(IN_LATEX) for text in row] for row in (self.heads, *self.rows))
+        head, *rows = [" & ".join(line) + r" \\" for line in lines]
+        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
+        begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+        return "\n".join([*rules, begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end]) + "\n"
+
 
 def _line(texts: Iterable[str]) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
@@ -80,9 +96,10 @@ def accuracy_rows(
 
 
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
-    """A row for each metric beside accuracy, but for recalls of classes."""
+    """A row for each metric beside accuracy, but for recalls of classes; accuracies of new clients in percent."""
     shown = {name: figures for name, figures in metrics.items() if "/recall/" not in name}
-    return [[name, *cells(figures, factor=1, digits=digits)] for name, figures in shown.items()]
+    scales = {name: (100, 2) if in_percent(name) else (1, digits) for name in shown}
+    return [[name, *cells(figures, MEASURES, *scales[name])] for name, figures in shown.items()]
 
 
 def short_best(best: Best) -> str:
@@ -166,7 +183,7 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
 
 
 def _compared(summary: Summary) -> Compared:
-    by = summary["accuracy"]
+    by, of_clients = summary["accuracy"], summary["accuracy-of-clients"]
     accuracy = by.get("head") or by["prototype"]
     return Compared(
         algo=str(summary["settings"]["algo"]),
@@ -176,10 +193,7 @@ def _compared(summary: Summary) -> Compared:
         worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
-        clients={
-            site: by_kind.get("head", by_kind.get("prototype", 0.0))
-            for site, by_kind in summary["accuracy-of-clients"].items()
-        },
+        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items() if own},
     )
 
 

@@ -34,6 +34,8 @@ aggregation ``mean`` is that over all samples of all clients, like ``weighted``,
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
+NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
+DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
 ClientRow = TypedDict(
     "ClientRow",

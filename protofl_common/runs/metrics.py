@@ -1,11 +1,11 @@
-"""Figures over clients, and sizes of things."""
+"""Figures over clients, what looks odd in them, and sizes of things."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import Accuracies, Best, RoundRow
+from protofl_common.runs.folder import KINDS, NEW, Accuracies, Best, RoundRow, SiteFacts, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -82,6 +82,44 @@ def measured(rows: Sequence[RoundRow]) -> set[str]:
 
 def _figures(row: RoundRow, validated: bool) -> Accuracies:
     return row.get("validation", {}) if validated else {**row["accuracy"], **row.get("metrics", {})}
+
+
+def doubts_of_data(sites: Sites) -> Iterator[str]:
+    """Yield a line for classes that are trained on, but tested nowhere.
+
+    Class counts are those in ``sites.json``: of clients that divide a data set, where the server can divide it too.
+    """
+    counted = [counts for counts in sites.get("sites", {}).values() if "test-classes" in counts]
+    columns = (zip(*(counts[part] for counts in counted), strict=True) for part in ("train-classes", "test-classes"))
+    trained, tested = ([sum(column) for column in part] for part in columns)
+    names = zip(sites.get("classes", []), trained, tested, strict=False)
+    if nowhere := [name for name, train, test in names if train and not test]:
+        yield f"trained on, but tested nowhere: {', '.join(nowhere)}"
+
+
+def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -> Iterator[str]:
+    """Yield a line for rounds that changed nothing, and for accuracies that need no model."""
+    rounds = [row for row in rows if row["kind"] == "round"]
+    if idle := [row for row in rounds if row["void"]]:
+        last = ", the last one among them" if rounds[-1] is idle[-1] else ""
+        yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
+    tested = [site for site, client in final["clients"].items() if client["accuracy"]]
+    shares = [share for site in tested if (share := majority_share(sites.get("sites", {}).get(site, {})))]
+    for kind, figures in final["accuracy"].items() if shares else ():
+        if figures["mean"] <= (share := statistics.fmean(shares)) + 1e-9:
+            naming = f"always naming each client's most frequent class is right for {100 * share:.1f} %"
+            yield f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: {naming}"
+
+
+def majority_share(facts: SiteFacts) -> float:
+    """Return the share of a client's most frequent class among its test samples; 0 where it is not known."""
+    counts = facts.get("test-classes", [])
+    return max(counts) / sum(counts) if any(counts) else 0.0
+
+
+def in_percent(name: str) -> bool:
+    """Return whether a figure is an accuracy, of all clients or new ones, on test or validation data."""
+    return name.removeprefix("validation/").removesuffix(NEW) in KINDS
 
 
 def human_bytes(size: float) -> str:

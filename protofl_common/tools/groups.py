@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scipy.special import stdtr, stdtrit
 
+from protofl_common.basics.files import replacing
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
@@ -146,24 +147,19 @@ def difference(group: Group, reference: Group) -> tuple[Estimate | None, str]:
     return Estimate.of(values.values()), "; ".join(notes)
 
 
-def draw_groups(groups: Sequence[Group], unit: str) -> str:
-    """The means with their intervals and every run's figure, as the SVG of a file."""
-    from protofl_common.report.figures.drawing import COLOURS, as_file, canvas, draw, short
+def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
+    """Draw the means with 95 % intervals, and a stroke for each run, as SVG or PDF."""
+    from protofl_common.report.figures.drawing import COLOURS, canvas, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
             estimate, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
             axes.plot(list(group.values.values()), [row] * estimate.n, "|", color=colour, markersize=9)
-            axes.errorbar(
-                estimate.mean,
-                row,
-                xerr=0 if math.isnan(estimate.half) else estimate.half,
-                fmt="o",
-                color=colour,
-                capsize=3,
-            )
+            half = 0 if math.isnan(estimate.half) else estimate.half
+            axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
         axes.set_yticks(range(len(groups)), [short(f"{each.name} (n = {len(each.values)})", 44) for each in groups])
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
-        caption = "Means over seeds with 95 % intervals; a stroke for each run."
-        return as_file(draw(figure, "groups", "Groups of runs", caption))
+        kind = file.suffix[1:]
+        with replacing(file) as beside:
+            figure.savefig(beside, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})

@@ -46,10 +46,6 @@ class KnownRun(RunFolder):
         return True
 
     @property
-    def bytes(self) -> int:
-        return size_of(self.path)
-
-    @property
     def rounds(self) -> tuple[int, int]:
         """Rounds with a checkpoint, and how many there shall be."""
         wanted = self.settings().get("rounds", 0)

@@ -202,7 +202,8 @@ def attempt(run_config: Values, federation: Values, on_line: Callable[[str], Non
 
 def workers_for(federation: Values, device: str) -> int:
     """Start the processes that simulate clients, and return how many: as many as processors and GPUs have room for."""
-    workers, part = (os.cpu_count() or 1) // int(federation.get(CPUS, 1)), federation.get(GPUS)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # of a job or container, not the machine's
+    workers, part = cores // int(federation.get(CPUS, 1)), federation.get(GPUS)
     if part == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif gpus := visible_gpus(device):
@@ -210,7 +211,7 @@ def workers_for(federation: Values, device: str) -> int:
         workers = min(workers, int(len(gpus) / float(part) + 1e-6) if part else places)
         names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
         _say(f"this machine has {names} ({gpus[0][0]}), {max(1, workers)} clients at a time; --gpus 0: none uses it")
-    if sys.platform != "linux" or workers <= 1:
+    if workers <= 1:
         return 1
     pool(workers)
     return workers

@@ -4,7 +4,7 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,43 +96,17 @@ def _grey(colour: Images) -> Images:
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
     """Yield a function for rows of equal columns, which in the end replace ``path``; SettingsError if they cannot."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise SettingsError(f"--out {path}: must end in .csv or .parquet")
+    if path.suffix != ".csv":
+        raise SettingsError(f"--out {path}: must end in .csv")
     try:
-        with replacing(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as add:
+        with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+
+            def add(rows: Sequence[Row]) -> None:
+                if not file.tell():
+                    writer.writerow(rows[0])
+                writer.writerows(row.values() for row in rows)
+
             yield add
-    except ImportError as error:
-        cure = f"{error.name} is not installed; pip install pyarrow, or name a .csv"
-        raise SettingsError(f"--out {path}: {cure}") from error
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error})") from error
-
-
-@contextmanager
-def _csv(path: Path) -> Iterator[Add]:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-
-        def add(rows: Sequence[Row]) -> None:
-            if not file.tell():
-                writer.writerow(rows[0])
-            writer.writerows(row.values() for row in rows)
-
-        yield add
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Add]:
-    import pyarrow
-    from pyarrow import parquet
-
-    writers: list[Any] = []
-    with ExitStack() as stack:
-
-        def add(rows: Sequence[Row]) -> None:
-            table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
-            if not writers:
-                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
-            writers[0].write_table(table)
-
-        yield add

@@ -22,24 +22,18 @@ from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
 MAX_SETS = 10_000  # clients whose prototypes a message may carry
-MAX_FEATURES = 200  # test samples of a client whose features statistics may have
-NOT_NEGATIVE = ("running_var", "num_batches_tracked")
-"""Buffers of batch normalisation; a negative variance makes every feature NaN."""
+NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation; a negative variance gives NaN
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""As how many samples a client, or a class of it, may weigh in a sum; the magnitude of a number of its model or
-prototypes. What is beyond is cut."""
+"""In a sum, the weight of a client or a class of it, and the magnitude of a number; what is beyond is cut."""
 StateDict = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class ClientStatistics:
     counts: Tensor  # [C] int64: labelled training samples of each class
-    similarity: Tensor | None = None
-    """[K] float32, in [-1, 1]: for each frozen backbone, how alike the prototypes of it alone and of all are."""
-    features: Tensor | None = None  # [N, D] float32: test samples in the space of the prototypes
-    labels: Tensor | None = None  # [N] int64: their classes
+    similarity: Tensor | None = None  # [K] float32: how alike prototypes of one frozen backbone and of all are
 
 
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
@@ -153,7 +147,6 @@ class Codec(ABC):
     name: str
     entry: Any
     limits: Limits
-    fewest_rows = 1
 
     @abstractmethod
     def template(self) -> Template:
@@ -186,7 +179,7 @@ class Codec(ABC):
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
-                rows = rows or rows_of(record[key], self.name, self.fewest_rows, -shape[0])
+                rows = rows or rows_of(record[key], self.name, -shape[0])
                 shape = (rows, *shape[1:])
             arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
         return self.checked(arrays)
@@ -198,15 +191,11 @@ class Codec(ABC):
         """Refuse labels out of range, vectors that are too long, and more than ``per_class`` of a class."""
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= self.limits.num_classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{self.limits.num_classes - 1}")
-        if (most := _largest_class(labels_N)) > per_class:
+        if (most := int(labels_N.bincount().max())) > per_class:
             raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
         if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
             limit = f"above {self.limits.max_norm:g} (max-prototype-norm)"
             raise RefusedMessage(f"{self.name} of norm {norm:.3g}, {limit}")
-
-
-def _largest_class(labels: Tensor) -> int:
-    return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
 class VectorsCodec(Codec):
@@ -226,17 +215,16 @@ class VectorsCodec(Codec):
     def pack(self, value: Prototypes) -> StateDict:
         if value.counts is not None and not self.entry.counts:
             raise ValueError(f"class counts of {self.name} are not declared for this direction")
-        if not self.entry.several and _largest_class(value.labels) > 1:
+        if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         counts = {} if value.counts is None else {"counts": value.counts}
         return {"means": value.means, "labels": value.labels, **counts}
 
     def checked(self, arrays: StateDict) -> Prototypes:
-        value = Prototypes(**arrays)
+        value, means = Prototypes(**arrays), arrays["means"]
         self.check_vectors(value.means, value.labels, self._per_class())
         if value.counts is not None and int(value.counts.min()) < 1:
             raise RefusedMessage("a count below 1")
-        means = value.means
         if self.entry.probabilities and not ((means >= 0).all() and torch.allclose(means.sum(1), ONE, atol=1e-3)):
             raise RefusedMessage(f"{self.name} that are no class probabilities")
         return value
@@ -340,7 +328,7 @@ class UpdateCodec(WeightsCodec):
 
     def _product(self, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
         what = f"{self.name} {key}"
-        rank = rows_of(record[key + RIGHT], f"factors of {what}", 1, largest_rank(shape))
+        rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
         left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
         right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
         matrix = product(left, right, shape)
@@ -382,26 +370,14 @@ class CountsCodec(Codec):
 
 
 class StatisticsCodec(Codec):
-    """Statistics for the report, as their level declares them."""
-
-    entry: schema.Statistics
-    fewest_rows = 0
+    """Statistics for the report."""
 
     def template(self) -> Template:
-        arrays: dict[str, tuple[str, tuple[int, ...]]] = {"counts": ("int64", (self.limits.num_classes,))}
-        if self.limits.backbones:
-            arrays["similarity"] = ("float32", (self.limits.backbones,))
-        if self.entry.level == "features":
-            arrays["labels"] = ("int64", (-MAX_FEATURES,))
-            arrays["features"] = ("float32", (-MAX_FEATURES, self.limits.feature_dim))
-        return arrays
+        backbones = {"similarity": ("float32", (self.limits.backbones,))} if self.limits.backbones else {}
+        return {"counts": ("int64", (self.limits.num_classes,)), **backbones}
 
     def pack(self, value: ClientStatistics) -> StateDict:
-        sent = {name: array for name, array in vars(value).items() if array is not None}
-        if odd := sorted(sent.keys() - self.template().keys() - {"similarity"}):
-            level = f"statistics = {self.entry.level!r}"
-            raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction ({level})")
-        return sent
+        return {name: array for name, array in vars(value).items() if array is not None}
 
     def checked(self, arrays: StateDict) -> ClientStatistics:
         value = ClientStatistics(**arrays)
@@ -409,8 +385,6 @@ class StatisticsCodec(Codec):
             raise RefusedMessage(f"{self.name} counts below 0")
         if value.similarity is not None and float(value.similarity.abs().max()) > 1.001:
             raise RefusedMessage(f"{self.name} similarity outside -1..1")
-        if value.features is not None and value.labels is not None and len(value.labels):
-            self.check_vectors(value.features, value.labels, MAX_FEATURES)
         return value
 
 
@@ -429,19 +403,14 @@ def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
     return _CODECS[type(entry)](name, entry, limits)
 
 
-# -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
-
-
 def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
-
-
-def _array(value: Tensor) -> Array:
-    dtype = dtype_name(value)
-    if dtype not in DTYPES:
-        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
-    data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
-    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+    record = ArrayRecord()
+    for name, value in arrays.items():
+        if (dtype := dtype_name(value)) not in DTYPES:
+            raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
+        data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
+        record[name] = Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+    return record
 
 
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
@@ -458,12 +427,12 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tens
     return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
 
 
-def rows_of(array: Array, what: str, least: int, most: int) -> int:
+def rows_of(array: Array, what: str, most: int) -> int:
     """The length of an array's first axis, checked before any of it is decoded."""
     _check_shape(array, what)
     rows = array.shape[0] if array.shape else 0
-    if not least <= rows <= most:
-        raise RefusedMessage(f"{rows} {what}, not from {least} to {most}")
+    if not 1 <= rows <= most:
+        raise RefusedMessage(f"{rows} {what}, not from 1 to {most}")
     return rows
 
 

@@ -18,8 +18,7 @@ _MAX_SCALARS = 64
 _MOST_SAMPLES = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
 ROUNDING = 1e-6
 _LARGEST = 1e30  # magnitude of a number in a report; sums over clients stay finite
-_MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
-"""Of a sample in an introduction: its dimensions and its numbers; a server may have to build a model for it."""
+_MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24  # of a sample; a server may have to build a model for it
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
@@ -43,16 +42,12 @@ class Report:
     round: int
     train_samples: int
     test_samples: int
-    correct: dict[str, int] = field(default_factory=dict)
-    """Correct test predictions per way to predict (`KINDS`), with what was received."""
-    losses: dict[str, float] = field(default_factory=dict)
-    """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
+    correct: dict[str, int] = field(default_factory=dict)  # right predictions per way to predict (`KINDS`)
+    losses: dict[str, float] = field(default_factory=dict)  # mean over the samples: ``total``, and its terms
     seconds: dict[str, float] = field(default_factory=dict)  # per phase of the client's round (`PHASES`)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
+    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, of the setting ``metrics``
     validation_samples: int = 0
-    validation: dict[str, float] = field(default_factory=dict)
-    """Of these: accuracy in [0, 1] per way to predict, and the metrics."""
+    validation: dict[str, float] = field(default_factory=dict)  # accuracy in [0, 1] per way to predict, metrics
 
 
 @dataclass(frozen=True)
@@ -64,14 +59,12 @@ class SiteCard:
     num_partitions: int
     domain: str
     arch: str
-    input_shape: tuple[int, ...]
-    """Of a sample, as the model is given it: (channels, H, W), (features,), (channels, steps), (tokens,)."""
+    input_shape: tuple[int, ...]  # as a model gets it: (channels, H, W), (features,), (channels, steps), (tokens,)
     parameters: int
     train_samples: int
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
-    present: tuple[int, ...]
-    """Labels of its training samples, where its uploads will show them; elsewhere none."""
+    present: tuple[int, ...]  # labels of its training samples, where its uploads will show them; elsewhere none
     weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
@@ -162,10 +155,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
 
 
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
-    """The record ``report`` of a reply: dictionaries become dotted names.
-
-    ValueError for a name that is not declared: one of ``losses``, ``metrics``, `KINDS` and `PHASES`.
-    """
+    """The record ``report`` of a reply: dictionaries become dotted names; ValueError for one that is not declared."""
     names = report_names(losses, metrics)
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):

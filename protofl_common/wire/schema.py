@@ -7,7 +7,7 @@ be sent and is not accepted. Which clients must have equal models follows from t
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from protofl_common.basics.text import printable
 
@@ -41,8 +41,7 @@ class Limits:
 class Entry:
     """An entry describes itself; `wire/payloads.py` packs, checks and sums each kind."""
 
-    of_classes: ClassVar[bool] = False
-    """It shows which classes a client has, so it is noised or refused under differential privacy."""
+    of_classes: ClassVar[bool] = False  # it shows which classes a client has: noised or refused under dp
     of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
     of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
 
@@ -56,16 +55,18 @@ class Entry:
         """The entry in a sentence for a site's operator."""
         return ""
 
+    def claims(self, value: Any) -> Any:
+        """Return what of a value says how many samples a site has, and of which classes."""
+        return value
+
 
 @dataclass(frozen=True)
 class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
 
     of_classes = True
-    width: Literal["features", "classes", "backbones"] = "features"
-    """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
-    counts: bool = False
-    """How many samples stand behind each vector, [P], travels too. Some papers promise not to reveal it."""
+    width: Literal["features", "classes", "backbones"] = "features"  # W: D, C (mean logits), or all frozen features
+    counts: bool = False  # the number of samples behind each vector, [P], travels too; some papers do not reveal it
     several: bool = False  # a class may have several vectors, up to ``max-prototypes-per-class``
     probabilities: bool = False  # each vector is one of class probabilities: no number is below 0, and their sum is 1
 
@@ -109,10 +110,7 @@ class Weights(Entry):
 
 @dataclass(frozen=True)
 class Update(Weights):
-    """The change of weights in a round: of parameters the difference, and buffers as they are now.
-
-    A matrix may travel as two factors where these are fewer numbers (`low_rank.py`); the receiver gets their product.
-    """
+    """The change of weights in a round, and buffers as they are; two factors may stand for a matrix (`low_rank.py`)."""
 
     @property
     def words(self) -> str:
@@ -129,6 +127,9 @@ class Moments(Weights):
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
 
+    def claims(self, value: Any) -> Any:
+        return value["shares"]
+
 
 @dataclass(frozen=True)
 class Counts(Entry):
@@ -142,15 +143,11 @@ class Counts(Entry):
 class Statistics(Entry):
     """Statistics of a client's data for the report, in the reply to the final evaluation only.
 
-    Each ``level`` (setting ``statistics``) has what the one before it has. ``summary``: how many training samples of
-    each class it has; with frozen backbones, how much of its prototypes each backbone alone explains (FedPCL, Figure
-    3). ``features``: some of its test features and their labels (FedTGP, Figure 6). The default is ``none``: several
-    papers promise that no class counts cross the wire. In a simulation the report shows the division of the data all
-    the same: the server divides it once more by itself. A site with data of its own sends nothing, whatever the run
-    asks for, unless its node config says ``statistics=true``.
+    How many training samples of each class it has; with frozen backbones, how much of its prototypes each backbone
+    alone explains (FedPCL, Figure 3). By default there are none: several papers promise that no class counts cross the
+    wire. In a simulation the report shows the division of the data all the same: the server divides it once more by
+    itself. A site with data of its own sends nothing unless its node config says ``statistics=true``.
     """
-
-    level: str
 
 
 Declared = Mapping[str, Entry]  # the entries of one direction, by name
@@ -178,5 +175,5 @@ def vectors_in(declared: Declared) -> dict[str, Vectors]:
 
 
 def statistics_declared(level: str) -> Declared:
-    """Return what a reply to the final evaluation may carry, at a level of ``statistics``."""
-    return {} if level == "none" else {"statistics": Statistics(level)}
+    """Return what a reply to the final evaluation may carry, under the setting ``statistics``."""
+    return {} if level == "none" else {"statistics": Statistics()}

@@ -10,7 +10,7 @@ A run's folder has
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
     ``weights.safetensors``      the global model, where the algorithm has one
     ``clients/``                 in simulation, the clients' private models
-    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
+    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
     ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
     ``forgotten.jsonl``          who was taken out of the result, by ``protofl forget``
@@ -19,18 +19,14 @@ A run's folder has
 
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.best_model import BestModel
 from server_app.callbacks.checkpoints import Checkpoints
 from server_app.callbacks.metrics import Conclusion, Metrics
 from server_app.callbacks.screen import Screen
-from server_app.callbacks.stopping import Budget, EarlyStopping
+from server_app.callbacks.stopping import BestModel, Budget, EarlyStopping
 from server_app.callbacks.trackers import UserCallback
 
 
 def callbacks_of(run: Run) -> list[Callback]:
-    """The callbacks of a run, in calling order; a checkpoint comes last, for all else must be written by then.
-
-    SettingsError where the run cannot be resumed, or its ``callback`` cannot be called.
-    """
+    """The callbacks of a run, in calling order; a checkpoint comes last, for all else must be written by then."""
     first = Metrics(run), UserCallback(run), BestModel(), Artifacts()
     return [*first, Conclusion(), Screen(run), EarlyStopping(), Budget(), Checkpoints()]

@@ -8,14 +8,12 @@
                                         of every tenth round): means [P, D], labels [P], owners [P], and in
                                         the metadata the round and, as JSON, the sites that the owners number; beside
                                         them the global ones after that round
-    ``test-features.safetensors``       the same of test features, from clients that tell them (`statistics`)
 
 Nothing here changes the run; it costs the server milliseconds a round.
 """
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,21 +26,19 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import ShareCounts, counts_of_shares
-from protofl_common.maths.prototypes import margins
+from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.replies import RoundResult
 
-MOST_ABSENT = 10
-"""The data are divided once more only for up to that many times as many partitions as there are sites: a site that
-claims a million must not keep the server at it."""
+MOST_ABSENT = 10  # Partitions per site up to which the data are divided: who claims a million keeps no server at it
 FEW, EVERY = 2000, 10  # up to so many vectors are written after each round, more of them after every so many rounds
 
 
 class Artifacts(Callback):
     def __init__(self) -> None:
-        self._write: Callable[[], None] | None = None
+        self._write: Callable[[], None] = lambda: None  # the last round's prototypes
 
     def on_start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -59,33 +55,18 @@ class Artifacts(Callback):
             "clients": {site: _numbers(margins(prototypes, classes)) for site, prototypes in sent.items()},
         }
         run.files.add(MARGINS, margins_row)
-        sets = {site: (prototypes.means, prototypes.labels) for site, prototypes in sent.items()}
-        more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
-        path = run.folder / "client-prototypes.safetensors"
-        self._write = partial(_write_owned, path, "means", sets, result.number, more)
+        self._write = partial(_write_owned, run.folder / "client-prototypes.safetensors", sent, owned, result.number)
         if sum(map(len, sent.values())) <= FEW or result.number % EVERY == 0:
-            self._write_prototypes()
+            self._write()
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        self._write_prototypes()
+        self._write()
         facts = _division(run)
         for site, statistics in result.statistics.items():
             facts.setdefault(site, {})["train-classes"] = statistics.counts.tolist()
             if statistics.similarity is not None:
                 facts[site]["backbone-similarity"] = _numbers(statistics.similarity)
         _write_sites(run, facts)
-        features = {
-            site: (statistics.features, statistics.labels)
-            for site, statistics in result.statistics.items()
-            if statistics.features is not None and statistics.labels is not None and len(statistics.labels)
-        }
-        if features:
-            _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})
-
-    def _write_prototypes(self) -> None:
-        if self._write is not None:
-            self._write()
-        self._write = None
 
 
 def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
@@ -97,17 +78,9 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 
 
 def _division(run: Run) -> dict[str, SiteFacts]:
-    """Each site's samples of each class, by dividing the data set as the clients did.
-
-    Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
-    server sees sums only.
-    """
-    cards = run.federation.cards
-    if run.settings.privacy.sums_only:
-        return {}
-    sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
-    clients = sizes.most_common(1)[0][0] if sizes else 0
-    if not 0 < clients <= MOST_ABSENT * len(cards):
+    """Each site's samples of each class, by dividing the data once more; without sites that this does not fit."""
+    cards, clients = run.federation.cards, run.federation.num_partitions
+    if run.settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
         return {}
     of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
     chosen = sorted({partition for partition in of_site.values() if partition < clients})
@@ -116,11 +89,8 @@ def _division(run: Run) -> dict[str, SiteFacts]:
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
     of_site = {site: number for site, number in of_site.items() if number in shares}
-    fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
-    return {
-        site: {"train-classes": share.train.tolist(), "test-classes": share.test.tolist()}
-        for site, share in fitting.items()
-    }
+    fitting = [(site, shares[number]) for site, number in of_site.items() if _fits(cards[site], shares[number])]
+    return {site: {"train-classes": of.train.tolist(), "test-classes": of.test.tolist()} for site, of in fitting}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
@@ -132,8 +102,7 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 def _facts(card: SiteCard) -> SiteFacts:
     parts = ("train", "test", "validation")
     sizes = {f"{part}-samples": size for part in parts if (size := getattr(card, f"{part}_samples"))}
-    facts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes}
-    return cast(SiteFacts, facts)
+    return cast(SiteFacts, {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes})
 
 
 def _numbers(values: Tensor) -> list[float | None]:
@@ -141,15 +110,8 @@ def _numbers(values: Tensor) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _write_owned(
-    path: Path, name: str, sets: Mapping[str, tuple[Tensor, Tensor]], number: int, more: Mapping[str, Tensor]
-) -> None:
-    """Vectors [P, D] under ``name`` with labels [P] and owners [P], and ``more``."""
-    owners = [torch.full((len(labels),), index, dtype=torch.int64) for index, (_, labels) in enumerate(sets.values())]
-    arrays = {
-        name: torch.cat([vectors for vectors, _ in sets.values()]),
-        "labels": torch.cat([labels for _, labels in sets.values()]),
-        "owners": torch.cat(owners),
-        **more,
-    }
-    write_tensors(path, arrays, {"sites": json.dumps(list(sets), ensure_ascii=False), "round": str(number)})
+def _write_owned(path: Path, sent: Mapping[str, Prototypes], merged: Prototypes | None, number: int) -> None:
+    every, sizes = Prototypes.joined(sent.values()), torch.tensor([len(prototypes) for prototypes in sent.values()])
+    arrays = {"means": every.means, "labels": every.labels, "owners": torch.repeat_interleave(sizes)}
+    arrays |= {} if merged is None else {"global-means": merged.means, "global-labels": merged.labels}
+    write_tensors(path, arrays, {"sites": json.dumps(list(sent), ensure_ascii=False), "round": str(number)})

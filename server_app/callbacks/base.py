@@ -23,8 +23,7 @@ class Run:
     folder: Path
     start: Checkpoint  # what it goes on from
     runs_later: int = 0  # baselines that follow it
-    rows: list[RoundRow] = field(default_factory=list)
-    """Of ``metrics.jsonl``, without the figures of each client, which grow with clients and rounds."""
+    rows: list[RoundRow] = field(default_factory=list)  # of ``metrics.jsonl``, without figures of single clients
     began: float = field(default_factory=time.monotonic)
 
     strategy: Strategy = field(init=False)  # the server half, once the clients have introduced themselves

@@ -17,7 +17,6 @@ class Checkpoints(Callback):
     """From the first checkpoint on, before the first round, the run can be resumed."""
 
     def on_start(self, run: Run) -> None:
-        run.folder.mkdir(parents=True, exist_ok=True)
         (run.folder / METRICS).touch()
         write_checkpoint(run, run.start.round)
 

@@ -3,6 +3,8 @@
 import os
 import platform
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
 from typing import TypeVar, cast
@@ -12,10 +14,10 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.runs.doubts import doubts_of_outcome
+from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
-from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
-from protofl_common.runs.metrics import best_of, over_clients
+from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
+from protofl_common.runs.metrics import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
@@ -30,7 +32,7 @@ class Metrics(Callback):
     """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
 
     def __init__(self, run: Run) -> None:
-        if not run.start.resumed:
+        if not run.start.run_history.earlier:
             return
         start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
         if not path.exists() or path.stat().st_size < start.metrics_bytes:
@@ -61,8 +63,9 @@ class Conclusion(Callback):
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
-    reports = result.reports
-    accuracy, losses, metrics, validation = _figures(result, strategy.federation.bounds.liars)
+    new = strategy.federation.new_clients if result.final else set()
+    reports = {site: _of_new_client(report) if site in new else report for site, report in result.reports.items()}
+    accuracy, losses, metrics, validation = _figures(reports, result.means, strategy.federation.bounds.liars)
     clients = {site: _client_row(report) for site, report in reports.items()}
     if strategy.row.several_per_class and not result.final:
         for site, sent in result.prototypes.items():
@@ -74,8 +77,8 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "accuracy": accuracy,
         "losses": losses,
         "bytes": {"up": result.bytes_up, "down": result.bytes_down},
-        "asked": len(result.asked),
-        "valid": len(reports),
+        "asked": len(set(result.asked) - new),
+        "valid": len(reports.keys() - new),
         "void": bool(result.not_merged),
         "failed": result.failed,
         "refused": result.refused,
@@ -101,15 +104,14 @@ def _without_empty(row: Row) -> Row:
 def _summary(run: Run, final: RoundRow) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
+    cards = run.federation.cards.items()
+    versions = {"protofl": code_version(), "python": platform.python_version()}
     spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
     return spent | {
         "algorithm": run.strategy.row.title,
         "dataset": run.settings.data.dataset,
         "partition": run.settings.data.partition,
-        "clients": {
-            name: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-            for name, card in run.strategy.federation.cards.items()
-        },
+        "clients": {site: {"arch": of.arch, "domain": of.domain, "parameters": of.parameters} for site, of in cards},
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
         "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(run.rows, kind))},
@@ -126,11 +128,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": {
-            "protofl": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("flwr", "torch", "numpy")},
-        },
+        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")},
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),
@@ -152,22 +150,29 @@ def _client_row(report: Report) -> ClientRow:
     return row
 
 
-def _figures(result: RoundResult, liars: int) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
+def _of_new_client(report: Report) -> Report:
+    """The report of a client that has never trained: its figures have names of their own, ``head/new-clients``."""
+    figures = {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()}
+    own = {name + NEW: figure for name, figure in (figures | report.metrics).items()}
+    return replace(report, correct={}, metrics=own, validation={})
+
+
+def _figures(
+    reports: Mapping[str, Report], means: Means | None, liars: int
+) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
     """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
-    reports, means = result.reports, result.means
     if means is not None:
         both = ("mean", "weighted")
         of_all = {group: {name: dict.fromkeys(both, mean) for name, mean in means[group].items()} for group in means}
         return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
     metrics = _over_clients([(report.metrics, report.test_samples) for report in reports.values()], liars)
     validation = _over_clients([(report.validation, report.validation_samples) for report in reports.values()], liars)
-    return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
-
-
-def _accuracies(reports: dict[str, Report], liars: int) -> Accuracies:
     tested = [(report.correct, report.test_samples) for report in reports.values() if report.test_samples]
-    figures = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
-    return {kind: figures[kind] for kind in KINDS if kind in figures}
+    shares = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
+    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
+    total = sum(weights.values())
+    losses = _sums([{k: v * weights[site] / total for k, v in reports[site].losses.items()} for site in weights])
+    return {kind: shares[kind] for kind in KINDS if kind in shares}, losses, metrics, validation
 
 
 def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
@@ -179,13 +184,6 @@ def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Ac
         for name, pairs in having.items()
         if len(pairs) > 2 * liars
     }
-
-
-def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
-    """Each loss term, averaged over the clients by training samples."""
-    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
-    samples = sum(weights.values())
-    return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -8,23 +8,9 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.doubts import doubts_of_data
-from protofl_common.runs.figures import (
-    HIDDEN,
-    MEASURES,
-    Table,
-    accuracy_rows,
-    chosen,
-    compared,
-    counted,
-    lost_text,
-    metric_rows,
-    sentence,
-    short_best,
-    side_by_side,
-)
-from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.runs import figures
+from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
+from protofl_common.runs.metrics import doubts_of_data, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
@@ -41,7 +27,7 @@ class Screen(Callback):
     def on_start(self, run: Run) -> None:
         settings, federation, introduced = run.settings, run.federation, run.federation.cards
         cards = introduced.values()
-        archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
+        archs, devices = figures.counted(card.arch for card in cards), figures.counted(card.device for card in cards)
         if federation.baseline:
             say(f"baseline · models: {archs}")
             return
@@ -73,7 +59,8 @@ class Screen(Callback):
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         for kind, site, reason in troubles(row):
             why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
-            say(f"  {kind}: {site}: {why}")
+            if why != DROPPED:  # the summary counts them
+                say(f"  {kind}: {site}: {why}")
         for reason in in_order(result.bounded - self.warned):
             say(f"  warning: {reason}")
         self.warned |= result.bounded
@@ -100,10 +87,7 @@ def _first(texts: list[str], others: str = " others") -> str:
 
 
 def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
-    """Say where all samples went, and which settings left some out.
-
-    Sites that divide one data set have found the same samples, all others samples of their own.
-    """
+    """Say where all samples went; sites that divide one data set have found the same ones, all others their own."""
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
     total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
@@ -132,9 +116,9 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
-    parts += [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
-    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
-    parts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
+    parts += [f"{kind} {100 * values['mean']:.1f}%" for kind, values in row["accuracy"].items()]
+    validated = {kind: values for kind, values in row.get("validation", {}).items() if kind in KINDS}
+    parts += [f"validation {kind} {100 * values['mean']:.1f}%" for kind, values in validated.items()]
     if "worst-10%" in (first := next(iter(row["accuracy"].values()), {})):
         parts.append(f"worst {100 * first['worst-10%']:.1f}%")
     if "epsilon" in row:
@@ -149,28 +133,27 @@ def final_table(summary: Summary) -> str:
     early = ", stopped early" if summary.get("stopped-early") else ""
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     best, sizes = summary["best-accuracy"], summary["bytes"]
-    rows = accuracy_rows(
-        summary["accuracy"], {kind: short_best(figure) for kind, figure in best.items()}, summary.get("validation", {})
-    )
+    short = {kind: figures.short_best(figure) for kind, figure in best.items()}
+    rows = figures.accuracy_rows(summary["accuracy"], short, summary.get("validation", {}))
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
-    hidden = any("std" not in figures for figures in summary["accuracy"].values())
+    hidden = any("std" not in values for values in summary["accuracy"].values())
     note = (
-        f"{HIDDEN + chr(10) if hidden else ''}best mean: test accuracy of the round "
-        f"{chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
-        f"{human_seconds(summary['seconds'])} · lost replies: {lost_text({**summary['trouble'], 'late': 0})}"
+        f"{figures.HIDDEN + chr(10) if hidden else ''}best mean: test accuracy of the round "
+        f"{figures.chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
+        f"{human_seconds(summary['seconds'])} · lost replies: {figures.lost_text({**summary['trouble'], 'late': 0})}"
     )
     title = f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}"
-    heads = ("accuracy of", *MEASURES.values(), "best mean")
-    return Table(heads, [*rows, *metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
+    heads = ("accuracy of", *figures.MEASURES.values(), "best mean")
+    return figures.Table(heads, [*rows, *figures.metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
 
 
 def conclude(settings: Settings, folder: Path) -> None:
     """After the run and its baselines: how they compare, where the results are, and the page."""
-    runs = compared(folder, settings.baselines)
+    runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
-        say(side_by_side(runs).as_text())
+        say(figures.side_by_side(runs).as_text())
     if runs:
-        say(f"result: {sentence(runs)}")
+        say(f"result: {figures.sentence(runs)}")
     say(f"results: {folder}")
     draw(settings, folder)
 

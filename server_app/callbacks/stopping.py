@@ -1,8 +1,26 @@
-"""A run ends before its last round if its figures no longer get better, or if its privacy budget is spent."""
+"""The figures decide: which round is the best, and whether a run ends early; or its privacy budget does."""
 
+from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.metrics import measured
+from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import Callback, Run
+from server_app.network.exchange import Records
+from server_app.replies import RoundResult
+
+
+class BestModel(Callback):
+    """With ``keep-best`` clients learn which round is the best; their models stay (`client_app/trained_model.py`)."""
+
+    def records(self, run: Run) -> Records:
+        return pack_best(run.best) if run.settings.run.keep_best else {}
+
+    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        if run.settings.run.keep_best and run.best:
+            sites = in_order(set(run.federation.answering(result.number)) - run.federation.new_clients)
+            contents = dict.fromkeys(sites, pack_best(run.best, final=True))
+            run.exchange.ask("query.best", contents, RoundResult(result.number))
 
 
 class EarlyStopping(Callback):
@@ -39,10 +57,7 @@ class EarlyStopping(Callback):
 
 
 class Budget(Callback):
-    """Ends the run where no client has ε left for the next round and the final evaluation.
-
-    A client's own ledger (`client_app`) has the last word: no other client's number of samples can end the run for it.
-    """
+    """Ends the run where no client has ε left for another round; each client's own ledger has the last word."""
 
     def why_stop(self, run: Run, number: int) -> str:
         costs, most = _costs(run, number, True), run.settings.privacy.dp_epsilon

@@ -50,10 +50,7 @@ class UserCallback(Callback):
 
 
 def tracker(name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]) -> Callable[[RoundRow], None]:
-    """Start the run in ``folder`` there; it returns what takes every further row.
-
-    SettingsError where the package is not there, or cannot start.
-    """
+    """Start the run in ``folder`` there, and return what takes further rows; SettingsError where it cannot start."""
     try:
         log, finish = STARTS[name](import_module(name), folder, dict(config))
     except Exception as error:  # of the package, or of the network

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,10 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     classes = "set `classes` to the class names in label order"
     must_agree("classes", cards, lambda card: ", ".join(card.classes), classes)
     if one_model:
-        _check_known(settings, cards)
+        named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
+        if own := next((name for name, card in cards.items() if card.arch not in named), ""):
+            network = f"{own} has a network of its own, {cards[own].arch}; {algo} averages weights"
+            raise FederationError(f"{network}: name it in the run's `models`")
         hint = f"{algo} averages weights and needs one architecture on all sites"
         must_agree("arch", cards, lambda card: card.arch, hint)
     if one_model or len({card.weights for card in cards.values()}) > 1:
@@ -48,18 +51,8 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
     must_agree("num-partitions", dividing, lambda card: str(card.num_partitions), hint)
     now = next(iter(dividing.values())).num_partitions
     if before and now != before:
-        raise FederationError(
-            f"resume = true: the run's data are divided among {before} clients, not {now}; in simulation give "
-            f"--federation-config 'num-supernodes={before}' (protofl run --clients {before})"
-        )
-
-
-def _check_known(settings: Settings, cards: Cards) -> None:
-    named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
-    for name, card in cards.items():
-        if card.arch not in named:
-            own = f"{name} has a network of its own, {card.arch}; {settings.run.algo} averages weights"
-            raise FederationError(f"{own}: name it in the run's `models`")
+        how = f"in simulation give --federation-config 'num-supernodes={before}' (protofl run --clients {before})"
+        raise FederationError(f"resume = true: the run's data are divided among {before} clients, not {now}; {how}")
 
 
 def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str) -> None:
@@ -70,6 +63,16 @@ def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], st
     if len(sites_of) > 1:
         lines = [f"  {printable(value)}: {', '.join(sites)}" for value, sites in sites_of.items()]
         raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
+
+
+def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
+    """FederationError where no client is of ``new-domain``, or none is left to train."""
+    domain, domains = settings.federation.new_domain, {card.domain for card in cards.values()}
+    if domain and domain not in domains:
+        choices = ", ".join(sorted(domains))
+        raise FederationError(f"new-domain = {domain!r}: no client is of it; choose one of {choices}")
+    if len(new) == len(cards):
+        raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
 
 
 def check_number(settings: Settings, sites: int, liars: int) -> None:
@@ -99,6 +102,12 @@ def sample_sites(sites: Iterable[str], participation: float, seed: int, server_r
         return ordered
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
     return [ordered[index] for index in sorted(generator.choice(len(ordered), size=number, replace=False))]
+
+
+def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
+    """Return the sites that do not answer in a round (``drop-rate``): each draws a lot of its own, in every round."""
+    lots = {site: np.random.default_rng(derive_seed(seed, "drop", site, server_round)).random() for site in sites}
+    return [site for site, lot in lots.items() if lot < rate]
 
 
 def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -> dict[str, str]:
@@ -153,5 +162,4 @@ def explained(problems: Mapping[int, str]) -> str:
 
 def _who(names: list[str]) -> str:
     others = names.count("")
-    clients = [f"{others} client{'s' * (others > 1)}"] * (others > 0)
-    return ", ".join(in_order(name for name in names if name) + clients)
+    return ", ".join(in_order(filter(None, names)) + [f"{others} client{'s' * (others > 1)}"] * (others > 0))

@@ -19,12 +19,10 @@ from server_app.network.membership import Federation, FederationError
 from server_app.replies import RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
-PATIENCE = 30.0
-"""Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
+PATIENCE = 30.0  # Seconds in which a node that died over its message may return; Flower takes 60 to notice
 SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
 SLOW_LINK = 5e6  # Bytes a second that any link to the SuperLink has
-LEAST_GRACE = 120.0
-"""Seconds that a round waits at least: Flower notices a death after one minute, and `PATIENCE` follows."""
+LEAST_GRACE = 120.0  # Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
@@ -42,11 +40,7 @@ class _Away:
 
 
 class MessageExchange:
-    """Sends messages and collects the replies.
-
-    A site that died over its message, and is back in time, is asked again, under whatever node id: it starts the round
-    from the same state, so nothing is lost.
-    """
+    """Sends messages, and collects replies; a site that died over one, and is back in time, is asked again."""
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
@@ -80,8 +74,6 @@ class MessageExchange:
 
     def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
         """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
-
-        FederationError where a process that simulates clients has died.
 
         Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
         waited, between 10 and 250 ms.
@@ -119,17 +111,13 @@ class MessageExchange:
         errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
         lost = {site: died[1] for site, reason in errors.items() if (died := WORKER_DIED.match(reason))}
         if lost and is_simulated(self.grid):
-            raise FederationError(
-                f"a process that simulates clients has died ({next(iter(lost.values()))}), so that "
-                f"{', '.join(in_order(lost))} did not answer. Most often memory has run out: let fewer clients work at "
-                "once (--cpus). This round does not count; resume.toml in the run's folder lets it go on"
-            )
+            end = f"a process that simulates clients has died ({next(iter(lost.values()))})"
+            cure = "Most often memory has run out: let fewer clients work at once (--cpus)"
+            then = "This round does not count; resume.toml in the run's folder lets it go on"
+            raise FederationError(f"{end}, so that {', '.join(in_order(lost))} did not answer. {cure}. {then}")
 
     def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: all, until ``min-replies`` sites have answered, then ``grace`` times what is usual.
-
-        Usual is the median of this exchange, or the slowest reply before of a site that is still out, if longer.
-        """
+        """Seconds to wait: all until ``min-replies``, then ``grace`` times the median, or a missing site's slowest."""
         settings = self.federation.settings.federation
         if len(took) < settings.min_replies:
             return math.inf

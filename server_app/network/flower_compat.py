@@ -18,8 +18,7 @@ from server_app.log import say
 
 __all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simulated", "pull_each", "push_each"]
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
-"""What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)  # of shapes, JSON or bytes that are none
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
 
@@ -33,8 +32,7 @@ def find_messages_by_node(grid: Grid) -> None:
     """In simulation, let Flower find the messages for a node without a look at those for all others.
 
     Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all messages for each
-    answer: 5.9 s of the process that the server shares, for 1,000 messages to 1,000 nodes. A SuperLink on a network,
-    which is asked by the nodes that there are, stays as it is.
+    answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. A SuperLink on a network stays as it is.
     """
     if not is_simulated(grid):
         return

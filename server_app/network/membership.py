@@ -20,22 +20,19 @@ from server_app.protections.bounds import Bounds, bounds_of
 
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
 
-AT_ONCE = 1000
-"""Sites that are asked at a time who they are, or for the final evaluation: no more messages are in memory."""
+AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluation: no more messages in memory
 
 
 class Federation:
-    """The sites of a run, known by their own names; Flower's node ids change at every restart."""
+    """The sites of a run, or its ``baseline``, known by their own names; Flower's node ids change at every restart."""
 
     def __init__(
         self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
     ) -> None:
         self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
-        """``baseline``: the algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
-        self.owners = dict(owners)
-        """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
+        self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
@@ -48,10 +45,7 @@ class Federation:
 
     @property
     def reference(self) -> SiteCard:
-        """The introduction from which the server builds its models: the majority's, whoever answers first.
-
-        Where nothing must be alike, it is that of the most common inputs, and among these of the most common network.
-        """
+        """The introduction from which the server builds its models: the majority's, or of the most common inputs."""
         return self._reference or admission.most_common(self.cards)
 
     @property
@@ -64,20 +58,21 @@ class Federation:
 
     @property
     def num_partitions(self) -> int:
-        """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
         return admission.division_of(self.cards)
 
-    # -- before the first round ----------------------------------------------------------------------------------
+    @property
+    def new_clients(self) -> set[str]:
+        """The clients that never train, and are evaluated at the end (``new-clients``, ``new-domain``)."""
+        new, domain = self.settings.new_clients(self.num_partitions), self.settings.federation.new_domain or None
+        divided = {name: card for name, card in self.cards.items() if card.num_partitions}
+        return {name for name, card in divided.items() if card.partition in new or card.domain == domain}
 
+    # -- before the first round ----------------------------------------------------------------------------------
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
-        """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
+        """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
         ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
         its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
-
-        FederationError if fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part
-        (wrong settings, missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit
-        together.
         """
         deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(expected)
         while time.monotonic() < deadline:
@@ -99,7 +94,8 @@ class Federation:
         if self.problems:
             say(admission.explained(self.problems))
         admission.check_fit(self.settings, self.cards, divided_among)
-        admission.check_number(self.settings, len(self.cards), self.bounds.liars)
+        admission.check_new(self.settings, self.cards, self.new_clients)
+        admission.check_number(self.settings, len(self.cards) - len(self.new_clients), self.bounds.liars)
         self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")
@@ -157,13 +153,8 @@ class Federation:
         return True
 
     # -- between and during rounds -------------------------------------------------------------------------------
-
     def look_around(self) -> None:
-        """Greet who is new, and know again who is back under another node id.
-
-        A node that says it is a site that another node is, is that site once the other is gone. A new site takes part
-        from the next round.
-        """
+        """Greet who is new, for the next round, and know again who is back, under whatever node id."""
         cards, problems = set(self.cards), set(self.problems)
         self._look()
         self._resolve()
@@ -210,7 +201,6 @@ class Federation:
                 say(f"  {site}: silent {self._silent[site]} times running; not asked until round {last + 1}")
 
     # -- introductions -------------------------------------------------------------------------------------------
-
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online = set(self.grid.get_node_ids())
@@ -243,10 +233,7 @@ class Federation:
             self.cards[card.name], self.node_of[card.name] = card, node
 
     def _resolve(self) -> None:
-        """Give each name to its own node, or to the one that claims it once the other is gone.
-
-        Of two nodes that claim a name before any has been that site, nobody knows which one is right: neither is.
-        """
+        """Give each name to its own node, or once that is gone to its claimant; of two at the start to neither."""
         claimants = defaultdict(list)
         for node, card in self._card_of.items():
             if node in self.online and node not in self.problems:

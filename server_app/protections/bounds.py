@@ -15,9 +15,8 @@ from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
 from server_app.network.admission import number_asked
 
-NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
-"""The bounds with liars; an honest site's largest prototype is at most 2.9 times as long as the median, but up to 5.9
-times in the first round of unlike networks."""
+RATIOS = {"norm_ratio": 5.0, "update_ratio": 2.0, "samples_ratio": 8.0, "samples_lead": 2.0}
+"""The bounds with liars; honest prototypes are up to 2.9 times the median, in round 1 of unlike networks 5.9 times."""
 WIDE_NORM_RATIO = 1000.0  # Without liars: what only a broken client sends
 
 
@@ -30,8 +29,7 @@ class Bounds:
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
-    weights: tuple[str, float] = ("mean", 0)
-    """``merging`` and ``trim`` of the functions in `aggregation.py`, for the clients' weights."""
+    weights: tuple[str, float] = ("mean", 0)  # ``merging`` and ``trim`` of `aggregation.py`, for weights
     prototypes: tuple[str, float] = ("mean", 0)  # The same for what they send of classes
 
     def __str__(self) -> str:
@@ -52,15 +50,10 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
         liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.sums_only)
     mean, merging = ("mean", 0.0), (keys.merging, keys.trim_fraction)
     trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards) else mean
-    return Bounds(
-        liars,
-        keys.max_norm_ratio or (NORM_RATIO if liars else WIDE_NORM_RATIO),
-        keys.max_update_ratio or (UPDATE_RATIO if liars else math.inf),
-        keys.max_samples_ratio or (SAMPLES_RATIO if liars else math.inf),
-        keys.max_samples_lead or (SAMPLES_LEAD if liars else math.inf),
-        mean if keys.merging == "auto" else merging,
-        trimmed if keys.merging == "auto" else merging,
-    )
+    usual = RATIOS if liars else dict.fromkeys(RATIOS, math.inf) | {"norm_ratio": WIDE_NORM_RATIO}
+    ratios = {f"max_{name}": getattr(keys, f"max_{name}") or ratio for name, ratio in usual.items()}
+    follows = (mean, trimmed) if keys.merging == "auto" else (merging, merging)
+    return Bounds(liars, **ratios, weights=follows[0], prototypes=follows[1])
 
 
 def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:

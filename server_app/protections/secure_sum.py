@@ -39,8 +39,7 @@ class Channel:
 
 
 def channel_of(exchange: MessageExchange, result: RoundResult, expected: Expected) -> Channel:
-    secure = exchange.federation.settings.privacy.secagg
-    return SecureSum(exchange, result, expected) if secure else Channel(expected)
+    return SecureSum(exchange, result, expected) if exchange.federation.settings.privacy.secagg else Channel(expected)
 
 
 def check_number(federation: Federation) -> None:

@@ -86,10 +86,7 @@ def _with_counts(value: Value, factor: float) -> Value:
 
 
 def leave_out_farthest(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-    """Leave the prototypes least like the others out of what a server trains on or clusters (``merging``, ``liars``).
-
-    Where prototypes are averaged, `merge_prototypes` does this by coordinate.
-    """
+    """Leave the prototypes least like the others out of what a server trains on or clusters (``merging``)."""
     settings, merging = federation.settings, federation.bounds.prototypes
     if settings.row.averages_prototypes or merging[0] == "mean":
         return uploads

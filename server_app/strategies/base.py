@@ -29,10 +29,8 @@ H = TypeVar("H", bound=Hparams)
 class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
-    state: tuple[str, ...] = ()
-    """Attributes that a round changes and the next one needs: they make up the checkpoint (`runs/attributes.py`)."""
-    prototypes: Prototypes | None = None
-    """The global prototypes of an algorithm that has them; None before there are any."""
+    state: tuple[str, ...] = ()  # What a round changes and the next one needs: the checkpoint
+    prototypes: Prototypes | None = None  # The global ones of an algorithm that has them; None before there are any
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -44,7 +42,6 @@ class ServerStrategy(Generic[H]):
         self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
-
     def payload_down(self) -> Payload:
         """Return the payload for every client: by default, what `entry` gives of each entry that the row declares."""
         return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
@@ -83,13 +80,10 @@ class ServerStrategy(Generic[H]):
         return {name: templates[name] for name in entries} if entries.keys() <= templates.keys() else {}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
-
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
         """Average the uploads' prototypes by `Federation.bounds`; a class that nobody sent stays as in ``previous``."""
         sets = list(vectors_of(uploads).values())
         return merge_prototypes(sets, weighting, previous, *self.federation.bounds.prototypes) if sets else previous
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""

@@ -17,6 +17,7 @@ from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import weights_in
+from server_app.log import say
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
 
@@ -33,6 +34,8 @@ class FedAvg(ServerStrategy[H]):
         if not self.weights:
             shared = f"shares all but the last {entry.without_last} layers of a model"
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
+        if not entry.normalisation and len(self.weights) == len(model.state_dict()):
+            say(f"warning: {self.arch} has no normalisation layers, so {self.settings.run.algo} is fedavg")
 
     def first_model(self) -> SplitModel:
         model, seed = self.settings.model, self.settings.run.seed

@@ -1,13 +1,20 @@
 """FedGH (Yi et al., ACM Multimedia 2023), server half: the global header, trained on the clients' representations.
 
-Other half: `client_app/algorithms/fedgh.py`.
-Symbols: θ the header; R̄_k^s client k's mean representation of class s (`samples_PD`, `labels_P`); η = `server-lr`.
+Other half: `client_app/algorithms/base.py`; a client takes in θ and trains it with its extractor by cross-entropy.
+Symbols: φ_k the extractor (body) of client k, of any architecture; θ the header (head), one for all; R̄_k^s client k's
+mean representation of class s (`samples_PD`, `labels_P`); η = `server-lr`.
 
+Upload              R̄_k^s = mean of φ_k(x) over client k's training samples of class s, after training
+Inference           θ(φ_k(x)), with the header just received
 Training            θ ← θ − η ∇ mean of CE(θ(R̄_k^s), s), in shuffled batches of ``server-batch-size``, ``server-epochs``
                     times over the representations of the round
 
-Deviations: the abstract has one step for each R̄_k^s, 1 of both settings; their defaults are HtFLlib's. In the authors'
-code the optimizer of these steps has a client's network, not θ, whose first weights so stay.
+Down: θ. Up: R̄_k^s without counts. Stays: φ_k.
+
+Deviations: a representation is one mean over all samples of the class, in the authors' code a mean of batches' means;
+that code evaluates after local training, and clips gradients. The abstract has one step for each R̄_k^s, 1 of both
+settings; their defaults are HtFLlib's. In the authors' code the optimizer of these steps has a client's network, not θ,
+whose first weights so stay.
 """
 
 import torch

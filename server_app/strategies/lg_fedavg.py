@@ -1,8 +1,12 @@
 """LG-FedAvg (Liang et al., "Think Locally, Act Globally", 2020), server half: FedAvg of the heads.
 
-Other half: `client_app/algorithms/lg_fedavg.py`.
-g ← Σ_m (n_m / Σ n) · g_m over the round's clients; the authors' code averages plainly.
-The clients' bodies are their own affair, and their code need not be here.
+Other half: `client_app/algorithms/base.py`; a client trains body and head by cross-entropy, and sends the head.
+Symbols: ℓ_m the body of client m, x → features, of any architecture; g the global head, features → logits.
+
+Heads               g ← Σ_m (n_m / Σ n) · g_m over the round's clients; ℓ_m stays at client m
+Evaluation          of ℓ_m under g as it came down, before it trains
+
+Deviations: the authors' code averages plainly, and starts all clients from a model that FedAvg has trained.
 """
 
 from torch import nn

@@ -24,7 +24,6 @@ class PFedMe(FedAvg[PFedMeHparams]):
         self.names = [name for name, _ in self.first_model().named_parameters()]
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        before = self.weights
-        self.weights = self.averaged(uploads)
+        before, self.weights = self.weights, self.averaged(uploads)
         self.weights |= {name: torch.lerp(before[name], self.weights[name], self.hparams.beta) for name in self.names}
         return {}

@@ -39,7 +39,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
         changes = self.cut(uploads, [upload.payload.weights("control") or {} for upload in uploads], lambda _: zeros)
         change = merge_weights(changes, [1 / len(changes)] * len(changes), *self.federation.bounds.weights)
-        part = len(changes) / len(self.federation.cards)
+        part = len(changes) / (len(self.federation.cards) - len(self.federation.new_clients))
         self.weights = mean
         self.control = {name: value + part * change[name] for name, value in self.control.items()}
         return {}

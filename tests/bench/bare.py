@@ -163,7 +163,6 @@ class BareFederation:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """End the workers."""
         for _ in self.workers:
             self.jobs.put(None)
         for worker in self.workers:

@@ -50,7 +50,6 @@ def seconds_per_round(data_dir: str, rounds: int, backbones: str) -> float:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--rounds", type=int, default=6)

@@ -15,16 +15,9 @@ from protofl_common.models.build import build_model
 from tests.support.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
 from tests.support.flops import forward_flops
 
-PAPER_FORWARD = {
-    "cnn4": 0.013,
-    "googlenet": 1.530,
-    "mobilenet-v2": 0.314,
-    "resnet18-imagenet-stem": 0.117,
-    "resnet34-imagenet-stem": 0.218,
-    "resnet50-imagenet-stem": 1.305,
-    "resnet101-imagenet-stem": 2.532,
-    "resnet152-imagenet-stem": 5.330,
-}
+PAPER_FORWARD = {"cnn4": 0.013, "googlenet": 1.530, "mobilenet-v2": 0.314, "resnet18-imagenet-stem": 0.117,
+    "resnet34-imagenet-stem": 0.218, "resnet50-imagenet-stem": 1.305, "resnet101-imagenet-stem": 2.532,
+    "resnet152-imagenet-stem": 5.330}  # fmt: skip
 """Table 8, 10⁹ operations, collected from other papers."""
 PAPER_ROUND = 98.77
 """Table 12, FedProto and FedTGP."""

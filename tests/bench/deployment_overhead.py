@@ -24,12 +24,8 @@ import psutil
 
 from tests.support.machines import SITES, Machines
 
-LINES = {
-    "received": re.compile(r"Receiving: train message"),
-    "started": re.compile(r"Start `flwr-clientapp` process"),
-    "sending": re.compile(r"Sending: train message"),
-    "sent": re.compile(r"Sent successfully"),
-}
+LINES = {"received": re.compile(r"Receiving: train message"), "started": re.compile(r"Start `flwr-clientapp` process"),
+    "sending": re.compile(r"Sending: train message"), "sent": re.compile(r"Sent successfully")}  # fmt: skip
 PARTS = {
     "asking": "until the SuperNode has the round's message",
     "starting": "until a process is there for it, with Flower imported",
@@ -37,13 +33,8 @@ PARTS = {
     "work": "the client's own work",
     "sending": "until the reply is sent",
 }
-IMPORTS = {
-    "Python": "",
-    "Flower's client": "import flwr.supernode.cli.flwr_clientapp",
-    "PyTorch": "import torch",
-    "client_app": "import client_app.app",
-    "torch._dynamo": "import torch._dynamo",
-}
+IMPORTS = {"Python": "", "Flower's client": "import flwr.supernode.cli.flwr_clientapp", "PyTorch": "import torch",
+    "client_app": "import client_app.app", "torch._dynamo": "import torch._dynamo"}  # fmt: skip
 """In the order in which a process needs them; each is timed after those before it."""
 
 
@@ -161,7 +152,6 @@ def time_imports() -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--stock", action="store_true", help="Flower's own polling")

@@ -40,7 +40,6 @@ class Trial:
         self.run = folder / "runs" / "trial"
 
     def begin(self, sites: int = 2, **changes: Any) -> None:
-        """Start all parts and the run."""
         self.config |= {key.replace("_", "-"): value for key, value in changes.items()}
         self.standing.start_superlink()
         self.standing.start_worker()
@@ -49,11 +48,9 @@ class Trial:
         self.standing.submit(self.config)
 
     def site(self, site: str, state: Path | None = None) -> None:
-        """Start a SuperNode of the two, or start it again."""
         self.standing.start_site(site, SITES.index(site), len(SITES), state)
 
     def resume(self) -> None:
-        """Let the stopped run go on."""
         self.standing.submit(self.config | {"resume": True})
 
     def training(self, number: int, after: float = 1.0) -> Any:
@@ -65,7 +62,6 @@ class Trial:
         return client
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the training rounds."""
         return [row for row in self.standing.rows("trial") if row["kind"] == "round"]
 
     def prototypes(self) -> str:
@@ -298,7 +294,6 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
 
 
 def table(out: Path) -> str:
-    """All results so far, as Markdown."""
     results = {
         name: json.loads((out / f"{name}.json").read_text()) for name in FAULTS if (out / f"{name}.json").exists()
     }

@@ -1,13 +1,13 @@
-"""``make bench-gpu``: training on a GPU, step by step and as a graph, beside bare PyTorch, in one run.
+"""``make bench-gpu``: training on a GPU beside bare PyTorch, in one run.
 
     python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8] [--htfllib FOLDER]
 
 A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100 (HtFE8) with random
 content, on which speed does not depend. Printed are steps per second: the mean over a group's networks (the harmonic
 one, that is, of a round in which each takes as many steps), each after a first round that warms up. ``bare``: the same
-network under autograd and ``torch.optim.SGD``, nothing else; ``step by step``: ours without graphs; ``replayed``: as
-clients train. Several at once are processes of their own. ``HtFLlib``: a round of its own loop, one client of each
-network, with its reading and writing of files. Last, a round of FedTGP's server with 100 classes.
+network under autograd and ``torch.optim.SGD``, nothing else; ``ours``: as clients train. Several at once are processes
+of their own. ``HtFLlib``: a round of its own loop, one client of each network, with its reading and writing of files.
+Last, a round of FedTGP's server with 100 classes.
 """
 
 import argparse
@@ -16,16 +16,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 from torch.nn import functional
 
 from client_app.data import Samples
 from client_app.training import Batch, Loss, LossTerms, Step, make_optimizer, train
-from protofl_common.basics import cuda_graph
 from protofl_common.basics.devices import open_device
 from protofl_common.config.architectures import GROUPS
 from protofl_common.config.sections import TrainingSettings
@@ -81,17 +78,7 @@ def bare(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSetting
 
 def ours(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSettings) -> None:
     """An epoch, as a client trains."""
-    step = Step((model,), make_optimizer((model,), settings), loss)
-    step.replayable = True
-    train(step, data, settings, seed=1)
-
-
-@contextmanager
-def without_graphs():  # type: ignore[no-untyped-def]
-    """Step by step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_graph, "can_replay", lambda device: False)
-        yield
+    train(Step((model,), make_optimizer((model,), settings), loss), data, settings, seed=1)
 
 
 def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> float:
@@ -110,7 +97,6 @@ def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> floa
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -163,7 +149,6 @@ def server_seconds(device: str, classes: int) -> float:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=300)
@@ -178,11 +163,9 @@ def main() -> None:
         found = {"bare": speed(bare, group, options.device, options.steps)}
         if options.htfllib:
             found["HtFLlib"] = speed_of_htfllib(options.htfllib, group, options.device, options.steps)
-        with without_graphs():
-            found["step by step"] = speed(ours, group, options.device, options.steps)
-        found["replayed"] = speed(ours, group, options.device, options.steps)
+        found["ours"] = speed(ours, group, options.device, options.steps)
         for processes in options.at_once:
-            found[f"replayed, {processes} at once"] = at_once(group, options.device, options.steps, processes)
+            found[f"ours, {processes} at once"] = at_once(group, options.device, options.steps, processes)
         print(f"{group}, steps per second")
         for name, rate in found.items():
             ratios = [f"{rate / found[other]:6.2f} × {other}" for other in ("bare", "HtFLlib") if other in found]

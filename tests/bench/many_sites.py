@@ -85,7 +85,6 @@ class Site(threading.Thread):
 
 
 def measured(sites: int) -> str:
-    """A row of the table."""
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -153,7 +153,7 @@ MUTANTS = [
         "client_app/protections/secure_sum.py",
         "2 * client.instructions.round + final",
         "2 * client.instructions.round",
-        f"{SECAGG} serve_each_other",
+        f"{SECAGG} tries",
     ),
     # prototypes
     Mutant(

@@ -129,7 +129,6 @@ def sites(folder: Path) -> dict[str, str]:
 
 
 def sent(folder: Path) -> int:
-    """Bytes up and down of a run."""
     return sum(RunFolder(folder).finished_summary()["bytes"].values())
 
 

@@ -20,12 +20,13 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
-from tests.bench.travels import alternative, drawing
+from tests.bench.travels import alternative, drawing, in_words
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MADE = "<!-- From here on made from the code by `make docs`; not edited by hand. -->"
 BESIDE, END = "<!-- Made from which.md. -->", "<!-- end -->"
+TRAVELS = "<!-- Made from the code and the algorithms' pages. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
@@ -36,6 +37,7 @@ def pages() -> dict[str, str]:
     made = {"settings": settings(), "choices": choices(), "commands": commands()}
     whole = {f"reference/{name}.md": lines for name, lines in made.items()}
     ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
+    ends["algorithms/index.md"] = iter([_between(_written("index"), TRAVELS, _what_travels()).rstrip()])
     drawings = {f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))] for name, row in CATALOG.items()}
     return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends | drawings).items()}
 
@@ -53,11 +55,9 @@ def settings() -> Iterator[str]:
 
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     """The page of an algorithm as it stands, with its drawing in words, and below it settings and code."""
-    written = (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8").partition(MADE)[0]
-    image = f"](travels/{name}.svg)"
+    written, image = _written(name).partition(MADE)[0], f"](travels/{name}.svg)"
     written = re.sub(rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written)
-    between = (BESIDE, *_beside_others(row.title), END)
-    written = re.sub(f"{BESIDE}.*?{END}", lambda _: "\n".join(between), written, flags=re.DOTALL)
+    written = _between(written, BESIDE, _beside_others(row.title))
     yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
         yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config())
@@ -69,6 +69,25 @@ def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     yield f"Code: client {client}, server {server}."
 
 
+def _written(name: str) -> str:
+    return (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def _between(text: str, mark: str, lines: Iterable[str]) -> str:
+    """``text`` with these lines from ``mark`` to the next `END`."""
+    made = "\n".join((mark, *lines, END))
+    return re.sub(f"{mark}.*?{END}", lambda _: made, text, flags=re.DOTALL)
+
+
+def _what_travels() -> Iterator[str]:
+    """The table of all algorithms in ``index.md``: a row of the catalog, and what stays, from its page."""
+    rows = (
+        (f"[`{name}`]({name}.md)", row.paper, in_words(row.exchange.down), in_words(row.exchange.up), _stays(name))
+        for name, row in CATALOG.items()
+    )
+    return _table(("`algo`", "paper", "down", "up", "stays"), rows)
+
+
 def _beside_others(title: str) -> Iterator[str]:
     """An algorithm's accuracies in ``which.md``, between training alone and FedAvg."""
     lines = (DOCS / "algorithms" / "which.md").read_text(encoding="utf-8").splitlines()
@@ -77,10 +96,9 @@ def _beside_others(title: str) -> Iterator[str]:
 
 
 def _stays(name: str) -> str:
-    """What never leaves a client: the last column of the table in ``index.md``."""
-    index = (DOCS / "algorithms" / "index.md").read_text(encoding="utf-8")
-    (line,) = re.findall(rf"(?m)^\| \[`{name}`\]\(.*\| (.*?) \|$", index)
-    return str(line)
+    """What never leaves a client, as the words of the drawing on its page say at their end."""
+    (stays,) = re.findall(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
+    return str(stays)
 
 
 def choices() -> Iterator[str]:

@@ -21,7 +21,6 @@ from tests.support.fakes import row, write, write_prototypes
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)

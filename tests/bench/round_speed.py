@@ -32,18 +32,8 @@ from tests.bench.bare import BareFederation, plain_htcnn
 from tests.support.processes import Connection, superlink
 
 CLIENTS = 20
-SETTING = {
-    "dataset": "fashion-mnist",
-    "partition": "dirichlet",
-    "alpha": 0.1,
-    "train-samples": 0,
-    "models": "htcnn8",
-    "feature-dim": 512,
-    "batch-size": 10,
-    "local-epochs": 1,
-    "lr": 0.01,
-    "momentum": 0.0,
-}
+SETTING = {"dataset": "fashion-mnist", "partition": "dirichlet", "alpha": 0.1, "train-samples": 0, "models": "htcnn8",
+    "feature-dim": 512, "batch-size": 10, "local-epochs": 1, "lr": 0.01, "momentum": 0.0}  # fmt: skip
 METHODS: dict[str, dict[str, Any]] = {
     "FedProto": {"algo": "fedproto"},
     "FedTGP": {"algo": "fedtgp", "fedtgp.distance": "mse", "fedtgp.granularity": "sample"}

@@ -47,7 +47,6 @@ def made_up_images(file: Path) -> None:
 
 
 def measured(connection: Connection, folder: Path, clients: int, participation: float, rounds: int) -> str:
-    """A line of figures of one federation."""
     notes = Path(os.environ[NOTES])
     notes.unlink(missing_ok=True)
     config = SETTING | {"data-dir": str(folder / "images.npz"), "cache-dir": str(folder / "cache"), "rounds": rounds}

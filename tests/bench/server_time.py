@@ -10,19 +10,17 @@ seconds, and the loss (Eq. 10) of all prototypes after training.
 
 import argparse
 import time
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.losses.margin import margin_contrast
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.protections.bounds import Bounds
 from server_app.replies import Upload
 from server_app.strategies.fedtgp import FedTGP
+from tests.support.fakes import server_of
 
 LOOP_BATCH, LOOP_LR = 10, 0.01
 
@@ -43,12 +41,9 @@ def client_prototypes(clients: int, classes: int, dim: int) -> list[Prototypes]:
 
 def strategy(options: argparse.Namespace, **fedtgp: float) -> FedTGP:
     """The server's strategy with these settings, without a federation."""
-    changes = {"algo": "fedtgp", "feature-dim": options.dim, "fedtgp.server-epochs": options.epochs}
-    changes["device"] = options.device
-    changes |= {f"fedtgp.{key.replace('_', '-')}": value for key, value in fedtgp.items()}
-    card = SimpleNamespace(classes=tuple(range(options.classes)))
-    settings = Settings.from_run_config(default_run_config() | changes)
-    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
+    options_of = {"feature_dim": options.dim, "device": options.device, "fedtgp__server_epochs": options.epochs}
+    more = {f"fedtgp__{key}": value for key, value in fedtgp.items()}
+    return server_of("fedtgp", range(options.classes), **options_of, **more)
 
 
 def loop(start: FedTGP, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> FedTGP:
@@ -67,7 +62,6 @@ def loop(start: FedTGP, samples_PD: Tensor, labels_P: Tensor, margin: float, epo
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--classes", type=int, default=100)

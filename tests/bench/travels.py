@@ -23,7 +23,7 @@ text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} .
 
 def alternative(row: Algorithm, stays: str) -> str:
     """Return the drawing in words."""
-    return f"Up: {_names(row.exchange.up)}. Down: {_names(row.exchange.down)}. At the client stays: {stays}."
+    return f"Up: {in_words(row.exchange.up)}. Down: {in_words(row.exchange.down)}. At the client stays: {stays}."
 
 
 def drawing(row: Algorithm, stays: str) -> str:
@@ -58,5 +58,6 @@ def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]
     return lines + [small.format(y + 16 + 15 * i, escape(text)) for i, text in enumerate(explained)]
 
 
-def _names(declared: Declared) -> str:
+def in_words(declared: Declared) -> str:
+    """Each entry by its name and its words."""
     return ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()) or "nothing"

@@ -29,7 +29,6 @@ def test_advantage_and_its_error_by_hand() -> None:
         Candidates(np.array([1.0]), np.array([])),
     ]
     found = finding(groups)
-    assert found is not None
     assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
     variances = 4 * (1 + 3 + 1) / (12 * 3), 4 * (2 + 1 + 1) / (12 * 2)
     assert found.error == pytest.approx((variances[0] / 9 + 4 * variances[1] / 9) ** 0.5)
@@ -72,8 +71,7 @@ def test_a_run_without_protection_names_members_and_says_so_in_red(
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
-    gaussian = {"algo": "gaussian", "backbones": "glyphs", "local_epochs": 1}
-    _, found = findings(tmp_path / "plain", **gaussian)
+    _, found = findings(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in found} == {"prototypes"}
     assert found["prototypes", "1 to 3"]["above_chance"]
     assert found["prototypes", "1 to 3"]["named"] > 0.9 * found["prototypes", "1 to 3"]["classes"]
@@ -170,7 +168,6 @@ def test_images_are_made_through_frozen_backbones(tmp_path: Path, monkeypatch: p
     run, found = findings(tmp_path, "fedpcl", 1, invert=True, backbones="glyphs", **shift)
     assert found["inversion", "all"]["classes"] == 1
     kept = Run(run).inversions
-    assert kept is not None
     assert np.ptp(kept[1][0, 0]) > 100
 
 

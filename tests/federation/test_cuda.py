@@ -1,7 +1,7 @@
 """On a real CUDA device, and skipped elsewhere: ``make test-gpu``. What can be shown without one is in test_gpu.py."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from client_app.algorithms.base import client_half
-from protofl_common.basics import cuda_graph
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.accidents import Killed, on_message
 from tests.support.acting import SMALL
@@ -33,45 +31,19 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def left_behind(folder: Path, changes: dict[str, Any]) -> object:
-    """Everything of a run but the time it took."""
     wanted = TRAINED | changes
     clients = wanted.pop("clients")
     outcome = run_federation(run_config(folder, **wanted), clients)
     return without_times(outcome.rows), digests(outcome.folder)
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for each graph."""
-    graphs: list[int] = []
-    original = cuda_graph.record
-
-    def record(call: Callable[[], cuda_graph.Results]) -> tuple[cuda_graph.Results, Callable[[], None]]:
-        graphs.append(len(graphs))
-        return original(call)
-
-    monkeypatch.setattr(cuda_graph, "record", record)
-    return graphs
-
-
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
-def test_a_replayed_step_is_the_next_one_to_the_last_bit(
-    changes: dict[str, Any], recorded: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replayed = left_behind(tmp_path / "replayed", changes)
-    assert bool(recorded) == (not client_half(CATALOG[changes.get("algo", "fedproto")]).steps_differ)
-    monkeypatch.setattr(cuda_graph, "can_replay", lambda device: False)
-    assert left_behind(tmp_path / "steps", changes) == replayed
-
-
-@pytest.mark.parametrize("algo", CATALOG)
-def test_the_same_seed_gives_the_same_run(algo: str, tmp_path: Path) -> None:
-    assert left_behind(tmp_path / "one", {"algo": algo}) == left_behind(tmp_path / "two", {"algo": algo})
+def test_the_same_seed_gives_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert left_behind(tmp_path / "one", changes) == left_behind(tmp_path / "two", changes)
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_the_figures_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -> None:
-    """So nothing is computed from what another stream has not written yet."""
     folder = tmp_path / "run"
     losses = []
     for device in ("cuda", "cpu"):

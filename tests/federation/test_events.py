@@ -68,5 +68,4 @@ def test_without_the_package_the_run_ends_before_any_client_trains(
 
 
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
-    outcome = run_federation(run_config(tmp_path, **SMALL | {"callback": ""}), 2)
-    assert not (outcome.folder / "tensorboard").exists()
+    assert not (run_federation(run_config(tmp_path, **SMALL | {"callback": ""}), 2).folder / "tensorboard").exists()

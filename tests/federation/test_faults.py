@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
+from tests.support.attacks import both, interrupted, lost, when
 from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 
@@ -111,19 +112,10 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
 
 
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
-    nodes = four()
-    gone: list[dict[str, Any]] = []
-
-    def tamper(message: Message, reply: Message) -> Message | None:
-        meta = message.metadata
-        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002):
-            gone.append(nodes.pop(1002))
-            return None
-        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and gone:
-            nodes[2002] = gone.pop()
-        return reply
-
-    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    nodes, gone = four(), Nodes()
+    goes = on_round(2, 1002, lambda *_: gone.update({2002: nodes.pop(1002)}))
+    returns = when(lambda _, reply: nodes.update(gone) or reply, MessageType.TRAIN, number=3)
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=both(goes, returns))
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
@@ -142,13 +134,8 @@ def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: p
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
     nodes = four()
-
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "1":
-            nodes[2002] = dict(nodes[1002])
-        return reply
-
-    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    comes = when(lambda _, reply: nodes.update({2002: dict(nodes[1002])}) or reply, MessageType.TRAIN, number=1)
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=comes)
     trained = {message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"}
     assert trained == {1000, 1001, 1002, 1003}
 
@@ -177,8 +164,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
     """With bind-sites it never has it; without, until the site's own node is back."""
     nodes = four()
     tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
-    config = run_config(tmp_path, bind_sites=bound, **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=tamper)
+    outcome = run_federation(run_config(tmp_path, bind_sites=bound, **SMALL), nodes=nodes, tamper=tamper)
     trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
     assert {1002} == {1002, 2002} & set(trained)
     said = capsys.readouterr().out
@@ -189,14 +175,8 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
 def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
     nodes = four()
     config = run_config(tmp_path, bind_sites=True, join_timeout=2.0, min_replies=4, **SMALL)
-
-    def dies(message: Message, reply: Message) -> Message:
-        if message.metadata.group_id == "2":
-            raise KeyboardInterrupt
-        return reply
-
     with pytest.raises(KeyboardInterrupt):
-        run_federation(config, nodes=dict(nodes), tamper=dies, run_id=1)
+        run_federation(config, nodes=dict(nodes), tamper=when(interrupted, number=2), run_id=1)
     others = {2002: nodes[1002]} | {node: facts for node, facts in nodes.items() if node != 1002}
     with pytest.raises(FederationError, match=r"site-2: this name is another node's in this run \(bind-sites\)"):
         run_federation(config | {"resume": True}, nodes=others, run_id=2)
@@ -204,12 +184,8 @@ def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
 
 
 def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def tamper(message: Message, reply: Message) -> Message | None:
-        dumb = message.metadata.dst_node_id == 1001 and message.metadata.group_id in ("1", "2")
-        return None if dumb else reply
-
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
-    outcome = run_federation(config, tamper=tamper)
+    outcome = run_federation(config, tamper=both(on_round(1, 1001, lost), on_round(2, 1001, lost)))
     assert [(row["asked"], row["missing"]) for row in outcome.rows[:3]] == [(4, ["site-1"]), (4, ["site-1"]), (3, [])]
     assert [row["asked"] for row in outcome.rows] == [4, 4, 3, 3, 4, 4, 4]
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
@@ -255,8 +231,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -
         return reply
 
     grids: list[LocalGrid] = []
-    config = run_config(tmp_path, round_timeout=1.0, **SMALL)
-    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    outcome = run_federation(run_config(tmp_path, round_timeout=1.0, **SMALL), tamper=tamper, on_grid=grids.append)
     assert outcome.rows[1]["missing"] == ["site-1"]
     assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
@@ -313,12 +288,6 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
     back = {node + 1000: facts for node, facts in nodes.items()}
     looked: list[int] = []
 
-    def tamper(message: Message, reply: Message) -> Message:
-        meta = message.metadata
-        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1003):
-            nodes.clear()
-        return reply
-
     def back_once_missed(grid: LocalGrid) -> None:
         def get_node_ids() -> list[int]:
             found = list(nodes)
@@ -330,7 +299,8 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
         grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
 
     config = run_config(tmp_path, min_replies=2, **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=tamper, on_grid=back_once_missed)
+    go = on_round(2, 1003, lambda _, reply: nodes.clear() or reply)
+    outcome = run_federation(config, nodes=nodes, tamper=go, on_grid=back_once_missed)
     assert [row["valid"] for row in outcome.rows] == [4] * 5
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
 

@@ -108,14 +108,11 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
     [
         ({}, "north", "--site north: not in the result; choose site-0, site-1, site-2"),
         ({"gaussian__revocable": False}, "site-1", "gaussian.revocable = false: what each site sent is not stored"),
-        (
-            {"gaussian__revocable": False, "secagg": True},
-            "site-1",
-            "with secure aggregation the server has the sum of all",
-        ),
+        ({"gaussian__revocable": False, "secagg": True}, "site-1",
+         "with secure aggregation the server has the sum of all"),
         ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_taken_out_is_said_in_one_line(
     settings: dict[str, Any], site: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,13 +134,10 @@ def test_the_last_site_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("first", "second", "said"),
     [
         ({"gaussian__head": "qda"}, {}, "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'"),
-        (
-            {"gaussian__revocable": False},
-            {},
-            "what its sites sent is not stored; make it with gaussian.revocable = true",
-        ),
+        ({"gaussian__revocable": False}, {},
+         "what its sites sent is not stored; make it with gaussian.revocable = true"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_cannot_be_added_to_is_refused(
     first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

@@ -1,29 +1,23 @@
-"""What is otherwise on a GPU, shown without one: another device (`pretended.py`), and replayed steps (`recorded.py`).
+"""What is otherwise on a GPU, shown without one: on another device (`pretended.py`).
 
 On a real GPU: ``make test-gpu``.
 """
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from client_app.algorithms.base import client_half
-from protofl_common.basics import cuda_graph, devices
+from protofl_common.basics import devices
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.acting import CASES, SMALL
 from tests.support.harness import run_config, run_federation
 from tests.support.pretended import GPU, Pretended, pretended_gpu
-from tests.support.recorded import RecordingError, rehearsal
 from tests.support.results import digests, without_times
 
 LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-avg"}
 """Their clients take FedAvg's or FedProto's steps, and their servers do not train: tried in the long tests."""
-WITH_ADAM = {"mpft"}
-"""Only the server trains, and Adam's steps are alike on a real CUDA device alone."""
 
 
 def left_behind(folder: Path, changes: dict[str, Any]) -> object:
@@ -34,22 +28,20 @@ def left_behind(folder: Path, changes: dict[str, Any]) -> object:
     return without_times(outcome.rows), digests(outcome.folder)
 
 
-def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object, list[int]]:
-    """What a run leaves behind on the CPU, and on the pretended GPU with its graphs, and what these recorded."""
+def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object]:
+    """What a run leaves behind on the CPU, and on the pretended GPU."""
     on_cpu = left_behind(folder / "cpu", changes)
-    with pretended_gpu(), rehearsal() as recorded:
-        return on_cpu, left_behind(folder / "gpu", changes), recorded
+    with pretended_gpu():
+        return on_cpu, left_behind(folder / "gpu", changes)
 
 
 @pytest.mark.parametrize(
     "algo", [pytest.param(one, marks=[pytest.mark.long] * (one in LIKE_OTHERS)) for one in CATALOG]
 )
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
-    """Nothing is on the wrong device, and a step that is replayed is the next one to the last bit."""
-    on_cpu, on_gpu, recorded = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})
+    """Nothing is on the wrong device."""
+    on_cpu, on_gpu = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})
     assert on_gpu == on_cpu
-    trains = not CATALOG[algo].one_shot
-    assert bool(recorded) == (trains and algo not in WITH_ADAM and not client_half(CATALOG[algo]).steps_differ)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +58,7 @@ def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_pa
     ids=str,
 )
 def test_so_it_does_with_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
-    on_cpu, on_gpu, _ = on_both(tmp_path, changes)
+    on_cpu, on_gpu = on_both(tmp_path, changes)
     assert on_gpu == on_cpu
 
 
@@ -74,11 +66,8 @@ def test_so_it_does_with_other_settings(changes: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize("key", CASES)
 def test_so_it_does_with_every_setting(key: str, tmp_path: Path) -> None:
     under, other = CASES[key]
-    on_cpu, on_gpu, _ = on_both(tmp_path, under | {key.replace("-", "_").replace(".", "__"): other})
+    on_cpu, on_gpu = on_both(tmp_path, under | {key.replace("-", "_").replace(".", "__"): other})
     assert on_gpu == on_cpu
-
-
-# -- the two stand-ins can tell --------------------------------------------------------------------------------------
 
 
 def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
@@ -90,51 +79,6 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
             with pytest.raises((RuntimeError, TypeError)):
                 wrong()
         assert torch.equal((there + here.to(GPU)).cpu(), torch.full((3,), 2.0))
-
-
-@pytest.mark.parametrize(
-    "looks",
-    [lambda x: x * x.sum().item(), lambda x: x if x.any() else -x, lambda x: x[x > 0], lambda x: x[torch.nonzero(x)]],
-)
-def test_a_recording_refuses_what_looks_at_numbers(looks: Any) -> None:
-    with rehearsal():
-        replayed = cuda_graph.Replayed(lambda x: {"y": looks(x)})
-        replayed(torch.ones(3))
-        with pytest.raises(RecordingError, match="looks at numbers"):
-            replayed(torch.ones(3))
-
-
-def test_a_replay_runs_no_python_and_knows_shapes_apart() -> None:
-    """So a function whose calls differ shows: the two tests above could fail."""
-    weight, calls = torch.zeros(3), Counter[int]()
-
-    def step(x: Tensor) -> dict[str, Tensor]:
-        calls[len(x)] += 1
-        weight.add_(x.sum())
-        return {"sum": x.sum(), "calls": torch.full((), float(calls[len(x)]))}
-
-    with rehearsal() as recorded, cuda_graph.replaying(step, torch.device("cpu"), same=True) as update:
-        found = [
-            {name: one.item() for name, one in update(torch.full((size,), 2.0)).items()} for size in (3, 3, 3, 2, 3)
-        ]
-    assert [one["sum"] for one in found] == [6, 6, 6, 4, 6]
-    assert [one["calls"] for one in found] == [1, 2, 2, 1, 2]
-    assert calls == {3: 2, 2: 1}
-    assert len(recorded) == 1
-    assert weight.tolist() == [28.0] * 3
-
-
-def test_without_graphs_or_with_steps_that_differ_the_function_itself_is_called() -> None:
-    def step() -> dict[str, Tensor]:
-        return {}
-
-    with cuda_graph.replaying(step, torch.device("cpu"), same=True) as update:
-        assert update is step
-    with rehearsal(), cuda_graph.replaying(step, torch.device("cpu"), same=False) as update:
-        assert update is step
-
-
-# -- the device ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])

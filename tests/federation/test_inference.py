@@ -39,8 +39,7 @@ def site(run: Outcome, number: int) -> Client:
 def write_images(folder: Path, images: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for index, image in enumerate(images):
-        pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        Image.fromarray(pixels).save(folder / f"{index:04d}.png")
+        Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{index:04d}.png")
     return folder
 
 
@@ -140,20 +139,13 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
     """Inverted digits, dark on white, among a model's own, white on dark."""
-    settings: dict[str, Any] = {
-        "algo": "fedproto",
-        "rounds": 3,
-        "local_epochs": 5,
-        "dataset": "digits",
-        "partition": "iid",
-    }
+    settings: dict[str, Any] = {"algo": "fedproto", "rounds": 3, "local_epochs": 5, "dataset": "digits",
+        "partition": "iid"}  # fmt: skip
     run = trained(tmp_path, train_samples=300, test_samples=300, **settings)
     model = TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)
     data = site(run, 0).data
-    share = [one.unknown for one in Predictor(model).predict(data.test_inputs)]
-    assert np.mean(share) <= 0.05
-    far = [one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]
-    assert np.mean(far) > 0.3
+    assert np.mean([one.unknown for one in Predictor(model).predict(data.test_inputs)]) <= 0.05
+    assert np.mean([one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]) > 0.3
 
 
 def test_no_unknown_without_prototypes_or_when_not_wanted(tmp_path: Path) -> None:

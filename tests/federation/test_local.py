@@ -77,7 +77,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 @linux
 def test_the_processes_are_there_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are forked while this process has no thread that draws on the screen."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     assert local.workers_for({CPUS: 2}, "cpu") == 2
     assert len(active_children()) == 2
     assert local.workers_for({CPUS: 8}, "cpu") == 1
@@ -113,7 +113,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     def make(answer: str, cpus: int = 16, status: int = 0) -> None:
         local.visible_gpus.cache_clear()
         local._say.cache_clear()
-        monkeypatch.setattr("os.cpu_count", lambda: cpus)
+        monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cpus), raising=False)
         program = tmp_path / "nvidia-smi"
         program.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\nprintf '{answer}'\nexit {status}\n")
         program.chmod(0o755)

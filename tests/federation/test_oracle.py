@@ -31,22 +31,9 @@ TARGET = 17
 """The row that differs: a ``sick`` patient's first number is one that no other row has."""
 FEATURES = 4
 
-CONFIG: dict[str, Any] = default_run_config() | {
-    "algo": "fedavg",
-    "dataset": "arrays",
-    "partition": "own",
-    "classes": "0,1",
-    "models": "mlp-1",
-    "feature-dim": FEATURES,
-    "rounds": ROUNDS,
-    "num-clients": 1,
-    "local-epochs": 1,
-    "batch-size": 64,
-    "norm": "group",
-    "dp": "sample",
-    "dp-epsilon": EPSILON,
-    "threads": 1,
-}
+CONFIG: dict[str, Any] = default_run_config() | {"algo": "fedavg", "dataset": "arrays", "partition": "own",
+    "classes": "0,1", "models": "mlp-1", "feature-dim": FEATURES, "rounds": ROUNDS, "num-clients": 1, "local-epochs": 1,
+    "batch-size": 64, "norm": "group", "dp": "sample", "dp-epsilon": EPSILON, "threads": 1}  # fmt: skip
 
 
 def patients(folder: Path, sick: bool, official: int) -> Path:
@@ -63,16 +50,9 @@ def patients(folder: Path, sick: bool, official: int) -> Path:
 
 def strict(data: Path, folder: Path) -> dict[str, Any]:
     """The node config of a site that trusts nobody."""
-    return {
-        "site-name": "north",
-        "data-dir": str(data),
-        "dataset": "arrays",
-        "classes": "0,1",
-        "test-from": "official-own",
-        "state-dir": str(folder / "state"),
-        "cache-dir": str(data.parent / "cache"),
-        "require-dp": f"epsilon<={EPSILON}",
-    }
+    return {"site-name": "north", "data-dir": str(data), "dataset": "arrays", "classes": "0,1",
+        "test-from": "official-own", "state-dir": str(folder / "state"), "cache-dir": str(data.parent / "cache"),
+        "require-dp": f"epsilon<={EPSILON}"}  # fmt: skip
 
 
 def indicator(slope: float) -> dict[str, torch.Tensor]:
@@ -80,14 +60,9 @@ def indicator(slope: float) -> dict[str, torch.Tensor]:
 
     With a ``slope`` near the end of float32, the features of such a record overflow.
     """
-    weights = {
-        "body.1.weight": torch.zeros(64, NUMBERS),
-        "body.1.bias": torch.zeros(64),
-        "body.3.weight": torch.zeros(FEATURES, 64),
-        "body.3.bias": torch.zeros(FEATURES),
-        "head.weight": torch.zeros(2, FEATURES),
-        "head.bias": torch.tensor([1.0, 0.0]),
-    }
+    weights = {"body.1.weight": torch.zeros(64, NUMBERS), "body.1.bias": torch.zeros(64),
+        "body.3.weight": torch.zeros(FEATURES, 64), "body.3.bias": torch.zeros(FEATURES),
+        "head.weight": torch.zeros(2, FEATURES), "head.bias": torch.tensor([1.0, 0.0])}  # fmt: skip
     weights["body.1.weight"][0, 0], weights["body.1.bias"][0] = slope, -4.0 * slope
     weights["body.3.weight"][0, 0], weights["head.weight"][1, 0] = 1.0, 100.0
     return weights

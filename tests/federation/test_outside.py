@@ -115,9 +115,7 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
 
 
 def test_another_name_is_told_with_the_nearest() -> None:
-    with pytest.raises(
-        SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon, fedbn \(did you mean moon\?\)"
-    ):
+    with pytest.raises(SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"):
         Settings.from_run_config(default_run_config() | {"algo": "mooon"})
 
 
@@ -366,8 +364,7 @@ def test_a_callback_sees_every_row(own: str, tmp_path: Path) -> None:
 def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
-    assert len(run.rows) == 3
+    assert len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows) == 3
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
@@ -375,8 +372,7 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
 
 def test_unlike_networks_with_one_of_the_users_own(tmp_path: Path) -> None:
     learn = {"rounds": 3, "local_epochs": 3, "train_samples": 0, "optimizer": "adam", "lr": 0.002}
-    config = run_config(tmp_path, algo="fedproto", **STRIPES | learn, models=f"cnn4, {VIT}")
-    run = run_federation(config, clients=4)
+    run = run_federation(run_config(tmp_path, algo="fedproto", **STRIPES | learn, models=f"cnn4, {VIT}"), clients=4)
     assert [run.summary["clients"][f"site-{i}"]["arch"] for i in range(4)] == ["cnn4", VIT] * 2
     for site, told in run.summary["accuracy-of-clients"].items():
         assert told["prototype"] > 0.6, site
@@ -446,8 +442,7 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     run_federation(run_config(tmp_path, **MOON), clients=2)
     assert calls == names[1:]
 
-    server = PAGE.partition("**The server half**")[2]
-    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", server)
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2])
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
@@ -476,22 +471,3 @@ def test_its_names_are_those_of_the_code() -> None:
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):
         assert (ROOT / "docs" / path).exists(), path
-
-
-# -- a method that is a row alone ------------------------------------------------------------------------------------
-
-
-def test_fedbn_leaves_the_normalisation_layers_at_the_client(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedbn", models="resnet4-imagenet-stem", rounds=2, test_samples=30, **STRIPES)
-    models = list(models_left(run_federation(config, clients=3)).values())
-    sent = set(load_file(next(tmp_path.rglob("weights.safetensors"))))
-    own = models[0].keys() - sent
-    assert {name.rpartition(".")[2] for name in own} > {"running_mean", "running_var", "num_batches_tracked"}
-    assert not any(name.endswith(("running_mean", "num_batches_tracked")) for name in sent)
-    assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in sent)
-    assert not all(torch.equal(models[0][name], models[1][name]) for name in own)
-
-
-def test_an_operator_reads_what_fedbn_sends() -> None:
-    (entry,) = plugins.algorithm_named("fedbn").exchange.up.values()
-    assert entry.words == "all weights of the model but its normalisation layers"

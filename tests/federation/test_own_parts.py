@@ -58,8 +58,7 @@ def series(tmp_path: Path) -> str:
     """Waves in three frequencies, in two channels, of three clients."""
     rng = np.random.default_rng(0)
     labels = np.arange(300) % 3
-    steps = np.linspace(0, 6, 20)
-    inputs = np.sin((labels[:, None, None] + 1) * steps) + rng.normal(0, 0.2, (300, 2, 20))
+    inputs = np.sin((labels[:, None, None] + 1) * np.linspace(0, 6, 20)) + rng.normal(0, 0.2, (300, 2, 20))
     split = np.where(np.arange(300) % 4, "train", "test")
     file = tmp_path / "waves.npz"
     np.savez(file, inputs=inputs, labels=labels, client=np.repeat(["a", "b", "c"], 100), split=split)
@@ -99,8 +98,7 @@ def test_unlike_networks_learn_every_kind_of_data(
     where = {"signal": series, "text": texts}.get(kind, "")
     run = run_federation(run_config(tmp_path, algo=algo, **KINDS[kind], data_dir=where, **LEARN), clients=3)
     assert accuracy(run) > 0.6
-    archs = {site["arch"] for site in run.summary["clients"].values()}
-    assert len(archs) == 3
+    assert len({site["arch"] for site in run.summary["clients"].values()}) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,8 +149,7 @@ def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: s
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
-    site = client_of(config, 1)
-    inputs = np.asarray(site.data.test_inputs[:5])
+    inputs = np.asarray(client_of(config, 1).data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs
     logits, *distances = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": given})
     wanted = Predictor.load(out).outputs(inputs)

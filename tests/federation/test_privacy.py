@@ -1,5 +1,6 @@
 """Federations under differential privacy: what is sent, what it costs, and where the account stands."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -29,7 +30,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
-from protofl_common.report.figures.costs import spent as spent_on_page
+from protofl_common.report.figures.curves import spent as spent_on_page
 from protofl_common.report.reading import Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
@@ -131,8 +132,6 @@ class PlainStep(FedAvg[Any]):
 
 
 class PlainLoop(FedAvg[Any]):
-    """Trains in a loop of its own."""
-
     def fit(self) -> dict[str, float]:
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -156,8 +155,6 @@ class ThreeEpochs(FedAvg[Any]):
 
 
 class TwoTables(FedProto[Any]):
-    """Makes two tables in a round."""
-
     def upload(self) -> Payload:
         self.local_prototypes()
         return super().upload()
@@ -193,10 +190,8 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
     monkeypatch.setattr(PrivateStep, "__call__", step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
     monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
-    outcome = private(tmp_path, algo, rounds=2)
-    settings = Settings.from_run_config(outcome.grid.run_config)
+    settings = Settings.from_run_config(private(tmp_path, algo, rounds=2).grid.run_config)
     plan = settings.plan(20)
-    assert plan is not None
     assert (len(taken), len(tables)) == (2 * 2 * plan.steps, 2 * sum(plan.tables))
 
 
@@ -241,8 +236,7 @@ def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
 
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
     """FedPLVM, Table 11."""
-    config = run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0})
-    site = client_of(config, 0, 2)
+    site = client_of(run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0}), 0, 2)
     step = client_half(site.settings.row)(site, 1).step()
     assert isinstance(step, PrivateStep)
     assert site.plan is None
@@ -267,6 +261,10 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     (figure,) = spent_on_page(Run(outcome.folder))
     assert "ε of the client that the run costs most" in figure.caption
     assert "<path" in figure.svg
+    heads, *_, last = csv.reader(figure.data.splitlines(), "excel-tab")
+    for kind, figures in outcome.summary["accuracy"].items():
+        shown = float(dict(zip(heads, last, strict=True))[f"{kind}, mean (test accuracy, %)"])
+        assert shown == pytest.approx(100 * figures["mean"], rel=1e-5)
     assert "ε in a line is that of the client that the run costs most" in str(protections(outcome.summary["settings"]))
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
     assert len(ledgers) == 2
@@ -312,8 +310,7 @@ def test_a_final_evaluation_that_is_repeated_after_a_stop_has_its_budget(tmp_pat
 
 
 def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
-    more = {"rounds": 9, "validation_fraction": 0.3, "early_stopping": 1}
-    outcome = private(tmp_path, "fedavg", **more)
+    outcome = private(tmp_path, "fedavg", rounds=9, validation_fraction=0.3, early_stopping=1)
     assert outcome.summary["stopped-early"]
     for ledger in outcome.folder.glob("clients/*/privacy.json"):
         (entries,) = json.loads(ledger.read_text()).values()
@@ -394,17 +391,14 @@ def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond
 @pytest.mark.parametrize(
     ("demand", "changes", "said"),
     [
-        (
-            "epsilon<=8",
-            {"dp": "none"},
-            "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and",
-        ),
+        ("epsilon<=8", {"dp": "none"},
+         "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and"),
         ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
         ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
         ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
         ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
     ],
-)
+)  # fmt: skip
 def test_a_site_takes_part_in_nothing_less_than_it_demands(
     demand: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -436,7 +430,6 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
     assert set(second["accuracy"]) == set(final["accuracy"]) == {"prototype"}
     received = outcome.grid.log[-1][0].content["prototypes"]
     predicting = TrainedModel.read(outcome.folder / "clients" / "site-1" / WEIGHTS).prototypes
-    assert predicting is not None
     assert np.array_equal(values_of(received["means"]), predicting.means.numpy())
 
 

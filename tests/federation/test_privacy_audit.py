@@ -53,8 +53,7 @@ class Victim:
         self.part, self.number, self.errors, self.data = part, 0, 0, neighbours(part)[0]
         monkeypatch.setattr("client_app.client.open_client_data", lambda settings, **of_client: self.data)
         torch.manual_seed(1)
-        algorithm = client_half(self.client.settings.row)(self.client, 1)
-        model, canary = algorithm.model, torch.tensor([CANARY])
+        model, canary = client_half(self.client.settings.row)(self.client, 1).model, torch.tensor([CANARY])
         with torch.no_grad():
             for weight in model.parameters():
                 weight *= 3
@@ -162,7 +161,7 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(differential_privacy, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(differential_privacy.release, "private_hits", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:

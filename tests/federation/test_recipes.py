@@ -15,20 +15,9 @@ from tests.support.declared import MINIMISED
 from tests.support.harness import run_config, run_federation
 
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
-SMALL = {
-    "rounds": 2,
-    "evaluate-every": 2,
-    "data-dir": "",
-    "classes": "",
-    "image-size": 24,
-    "test-from": "split",
-    "total-samples": 0,
-    "train-samples": 12,
-    "test-samples": 12,
-    "batch-size": 4,
-    "local-epochs": 1,
-    "threads": 1,
-}
+SMALL = {"rounds": 2, "evaluate-every": 2, "data-dir": "", "classes": "", "image-size": 24, "test-from": "split",
+    "total-samples": 0, "train-samples": 12, "test-samples": 12, "batch-size": 4, "local-epochs": 1,
+    "threads": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])

@@ -18,27 +18,20 @@ from tests.support.attacks import by
 from tests.support.harness import Outcome, run_config, run_federation
 
 
-def prototypes(points: list[tuple[float, float]], labels: list[int]) -> Prototypes:
-    return Prototypes(torch.tensor(points), torch.tensor(labels))
-
-
-def test_margins_of_points_in_the_plane() -> None:
-    """Class 0 at (0, 0), class 1 at (3, 4), class 3 at (0, 2): least distances 2, √13 and 2; class 2 is absent."""
-    found = margins(prototypes([(0, 0), (3, 4), (0, 2)], [0, 1, 3]), 5)
-    np.testing.assert_allclose(found.numpy(), [2, 13**0.5, np.nan, 2, np.nan])
-
-
-def test_prototypes_of_one_class_are_no_neighbours() -> None:
-    found = margins(prototypes([(0, 0), (0, 1), (0, 5)], [0, 0, 1]), 2)
-    np.testing.assert_allclose(found.numpy(), [4, 4])
-
-
-def test_a_single_class_has_no_margin() -> None:
-    assert margins(prototypes([(0, 0), (0, 1)], [1, 1]), 3).isnan().all()
-
-
-def test_equal_prototypes_have_margin_zero() -> None:
-    assert margins(prototypes([(1, 1), (1, 1)], [0, 1]), 2).tolist() == [0, 0]
+@pytest.mark.parametrize(
+    ("points", "labels", "wanted"),
+    [
+        ([(0, 0), (3, 4), (0, 2)], [0, 1, 3], [2, 13**0.5, np.nan, 2, np.nan]),  # classes 2 and 4 are absent
+        ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),  # prototypes of one class are no neighbours
+        ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),  # a single class has no margin
+        ([(1, 1), (1, 1)], [0, 1], [0, 0]),
+    ],
+)
+def test_margins_of_points_in_the_plane(
+    points: list[tuple[float, float]], labels: list[int], wanted: list[float]
+) -> None:
+    found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
+    np.testing.assert_allclose(found.numpy(), wanted)
 
 
 def test_too_many_prototypes_are_not_compared() -> None:
@@ -83,8 +76,7 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
         2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
         3: {"site-name": "north", "domain": "photo"},
     }
-    config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
-    sites = sites_of(run_federation(config, nodes=nodes))
+    sites = sites_of(run_federation(run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1), nodes=nodes))
     assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
 
 
@@ -125,7 +117,7 @@ def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> N
         file.write('{"round": 3, "glo')
     with pytest.raises(Killed):
         run_federation(config | {"resume": True}, 4, on_message(MessageType.EVALUATE, 5), run_id=8)
-    found = run_federation(config | {"resume": True, "statistics": "features"}, 4, run_id=9)
+    found = run_federation(config | {"resume": True}, 4, run_id=9)
     one, other = (run.folder / "prototypes.jsonl" for run in (found, wanted))
     assert one.read_bytes() == other.read_bytes()
     one, other = (run.folder / "client-prototypes.safetensors" for run in (found, wanted))
@@ -134,4 +126,3 @@ def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> N
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert sites_of(found) == sites_of(wanted)
-    assert (found.folder / "test-features.safetensors").exists()

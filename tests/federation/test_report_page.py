@@ -1,7 +1,6 @@
 """The page of real runs: every section is there with the run's own numbers, and only those that it can have."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
-ALWAYS = ["result", "accuracy", "data", "traffic-and-time", "lost-replies", "clients", "settings"]
+ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "settings"]
 
 
 def read(outcome: Outcome) -> Page:
@@ -33,12 +32,9 @@ def run(folder: Path, clients: int, **settings: Any) -> Outcome:
 def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Clients with three classes each, one of which sends rubbish from the second round on."""
     data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 3, "fedtgp__server_epochs": 5}
-    config = run_config(
-        tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
-    )
+    config = run_config(tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3)
     rubbish = scaled(1e9)
-    tamper = by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
-    return run_federation(config, 4, tamper)
+    return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +86,10 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
         "losses",
         "distribution",
         "margins-by-class",
-        "margins-over-rounds",
-        "prototypes-tsne",
-        "features-tsne",
-        "traffic",
-        "time",
-        "time-of-clients",
+        "prototypes-map",
+        "time-of-a-round",
     ]
+    assert "The first two principal components of the prototypes after round 3" in page.figures["prototypes-map"]
 
 
 def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
@@ -109,6 +102,11 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
+    heads, *_, last = page.data["accuracy-curves"]
+    for kind, figures in final["accuracy"].items():
+        for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+            shown = dict(zip(heads, last, strict=True))[f"{kind}, {label} (test accuracy, %)"]
+            assert shown == f"{100 * figures[name]:.6g}"
     text = "\n".join(page.texts)
     for way in ("up", "down"):
         assert human_bytes(fedtgp.summary["bytes"][way]) in text
@@ -142,20 +140,19 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
     merged = load_file(fedtgp.folder / "prototypes.safetensors")
     assert np.array_equal(kept["global-means"], merged["means"])
     page = read(fedtgp)
-    assert page.marks("prototypes-tsne")[:2] == [len(kept["labels"]), len(merged["labels"])]
-    told = load_file(fedtgp.folder / "test-features.safetensors")
-    assert page.marks("features-tsne") == [len(told["labels"])]
+    assert page.marks("prototypes-map")[:2] == [len(kept["labels"]), len(merged["labels"])]
 
 
-def test_a_bubble_for_each_client_and_class_that_has_samples(fedtgp: Outcome) -> None:
+def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
-    held = 0
+    heads, *shown = read(fedtgp).data["distribution"]
+    assert heads == ["client", *(f"{label} (training samples)" for label in range(10))]
     for index in range(4):
         node = {"partition-id": index, "num-partitions": 4}
         data = client_of(fedtgp.grid.run_config, **node).data
-        assert sites[f"site-{index}"]["train-classes"] == np.bincount(data.train_labels, minlength=10).tolist()
-        held += len(np.unique(data.train_labels))
-    assert read(fedtgp).marks("distribution")[0] == held == 12
+        counts = np.bincount(data.train_labels, minlength=10).tolist()
+        assert sites[f"site-{index}"]["train-classes"] == counts
+        assert shown[index] == [f"site-{index}", *(str(count or "") for count in counts)]
 
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
@@ -167,7 +164,6 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
-    assert "features-tsne" not in page.figures
     heads, *rounds = page.data["prototype-numbers"]
     shown = dict(zip(heads, rounds[-1], strict=True))
     for site, (_, labels) in sent(fedplvm, 3).items():
@@ -182,34 +178,22 @@ def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> 
         if message.metadata.message_type == MessageType.EVALUATE:
             record = reply.content.array_records["statistics"]
             told[message.metadata.dst_node_id - 1000] = values_of(record["similarity"])
-    wanted = [f"{told[site][row]:.2f}" for row in range(3) for site in range(3)]
-    lines = page.figures["backbones"].split("\n")
-    shown = [line.strip() for line in lines if re.fullmatch(r"-?\d\.\d\d", line.strip())]
-    assert shown[: len(wanted)] == wanted
-    assert all(name in page.figures["backbones"] for name in ("glyphs", "fractals", "scenes", "site-0 · scanned"))
-
-
-def test_numbers_in_cells_have_colours_of_their_own_in_dark_mode_too(fedpcl: Outcome) -> None:
-    """A text without ``fill`` takes the colour of the page's text, which is light on a dark page."""
-    cells = re.findall(r'<text style="([^"]*)"[^>]*>\s*-?\d\.\d\d\s*</text>', read(fedpcl).svg("backbones"))
-    inks = [ink for style in cells for ink in ("#111111", "#ffffff") if f"fill: {ink}" in style]
-    assert len(inks) >= 9
-    assert len(cells) - len(inks) < 10  # those of the scale beside it
+    (heads, *rows) = next(table for table in page.tables if table[0][:2] == ["client", "domain"])
+    assert heads[-3:] == ["glyphs", "fractals", "scenes"]
+    assert [row[-3:] for row in rows] == [[f"{value:.2f}" for value in told[site]] for site in range(3)]
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
     assert page.sections == ALWAYS
-    assert "traffic" not in page.figures
     heading = page.texts.index("Lost replies", page.texts.index("Lost replies") + 1)  # the first one is a link to it
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
     assert not (outcome.folder / "prototypes.jsonl").exists()
 
 
 def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
-    outcome = run(tmp_path, 2, algo="local", report=False, rounds=1)
-    assert not (outcome.folder / "report.html").exists()
+    assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_drawn_fails_nothing(
@@ -219,8 +203,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
         raise MemoryError("no room for ink")
 
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
-    outcome = run(tmp_path, 2, algo="local", rounds=1)
-    assert outcome.summary["rounds"] == 1
+    assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from flwr.app import MessageType
 from safetensors.torch import save_file
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -26,17 +26,33 @@ from tests.support.results import assert_same
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
 
 
-@pytest.mark.parametrize("algo", CATALOG)
-def test_a_run_stopped_twice_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
-    """While the clients train, and between the rounds."""
-    settings = SMALL | {"algo": algo, "rounds": 4, "run_name": "mine"}
+LIVES_ON = {"models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3, "participation": 0.5}
+CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
+TRAINING, STORED = "while the clients train", "after the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("settings", "stops"),
+    [
+        *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
+        # an optimizer of two models, of a part of one, and with batch normalisation
+        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
+        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
+        # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
+        *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
+    ],
+)
+def test_a_run_that_was_stopped_equals_an_undisturbed_one(
+    settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
+) -> None:
+    settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
-    stop(config, "while the clients train", 2)
-    stop(config | {"resume": True}, "after the checkpoint", 3, run_id=2)
+    for run_id, (place, number) in enumerate(stops.items(), start=1):
+        stop(config | {"resume": run_id > 1}, place, number, run_id)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=3)
     assert_same(found, wanted)
-    assert found.summary["resumed-after-rounds"] == [1, 3]
+    assert found.summary["resumed-after-rounds"] == [number - (place == TRAINING) for place, number in stops.items()]
 
 
 @pytest.mark.parametrize("algo", ["fedtgp", "fesem", "fedkd"])
@@ -66,29 +82,6 @@ def test_with_few_clients_a_round_and_optimizers_that_live_on(tmp_path: Path) ->
         assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
 
 
-@pytest.mark.parametrize("participation", [0.5, 1.0])
-def test_more_clusters_than_digits_and_clients_without_one(participation: float, tmp_path: Path) -> None:
-    """A checkpoint orders the centres by name, "10" before "2"; with half of the clients, some have no cluster yet."""
-    settings: dict[str, Any] = {"algo": "fesem", "fesem__centres": 11, "participation": participation, "rounds": 4}
-    settings |= {"run_name": "mine", "models": "htcnn-1", "train_samples": 20, "test_samples": 20}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
-    config = run_config(tmp_path / "parts", **settings)
-    stop(config, "after the checkpoint", 1)
-    stop(config | {"resume": True}, "while the clients train", 3, run_id=2)
-    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=3), wanted)
-
-
-@pytest.mark.parametrize("algo", ["fedprox", "fedper", "fedrep", "fml", "fedkd", "fedfa", "per-fedavg"])
-def test_optimizers_of_every_kind_of_step_live_on(algo: str, tmp_path: Path) -> None:
-    """Of two models, of a part of one, and with batch normalisation."""
-    settings: dict[str, Any] = {"algo": algo, "models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3}
-    settings |= {"run_name": "mine", "participation": 0.5, "train_samples": 10, "test_samples": 20}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
-    config = run_config(tmp_path / "parts", **settings)
-    stop(config, "while the clients train", 2)
-    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
-
-
 def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     stop(config, "after the checkpoint", 2)
@@ -98,8 +91,7 @@ def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     """Also for a run without a run-name, whose name is the folder's."""
-    config = run_config(tmp_path, rounds=3, **SMALL)
-    stop(config, "after the checkpoint", 2)
+    stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS

@@ -55,8 +55,7 @@ def test_by_hand() -> None:
     sets = [Prototypes(torch.tensor([value]), torch.tensor([4])) for value in values]
     for merging, wanted in (("median", [1.5, 1.5]), ("trimmed-mean", [1.5, 1.5]), ("mean", [250.75, 3.0])):
         assert merge_prototypes(sets, "uniform", None, merging, 0.25).means.tolist() == [wanted]
-    one_less = merge_prototypes(sets[1:], "uniform", None, "median", 0.0)
-    assert one_less.means.tolist() == [[2.0, 1.0]]
+    assert merge_prototypes(sets[1:], "uniform", None, "median", 0.0).means.tolist() == [[2.0, 1.0]]
 
 
 def test_how_many_are_dropped() -> None:
@@ -70,8 +69,7 @@ def test_how_many_are_dropped() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_against_numpy_and_scipy(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    sets = sets_of(rng, clients=10)
+    sets = sets_of(np.random.default_rng(seed), clients=10)
     rows = {label: [s.means[s.labels == label][0].numpy() for s in sets if label in s.labels] for label in range(5)}
     median = merge_prototypes(sets, "counts", None, "median", 0.2)
     for label, mean in zip(median.labels.tolist(), median.means.numpy(), strict=True):
@@ -92,8 +90,7 @@ def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() 
     wanted = merge_prototypes(sets, "uniform", previous, "median", 0.2)
     assert wanted.means[-1].tolist() == [7.0] * 8
     for order in itertools.permutations(sets):
-        found = merge_prototypes(list(order), "uniform", previous, "median", 0.2)
-        assert torch.equal(found.means, wanted.means)
+        assert torch.equal(merge_prototypes(list(order), "uniform", previous, "median", 0.2).means, wanted.means)
 
 
 def test_the_default_is_the_mean_to_the_last_bit() -> None:
@@ -101,8 +98,7 @@ def test_the_default_is_the_mean_to_the_last_bit() -> None:
     for weighting in ("counts", "uniform"):
         found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)
         assert torch.equal(found.means, wanted.means)
-    settings = Settings.from_run_config(default_run_config())
-    assert bounds_of(settings, cards(4, real=False)) == Bounds()
+    assert bounds_of(Settings.from_run_config(default_run_config()), cards(4, real=False)) == Bounds()
     assert (Bounds().weights, Bounds().prototypes) == (("mean", 0), ("mean", 0))
 
 
@@ -278,13 +274,8 @@ def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path
 # -- two of ten are hostile --------------------------------------------------------------------------------------------
 
 
-SHARED: dict[str, Any] = {
-    "arch": "htcnn-3",
-    "initial_weights": "shared",
-    "train_samples": 60,
-    "batch_size": 10,
-    "rounds": 3,
-}
+SHARED: dict[str, Any] = {"arch": "htcnn-3", "initial_weights": "shared", "train_samples": 60, "batch_size": 10,
+    "rounds": 3}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -384,5 +375,4 @@ def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
     sets[5]["bn.running_var"] = torch.full((2,), 40.0)
     clipped = clip_updates(sets, [start] * 6, 2.0)
     assert float(clipped[5]["bn.running_var"].max()) < 3
-    merged = merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)
-    assert 1.1 <= float(merged["bn.running_var"].max()) <= 1.5
+    assert 1.1 <= float(merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)["bn.running_var"].max()) <= 1.5

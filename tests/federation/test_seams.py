@@ -51,7 +51,6 @@ def asked(
     name: str = "study",
     **records: Any,
 ) -> Message:
-    """The reply of a site."""
     instructions = pack_instructions(Instructions(number, name, True, RunHistory.parse(run_history)))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
     grid = LocalGrid(config, {7: node}, run_id=run_id)

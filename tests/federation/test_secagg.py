@@ -29,7 +29,7 @@ from protofl_common.wire.records import SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import from_node, silent, values_of
+from tests.support.attacks import both, by, from_node, silent, values_of, when
 from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
 
 CLIENTS = 4
@@ -46,13 +46,7 @@ def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> O
 
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
     """These nodes fail in a stage of a round."""
-
-    def tamper(message: Message, reply: Message) -> Message:
-        meta = message.metadata
-        here = meta.message_type == stage and meta.dst_node_id in nodes and meta.group_id == str(number)
-        return silent(message, reply) if here else reply
-
-    return tamper
+    return when(by(dict.fromkeys(nodes, silent), stage), number=number)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -145,8 +139,7 @@ def test_figures_are_those_of_all_samples_and_of_no_single_client(
 
 def test_early_stopping_takes_the_figures_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more: dict[str, Any] = {"early_stopping": 1, "rounds": 9, "train_samples": 20, "lr": 1e-9}
-    found = federation(tmp_path / "with", **more, validation_fraction=0.3)
-    assert len(found.rows) < 9
+    assert len(federation(tmp_path / "with", **more, validation_fraction=0.3).rows) < 9
     assert "stopped early after round" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
         federation(tmp_path / "without", **more)
@@ -217,14 +210,12 @@ def test_below_the_threshold_a_round_changes_nothing(
 def lies_about_shares(node: int) -> Tamper:
     """What it gives back is not what it was given."""
 
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == node:
-            record = reply.content.config_records[SECAGG]
-            for site in record:
-                record[site] = bytes(SHARE - 1) + b"\7"
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.config_records[SECAGG]
+        record.update(dict.fromkeys(record, bytes(SHARE - 1) + b"\7"))
         return reply
 
-    return tamper
+    return when(change, "query.unmask", node)
 
 
 @pytest.mark.parametrize("node", [1000, 1002])
@@ -241,14 +232,12 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
 
 @pytest.mark.parametrize("lie", ["wrong shares", "keys that are none"])
 def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tmp_path: Path) -> None:
-    def tamper(message: Message, reply: Message) -> Message:
-        if lie == "wrong shares":
-            return lies_about_shares(1002)(message, reply) or reply
-        if (message.metadata.message_type, message.metadata.dst_node_id) == ("query.advertise", 1002):
-            reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
+    def no_keys(message: Message, reply: Message) -> Message:
+        reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
         return reply
 
-    found = federation(tmp_path, tamper, rounds=5)
+    lies = lies_about_shares(1002) if lie == "wrong shares" else when(no_keys, "query.advertise", 1002)
+    found = federation(tmp_path, lies, rounds=5)
     assert [list(row["refused"]) for row in found.rows] == [["site-2"], *5 * [[]]]
     assert "it takes no further part in this run" in found.rows[0]["refused"]["site-2"]
     assert not any(row["void"] for row in found.rows)
@@ -301,11 +290,7 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
 
 def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One is lost, one lies: three shares, of which one is wrong, where three are needed."""
-
-    def tamper(message: Message, reply: Message) -> Message:
-        return lost("train", 1001)(message, lies_about_shares(1002)(message, reply) or reply) or reply
-
-    found = federation(tmp_path, tamper)
+    found = federation(tmp_path, both(lies_about_shares(1002), lost("train", 1001)))
     assert found.rows[0]["void"]
     assert "the shares of site-0's keys do not give them: it, or others that have them, lie" in capsys.readouterr().out
     assert not tensors(found)
@@ -314,13 +299,12 @@ def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.Cap
 def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody can tell whose it was."""
 
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1002:
-            array = reply.content.array_records["masked"]["sum"]
-            array.data = (values_of(array) * 3).tobytes()
+    def noise(message: Message, reply: Message) -> Message:
+        array = reply.content.array_records["masked"]["sum"]
+        array.data = (values_of(array) * 3).tobytes()
         return reply
 
-    assert federation(tmp_path, tamper).rows[0]["void"]
+    assert federation(tmp_path, by({1002: noise})).rows[0]["void"]
     assert "void: secure aggregation: " in capsys.readouterr().out
 
 
@@ -437,53 +421,29 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "unmasking too few": ("train", "query.unmask", sites(0, 1), "an unmasking for 2 sites"),
     "unmasking strangers": ("train", "query.unmask", sites(0, 1, 2, 9), "an unmasking for 4 sites"),
     "an unmasking before its upload": ("query.share", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
-    "an upload to the sum of two": (
-        "query.share",
-        "train",
-        lambda message, reply: {"site-1": bytes(SEALED)},
-        "shares of 2 sites, fewer than 3",
-    ),
-    "a sum of two": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: own_keys(reply) | strangers(1),
-        "2 sites for a sum, fewer than 3",
-    ),
-    "its own keys changed": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: strangers(2) | {"site-0": bytes(3 * KEY)},
-        "keys of which this site's are not its own",
-    ),
-    "one site under two names": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]},
-        "or two sites' are the same",
-    ),
-}
+    "an upload to the sum of two": ("query.share", "train", lambda message, reply: {"site-1": bytes(SEALED)},
+        "shares of 2 sites, fewer than 3"),
+    "a sum of two": ("query.advertise", "query.share", lambda message, reply: own_keys(reply) | strangers(1),
+        "2 sites for a sum, fewer than 3"),
+    "its own keys changed": ("query.advertise", "query.share", lambda message,
+        reply: strangers(2) | {"site-0": bytes(3 * KEY)}, "keys of which this site's are not its own"),
+    "one site under two names": ("query.advertise", "query.share", lambda message,
+        reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]}, "or two sites' are the same"),
+}  # fmt: skip
 
 
 FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
-    "the final evaluation under a round's keys": (
-        *("query.share", "evaluate"),
-        "does not follow 'share' of the final evaluation after round 1",
-    ),
-    "training under the final evaluation's keys": (
-        *("query.share_final", "train"),
-        "does not follow 'share' of round 1",
-    ),
+    "the final evaluation under a round's keys": (*("query.share", "evaluate"),
+        "does not follow 'share' of the final evaluation after round 1"),
+    "training under the final evaluation's keys": (*("query.share_final", "train"),
+        "does not follow 'share' of round 1"),
     "a round's unmasking in the final evaluation": (*("evaluate", "query.unmask"), "does not follow 'mask' of round 1"),
     "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
-    "keys for a second final evaluation": (
-        *("evaluate", "query.advertise_final"),
-        "keys asked for the final evaluation after round 1, after the upload of the final evaluation",
-    ),
-    "keys for training after the final evaluation": (
-        *("evaluate", "query.advertise"),
-        "keys asked for round 1, after the upload of the final evaluation after round 1",
-    ),
-}
+    "keys for a second final evaluation": (*("evaluate", "query.advertise_final"),
+        "keys asked for the final evaluation after round 1, after the upload of the final evaluation"),
+    "keys for training after the final evaluation": (*("evaluate", "query.advertise"),
+        "keys asked for round 1, after the upload of the final evaluation after round 1"),
+}  # fmt: skip
 """After which stage which message comes, and what the client says of it."""
 
 
@@ -502,8 +462,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any],
                     more = told(message, reply)
                     content = RecordDict({**records, **(pack_by_site(more) if more else {})})
                 context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
-                again = client_app(Message(content, 1000, stage, group_id="1"), context)
-                answers[trick] = str(again.error.reason)
+                answers[trick] = str(client_app(Message(content, 1000, stage, group_id="1"), context).error.reason)
         return reply
 
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
@@ -590,11 +549,8 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (
-            "merging",
-            "median",
-            "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'",
-        ),
+        ("merging", "median",
+         "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
         ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
         ("statistics", "summary", "statistics = 'summary': secagg = true hides"),
         ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
@@ -603,7 +559,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
         ("baselines", "fedtgp", ""),
         ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
     ],
-)
+)  # fmt: skip
 def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
     if key != "baselines":
         assert refusal({"secagg": True, key: value}).startswith(said)
@@ -641,7 +597,6 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, **SMALL)
-    grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 4}})
+    grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
     grid.push_messages([Message(RecordDict(), 7, "query.advertise", group_id="1")])
     assert "which the run's settings do not ask for" in str(grid.log[0][1].error.reason)

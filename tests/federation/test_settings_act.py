@@ -84,8 +84,7 @@ def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object
     under, other = CASES[key]
     under = ({"rounds": 2} if key in IN_THE_SECOND_ROUND.split() else {}) | under
     assert other != default_run_config()[key]
-    named = key.replace("-", "_").replace(".", "__")
-    assert left_behind(under | {named: other}) != left_behind(under)
+    assert left_behind(under | {key.replace("-", "_").replace(".", "__"): other}) != left_behind(under)
 
 
 def test_hparams_act_on_an_algorithm_of_another_package(

@@ -16,6 +16,8 @@ from PIL import Image
 from protofl_common.basics import tensorfile
 from protofl_common.experiment.settings import digest_of
 from server_app.network.membership import FederationError
+from tests.support.accidents import on_round
+from tests.support.attacks import empty, lost, when
 from tests.support.sites import NAMES, Three
 
 
@@ -64,44 +66,22 @@ def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
 
 
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
-    "misspelt class, named so by its operator": (
-        name_the_misspelt,
-        {},
+    "misspelt class, named so by its operator": (name_the_misspelt, {},
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
-        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n",
-    ),
-    "misspelt class": (
-        misspell,
-        {},
-        r"south cannot take part: DataError \(classes\): ",
-        "does not list the folder 'malingant'",
-    ),
-    "truncated image": (
-        truncate,
-        {},
-        "south cannot take part: DataError: its data cannot be read",
-        "benign/0.png is not a readable image",
-    ),
+        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n"),
+    "misspelt class": (misspell, {}, r"south cannot take part: DataError \(classes\): ",
+        "does not list the folder 'malingant'"),
+    "truncated image": (truncate, {}, "south cannot take part: DataError: its data cannot be read",
+        "benign/0.png is not a readable image"),
     "no data": (lose_the_data, {}, r"south cannot take part: DataError \(data-dir\)", "there is no such folder"),
-    "unwritable folder": (
-        make_the_folder_unwritable,
-        {},
+    "unwritable folder": (make_the_folder_unwritable, {},
         r"south cannot take part: StateError \(state-dir\): its model of this run cannot be read or written",
-        "south/state cannot be written",
-    ),
-    "full disk": (
-        fill_the_disk,
-        {},
-        r"south cannot take part: StateError \(state-dir\)",
-        "south/state cannot be written .*No space left on device",
-    ),
-    "full disk of the cache": (
-        fill_the_cache,
-        {},
-        r"south cannot take part: DataError \(cache-dir\)",
-        "cannot be written .*No space left on device.*; set cache-dir to a folder with room",
-    ),
-}
+        "south/state cannot be written"),
+    "full disk": (fill_the_disk, {}, r"south cannot take part: StateError \(state-dir\)",
+        "south/state cannot be written .*No space left on device"),
+    "full disk of the cache": (fill_the_cache, {}, r"south cannot take part: DataError \(cache-dir\)",
+        "cannot be written .*No space left on device.*; set cache-dir to a folder with room"),
+}  # fmt: skip
 """What is done -> (how, settings of the run, what the server says, what the site's log says)."""
 
 
@@ -138,12 +118,10 @@ def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: 
     """Its introduction lacks what newer code has added."""
 
     def older(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type != MessageType.QUERY or message.metadata.dst_node_id != 3:
-            return reply
         card = {key: value for key, value in reply.content.config_records["site"].items() if key != "found"}
         return Message(RecordDict({"site": ConfigRecord(card)}), reply_to=message)
 
-    assert set(three.run(older).summary["clients"]) == {"east", "north"}
+    assert set(three.run(when(older, MessageType.QUERY, 3)).summary["clients"]) == {"east", "north"}
     told = "south cannot take part: an introduction with no complete record 'site'; is the other side's ProtoFL of"
     assert told in capfd.readouterr().out
 
@@ -163,26 +141,15 @@ def test_a_disk_that_is_full_later_costs_the_site_its_round(three: Three, monkey
 
 
 def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
-    def loses(message: Message, reply: Message) -> Message:
-        meta = message.metadata
-        if (meta.dst_node_id, meta.message_type, meta.group_id) == (3, MessageType.TRAIN, "1"):
-            shutil.rmtree(three.south / "state")
-        return reply
-
-    three.run(loses, rounds=2)
-    assert (
-        len(re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err))
-        == 1
-    )
+    three.run(on_round(1, 3, lambda _, reply: shutil.rmtree(three.south / "state") or reply), rounds=2)
+    said = re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err)
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
 def test_a_run_without_a_valid_reply_has_not_completed(kind: str, three: Three) -> None:
-    def garbles(message: Message, reply: Message) -> Message:
-        return Message(RecordDict(), reply_to=message) if message.metadata.message_type == kind else reply
-
     with pytest.raises(FederationError, match=r"no client has sent one valid reply|no valid reply to the final"):
-        three.run(garbles, run_name="mine")
+        three.run(when(empty, kind), run_name="mine")
     assert not (three.folder / "runs/mine/summary.json").exists()
 
 
@@ -191,12 +158,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(
 ) -> None:
     """In a round after the first; in the first everybody has the whole timeout."""
     monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE", 0.0)
-
-    def hangs(message: Message, reply: Message) -> Message | None:
-        meta = message.metadata
-        return None if (meta.dst_node_id, meta.group_id) == (3, "2") and meta.message_type == "train" else reply
-
-    outcome = three.run(hangs, rounds=3, round_timeout=100.0)
+    outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0)
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
     assert float(re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)[1]) < 100  # type: ignore[index]
 
@@ -221,22 +183,14 @@ def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture
 
 
 def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:
-    def fails(message: Message, reply: Message) -> Message:
-        meta = message.metadata
-        ill = (meta.dst_node_id, meta.message_type) == (3, "train")
-        return Message(Error(2, "it rains"), reply_to=message) if ill else reply
-
-    folder = three.run(fails, run_name="mine").folder
-    lines = (folder / "run.log").read_text().splitlines()
+    fails = on_round(1, 3, lambda message, _: Message(Error(2, "it rains"), reply_to=message))
+    lines = (three.run(fails, run_name="mine").folder / "run.log").read_text().splitlines()
     assert any(re.fullmatch(rf"{STAMP} WARNING failed: south: it rains", line) for line in lines)
     assert any(re.match(rf"{STAMP} INFO round 1/1 ", line) for line in lines)
 
 
 def test_the_log_of_a_run_says_why_it_ended(three: Three) -> None:
-    def garbles(message: Message, reply: Message) -> Message:
-        return Message(RecordDict(), reply_to=message) if message.metadata.message_type == "train" else reply
-
     with pytest.raises(FederationError):
-        three.run(garbles, run_name="mine")
+        three.run(when(empty, MessageType.TRAIN), run_name="mine")
     last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
     assert re.match(rf"{STAMP} ERROR ended by FederationError: no client has sent one valid reply", last)

@@ -133,8 +133,7 @@ class SiteOnDisk:
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
+            Image.fromarray(np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
@@ -261,14 +260,8 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
 
 def base(**changes: Any) -> dict[str, Any]:
     """An honest run on this site's images, as small as can be."""
-    small = {
-        "dataset": "image-folder",
-        "partition": "own",
-        "image-size": 8,
-        "rounds": 3,
-        "num-clients": 1,
-        "threads": 1,
-    }
+    small = {"dataset": "image-folder", "partition": "own", "image-size": 8, "rounds": 3, "num-clients": 1,
+        "threads": 1}  # fmt: skip
     return default_run_config() | small | changes
 
 
@@ -280,36 +273,14 @@ def instructions(**changes: Any) -> RecordDict:
 HUGE = (2**63 - 1, 10**12, 10**6)
 PLACES = ("{root}/outside", "{root}/outside/x.json", "../outside", "~", "/etc/passwd", "file:///etc/passwd", "a\0b")
 NAMES = [
-    *(
-        "file:small:{root}/outside/x.json",
-        "file:resnet18:{root}/outside/x.pth",
-        "file:resnet18:{root}/outside/x.safetensors",
-    ),
+    *("file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth",
+        "file:resnet18:{root}/outside/x.safetensors"),
     *("torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo", "hf:..", "hf:sick", "hf:{root}/outside/data"),
-    *(
-        f"{MODULE}:x",
-        "this:s",
-        "os:system",
-        "antigravity:x",
-        "subprocess:run",
-        f"glyphs,{MODULE}:x",
-        "mnist",
-        "cifar10",
-    ),
-    *(
-        "manifest",
-        "arrays",
-        "text-csv",
-        "domain-folder",
-        "digits",
-        "breast-cancer",
-        "auc",
-        "none",
-        "",
-        "natural",
-        "iid",
-    ),
-]
+    *(f"{MODULE}:x", "this:s", "os:system", "antigravity:x", "subprocess:run", f"glyphs,{MODULE}:x", "mnist",
+        "cifar10"),
+    *("manifest", "arrays", "text-csv", "domain-folder", "digits", "breast-cancer", "auc", "none", "", "natural",
+        "iid"),
+]  # fmt: skip
 DEFAULTS = default_run_config()
 WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
 

@@ -1,6 +1,7 @@
 """A validation part in whole runs: its figures beside those of test data, and who chooses by it."""
 
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ import torch
 from flwr.app import MessageType
 
 from client_app.app import Visit
-from client_app.data import Samples
 from client_app.evaluation import Evaluation
+from client_app.trained_model import Evaluated
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.trained import TrainedModel
 from protofl_common.report.page import page
 from protofl_common.report.reading import Run
@@ -53,7 +53,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
         assert text in said
     shown = page(Run(outcome.folder))
     assert "chosen on validation data" in shown
-    assert "Dotted: the mean on the clients' validation data." in unescape(shown)
+    assert "Validation: the mean on their validation data." in unescape(shown)
     assert "<td>head, validation</td>" in shown
 
 
@@ -132,16 +132,15 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
-    evaluated = Visit._evaluated
+    evaluate = Visit.evaluate
 
-    def right(self: Visit, data: Samples, *prototypes: Prototypes | None) -> Evaluation:
-        planted = data is self.client.validation_set
-        return (
-            Evaluation({"head": scripted[self.algorithm.round - 1]}) if planted else evaluated(self, data, *prototypes)
-        )
+    def right(self: Visit) -> Evaluated:
+        validated = Evaluation({"head": scripted[self.algorithm.round - 1]} if len(self.client.validation_set) else {})
+        self.evaluated = replace(evaluate(self), validated=validated)
+        return self.evaluated
 
     if scripted:
-        monkeypatch.setattr(Visit, "_evaluated", right)
+        monkeypatch.setattr(Visit, "evaluate", right)
     whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2

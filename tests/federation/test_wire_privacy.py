@@ -239,7 +239,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 # -- and so is every byte of every record under every protection -------------------------------------------------------
 
 ASKED: dict[str, dict[str, Any]] = {
-    "nothing": {"statistics": "features", "keep_best": True, "baselines": "local"},
+    "nothing": {"statistics": "summary", "keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
@@ -270,8 +270,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
             names, _ = read_anew(algo, kind, text, METRICS)
             seen.setdefault(kind, set()).update(names)
             assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
-    handlers = {name.removesuffix(".default") for name in client_module.app._registered_funcs}
-    assert handlers == set(RECORDS)
+    assert {name.removesuffix(".default") for name in client_module.app._registered_funcs} == set(RECORDS)
     seen[MessageType.TRAIN] |= {name for row in CATALOG.values() for name in row.exchange.up}
     assert seen == RECORDS
 
@@ -364,8 +363,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        labels = client_of(outcome.grid.run_config, **node).data.train_labels
-        counts = np.bincount(labels, minlength=10)
+        counts = np.bincount(client_of(outcome.grid.run_config, **node).data.train_labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
         for item in recorddict_to_proto(reply.content).items:
@@ -403,17 +401,10 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
         unequal(tmp_path, "fedproto", 999)
 
 
-def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
-    config = run_config(tmp_path, statistics="features", min_class_samples=2)
-    client = client_of(config)
-    assert statistics_level(client) == "none"
-
-
 def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
     """It is the same where a sample of one small class is of another."""
     facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
-    config = run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts)
-    client = client_of(config)
+    client = client_of(run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts))
     labels = client.train_set.labels.clone()
     small = [label for label in labels.unique().tolist() if label not in client.large_classes]
     algorithm = client_half(client.settings.row)(client, 1)
@@ -443,14 +434,8 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 @pytest.mark.parametrize("least", [2, 25])
 def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tmp_path: Path) -> None:
     """With 20 of them where ``min-class-samples`` is less; test and validation samples each for themselves."""
-    more = {
-        "validation_fraction": 0.3,
-        "metrics": "auc",
-        "keep_best": True,
-        "report": True,
-        "rounds": 2,
-        "total_samples": 900,
-    }
+    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2,
+        "total_samples": 900}  # fmt: skip
     outcome = unequal(tmp_path, "fedproto", least, test_samples=19 if least == 2 else 24, **more)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
@@ -468,14 +453,11 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
 # -- what is told for the report, and by whom --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["summary", "features"])
 @pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
-def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_says(
-    algo: str, level: str, tmp_path: Path
-) -> None:
+def test_statistics_are_told_once_after_the_last_round(algo: str, tmp_path: Path) -> None:
     """The training replies are those of a run without: FedTGP's hold no counts."""
-    arrays = (*STATISTICS[level], *(("similarity",) if algo == "fedpcl" else ()))
-    outcome = federation(tmp_path, algo, statistics=level)
+    arrays = (*STATISTICS["summary"], *(("similarity",) if algo == "fedpcl" else ()))
+    outcome = federation(tmp_path, algo, statistics="summary")
     assert_private(outcome, tmp_path, algo, arrays)
     assert not any(outcome.summary["trouble"].values())
     finals = outcome.exchanged(MessageType.EVALUATE)
@@ -486,54 +468,47 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
         (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
-        if level == "features":
-            assert told["features"].shape == (min(200, len(data.test_labels)), 64)
-            assert (np.bincount(told["labels"], minlength=10) <= np.bincount(data.test_labels, minlength=10)).all()
         if algo == "fedpcl":
             assert told["similarity"].shape == (3,)
 
 
-OWN: dict[str, dict[str, Any]] = {
-    "data of its own": {"data-dir": "/srv/ours"},
-    "a refusal": {"statistics": False},
-    "both": {"data-dir": "/srv/ours", "statistics": False},
-}
-
-
-@pytest.mark.parametrize("why", OWN)
-def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(why: str, tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", OWN[why], statistics="features")
-    assert_private(outcome, tmp_path, "fedtgp")
+@pytest.mark.parametrize(
+    ("node", "asked", "told"),
+    [
+        ({"data-dir": "/srv/ours"}, "summary", ()),
+        ({"statistics": False}, "summary", ()),
+        ({"data-dir": "/srv/ours", "statistics": False}, "summary", ()),
+        ({"data-dir": "/srv/ours", "statistics": True}, "summary", STATISTICS["summary"]),
+        ({"statistics": True}, "none", ()),
+    ],
+)
+def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(
+    node: dict[str, Any], asked: str, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It may allow it; and nobody tells what the run does not ask for."""
+    outcome = federation(tmp_path, "fedtgp", node, statistics=asked)
+    assert_private(outcome, tmp_path, "fedtgp", told)
     assert not any(outcome.summary["trouble"].values())
-
-
-def test_a_site_with_data_of_its_own_may_allow_it(tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours", "statistics": True}, statistics="summary")
-    assert_private(outcome, tmp_path, "fedtgp", STATISTICS["summary"])
-
-
-def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
-    assert_private(federation(tmp_path, "fedtgp", {"statistics": True}), tmp_path, "fedtgp")
 
 
 @pytest.mark.parametrize(
     ("node", "partition", "told"),
     [
-        ({"partition-id": 0, "num-partitions": 3}, "iid", "features"),
+        ({"partition-id": 0, "num-partitions": 3}, "iid", "summary"),
         ({"site-name": "north", "domain": "photo"}, "own", "none"),
         ({"site-name": "north"}, "own", "none"),
         ({"partition-id": 0, "num-partitions": 3}, "own", "none"),
-        ({"site-name": "north", "statistics": True}, "own", "features"),
+        ({"site-name": "north", "statistics": True}, "own", "summary"),
     ],
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, statistics="features", partition=partition)
+    config = run_config(tmp_path, statistics="summary", partition=partition)
     assert statistics_level(client_of(config, **node)) == told
 
 
 def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "statistics": "features"}
-    with pytest.raises(SettingsError, match="node-config: statistics = 'features' must be true or false"):
+    node = {"partition-id": 0, "num-partitions": 3, "statistics": "summary"}
+    with pytest.raises(SettingsError, match="node-config: statistics = 'summary' must be true or false"):
         client_of(run_config(tmp_path), **node)
 
 
@@ -604,48 +579,27 @@ def sends_a_sample(honest: Pack) -> Pack:
     def local_prototypes(self: ClientAlgorithm[Any]) -> Prototypes:
         found: Prototypes = honest(self)
         sample = self.model.body(self.client.train_set.inputs[self.client.train_set.labels == found.labels[0]][:1])
-        means = torch.cat([sample.detach(), found.means[1:]])
-        return Prototypes(means, found.labels, found.counts)
+        return Prototypes(torch.cat([sample.detach(), found.means[1:]]), found.labels, found.counts)
 
     return local_prototypes
 
 
 FEATURES = raw(np.zeros((30, 64), np.float32))
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one.update({"features": ArrayRecord({"z": FEATURES})})),
-        "bytes beyond the declared values",
-    ),
-    "an array": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one["prototypes"].update({"features": FEATURES})),
-        "an undeclared array",
-    ),
+    "a record": (client_module, "pack_payload",
+        packs(lambda one: one.update({"features": ArrayRecord({"z": FEATURES})})), "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", packs(lambda one: one["prototypes"].update({"features": FEATURES})),
+        "an undeclared array"),
     "bytes after an array": (client_module, "pack_payload", packs(more_bytes), "bytes beyond the shape"),
-    "a text": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one.update({"note": ConfigRecord({"from": "here"})})),
-        "bytes beyond the declared values",
-    ),
-    "a number": (
-        records,
-        "pack_report",
-        packs(lambda one: one.update({"losses.first-feature": 0.25})),
-        "an undeclared number losses.first-feature",
-    ),
-    "a list in place of a number": (
-        records,
-        "pack_report",
-        packs(lambda one: one.update({"train_samples": [10, 20]})),
-        "not a single number",
-    ),
+    "a text": (client_module, "pack_payload", packs(lambda one: one.update({"note": ConfigRecord({"from": "here"})})),
+        "bytes beyond the declared values"),
+    "a number": (records, "pack_report", packs(lambda one: one.update({"losses.first-feature": 0.25})),
+        "an undeclared number losses.first-feature"),
+    "a list in place of a number": (records, "pack_report", packs(lambda one: one.update({"train_samples": [10, 20]})),
+        "not a single number"),
     "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
-}
+}  # fmt: skip
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")
 """What the server cannot tell from an honest reply."""
 

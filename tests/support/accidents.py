@@ -12,7 +12,7 @@ from server_app import app as app_module
 from server_app import round as round_module
 from server_app.callbacks import checkpoints as checkpoint_files
 from server_app.replies import RoundResult
-from tests.support.attacks import from_node
+from tests.support.attacks import from_node, when
 from tests.support.harness import Tamper, run_federation
 
 CLIENTS = 4
@@ -81,13 +81,7 @@ def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> No
 
 def on_round(number: int, node: int, change: Any) -> Tamper:
     """Replace one client's training reply of one round by ``change(message, reply)``."""
-
-    def tamper(message: Message, reply: Message) -> Message | None:
-        meta = message.metadata
-        hit = meta.message_type == MessageType.TRAIN and meta.group_id == str(number) and meta.dst_node_id == node
-        return change(message, reply) if hit else reply
-
-    return tamper
+    return when(change, MessageType.TRAIN, node, number)
 
 
 def fails(message: Message, reply: Message) -> Message:

@@ -4,14 +4,8 @@ from typing import Any
 
 from tests.support.declared import DECLARED
 
-SMALL: dict[str, Any] = {
-    "models": "mnist-cnn",
-    "image_size": 0,
-    "train_samples": 10,
-    "test_samples": 20,
-    "clients": 2,
-    "rounds": 1,
-}
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2,
+    "rounds": 1}  # fmt: skip
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
@@ -24,6 +18,10 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "early-stopping": (VALIDATED | {"rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
     "seed": ({}, 7),
     "participation": ({}, 0.34),
+    "drop-rate": ({}, 0.5),
+    "new-clients": ({}, 1),
+    "new-domain": ({}, "scanned"),
+    "new-client-epochs": ({"new_clients": 1}, 1),
     "evaluate-every": ({}, 2),
     "liars": ({"initial_weights": "shared", "clients": 3}, 1),
     "max-prototype-norm": ({}, 1.0),

@@ -23,6 +23,30 @@ def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.
     return tamper
 
 
+def when(change: Any, kind: str | None = None, node: int | None = None, number: int | None = None) -> Tamper:
+    """The replies of this kind, node and round, changed; what is not given may be any."""
+
+    def tamper(message: Message, reply: Message) -> Any:
+        meta = message.metadata
+        facts = zip((kind, node, number), (meta.message_type, meta.dst_node_id, int(meta.group_id)), strict=True)
+        return change(message, reply) if all(wanted in (None, found) for wanted, found in facts) else reply
+
+    return tamper
+
+
+def lost(message: Message, reply: Message) -> None:
+    """No reply."""
+
+
+def empty(message: Message, reply: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def interrupted(*_: object) -> Any:
+    """Whoever is asked is stopped from outside."""
+    raise KeyboardInterrupt
+
+
 def from_node(message: Message, reply: Message) -> Message:
     """With the sender that Flower would write on it."""
     reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
@@ -42,13 +66,13 @@ def values_of(array: Array) -> np.ndarray:
     return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
 
 
-def prototypes_with(record_name: str = "prototypes", **changes: Callable[[np.ndarray], Any]) -> Change:
+def prototypes_with(record_name: str = "prototypes", **changes: Callable[[Any], Any]) -> Change:
     """Replace arrays of the prototypes by what a function makes of them: an Array, or values."""
 
     def change(message: Message, reply: Message) -> Message:
         record = reply.content.array_records[record_name]
         for name, make in changes.items():
-            made = make(values_of(record[name]))
+            made = make(values_of(record[name]) if name in record else None)
             record[name] = made if isinstance(made, Array) else raw(made)
         return reply
 
@@ -195,6 +219,17 @@ class Colluding:
             if votes:
                 means[labels == label] = self._within(votes)
         record["means"] = raw(means)
+
+
+def card_with(**values: Any) -> Change:
+    """Change or add entries of the introduction."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for key, value in values.items():
+            reply.content.config_records["site"][key] = value
+        return reply
+
+    return change
 
 
 def extra(name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Change:

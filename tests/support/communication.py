@@ -40,18 +40,8 @@ def labels_like_cifar100(_: DataSettings) -> RawData:
 def numbers_per_round(folder: Path, algo: str, seed: int) -> Numbers:
     """The second round, the first in which the server has something to send."""
     settings = {"models": "htcnn-1", "feature_dim": DIM, "batch_size": 4096, "train_samples": 0, "train_fraction": 0.75}
-    config = run_config(
-        folder,
-        algo=algo,
-        seed=seed,
-        dataset="cifar100",
-        partition="dirichlet",
-        alpha=0.1,
-        cache_dir=str(folder / "cache"),
-        evaluate_every=2,
-        fedtgp__server_epochs=1,
-        **settings,
-    )
+    config = run_config(folder, algo=algo, seed=seed, dataset="cifar100", partition="dirichlet", alpha=0.1,
+        cache_dir=str(folder / "cache"), evaluate_every=2, fedtgp__server_epochs=1, **settings)  # fmt: skip
     row = replace(sources.SOURCES["cifar100"], read=labels_like_cifar100, locate=None)
     with mock.patch.dict(sources.SOURCES, {"cifar100": row}):
         run = run_federation(config, CLIENTS)

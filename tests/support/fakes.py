@@ -1,16 +1,31 @@
 """Runs that never ran: the files that a finished one leaves behind."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from protofl_common.config.options import Scalar
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
+from server_app.protections.bounds import Bounds
+from server_app.strategies import server_half
 
 Accuracies = dict[str, dict[str, float]]
 """Site -> kind -> accuracy in [0, 1]."""
+
+
+def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
+    """The server's half of an algorithm with these settings, without a federation; feature-dim is 2 unless given."""
+    config = default_run_config() | {"algo": algo, "feature-dim": 2, "models": "mlp-1"}
+    config |= {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    card = SimpleNamespace(classes=tuple(classes), arch="mlp-1", input_shape=(3,))
+    facts = {"settings": Settings.from_run_config(config), "reference": card, "bounds": Bounds()}
+    return server_half(CATALOG[algo])(SimpleNamespace(**facts))
 
 
 def write_run(
@@ -139,8 +154,6 @@ def write_prototypes(folder: Path, sites: list[str], classes: list[str], rounds:
     }
     told = {"sites": json.dumps(sites), "round": str(rounds)}
     save_file(arrays, folder / "client-prototypes.safetensors", metadata=told)
-    features = {"features": arrays["means"], "labels": labels, "owners": arrays["owners"]}
-    save_file(features, folder / "test-features.safetensors", metadata=told)
     known = {
         site: {"arch": "cnn4", "domain": "", "train-classes": rng.integers(0, 50, number).tolist(), **facts}
         for site in sites

@@ -99,18 +99,9 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
 
     ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
     """
-    small = {
-        "rounds": 2,
-        "local-epochs": 1,
-        "out-dir": str(tmp_path / "runs"),
-        **CACHE,
-        **SHORT,
-        "partition": "feature-shift",
-        "train-samples": 30,
-        "test-samples": 30,
-        "join-timeout": 20.0,
-        "report": False,
-    }
+    small = {"rounds": 2, "local-epochs": 1, "out-dir": str(tmp_path / "runs"), **CACHE, **SHORT,
+        "partition": "feature-shift", "train-samples": 30, "test-samples": 30, "join-timeout": 20.0,
+        "report": False}  # fmt: skip
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     small |= {} if "dataset" in named else {"image-size": 16}
     return default_run_config() | small | named

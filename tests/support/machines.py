@@ -104,14 +104,8 @@ class Machines:
 
     def run(self, machine: str, text: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """A block as a step."""
-        return subprocess.run(
-            self.script(machine, text),
-            cwd=self.checkout(machine),
-            env=self.environment(machine),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return subprocess.run(self.script(machine, text), cwd=self.checkout(machine), env=self.environment(machine),
+            capture_output=True, text=True, timeout=timeout)  # fmt: skip
 
     def serve(self, machine: str, text: str) -> None:
         """A block as a service, but a door that is not installed; its log is ``<machine>-<number>.log``."""

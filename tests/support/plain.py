@@ -46,13 +46,8 @@ class PlainClient:
         return self.model_of("global" if self.starts_alike else self.name)
 
     def model_of(self, owner: str) -> torch.nn.Module:
-        return build_model(
-            self.arch,
-            input_shape=self.data.train_inputs.shape[1:],
-            num_classes=10,
-            feature_dim=self.dim,
-            seed=derive_seed(self.seed, "model", owner),
-        )
+        return build_model(self.arch, input_shape=self.data.train_inputs.shape[1:], num_classes=10,
+            feature_dim=self.dim, seed=derive_seed(self.seed, "model", owner))  # fmt: skip
 
     def batches(self, number: int, size: int = BATCH, passes: int = 1) -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""

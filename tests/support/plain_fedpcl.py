@@ -23,13 +23,8 @@ class FedPCLClient(PlainClient):
         self.model = self.model_of(self.name)
 
     def model_of(self, owner: str) -> torch.nn.Module:
-        return build_model(
-            "projection",
-            input_shape=(self.r.shape[1],),
-            num_classes=10,
-            feature_dim=self.dim,
-            seed=derive_seed(self.seed, "model", owner),
-        )
+        return build_model("projection", input_shape=(self.r.shape[1],), num_classes=10, feature_dim=self.dim,
+            seed=derive_seed(self.seed, "model", owner))  # fmt: skip
 
     def train(self, number: int, overall: Table, sets: list[Table]) -> None:
         """Eq. 8 to 10."""

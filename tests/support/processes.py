@@ -29,14 +29,16 @@ def free_port() -> int:
 def environment(home: Path) -> dict[str, str]:
     """A private Flower home, no telemetry, this virtual environment's commands."""
     home.mkdir(parents=True, exist_ok=True)
-    extra = {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONUNBUFFERED": "1",
-    }
+    extra = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}  # fmt: skip
     return {**os.environ, **extra}
+
+
+def output_of(words: Sequence[str], env: dict[str, str], cwd: Path = ROOT) -> str:
+    """What a command prints, which must succeed."""
+    ended = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
@@ -108,14 +110,8 @@ class Connection:
         """``flwr run APP here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
         command = ["flwr", "run", str(app), "here", "--stream", *options]
         done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
-        listed = subprocess.run(
-            ["flwr", "ls", "here", "--format", "json"],
-            cwd=ROOT,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        listed = subprocess.run(["flwr", "ls", "here", "--format", "json"], cwd=ROOT, env=self.env, capture_output=True,
+            text=True, timeout=60)  # fmt: skip
         output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]

@@ -37,13 +37,6 @@ def floats(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
     return values
 
 
-VALUES = st.one_of(
-    st.integers(-(2**63), 2**63 - 1),
-    st.floats(),
-    st.booleans(),
-    TEXTS,
-    st.binary(max_size=3),
-    st.lists(st.integers(-1, 9), max_size=4),
-    st.lists(TEXTS, max_size=3),
-    st.lists(st.booleans(), max_size=3),
-)
+VALUES = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), TEXTS, st.binary(max_size=3),
+    st.lists(st.integers(-1, 9), max_size=4), st.lists(TEXTS, max_size=3),
+    st.lists(st.booleans(), max_size=3))  # fmt: skip

@@ -40,7 +40,6 @@ class Standing:
         self.groups[part] = self.running.enter_context(process(command, env, log))
 
     def start_superlink(self) -> None:
-        """The SuperLink, with the database it had before."""
         command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--isolation", "process", "--database", str(self.folder / "superlink.db")]
         self.start("superlink", command)
@@ -54,11 +53,19 @@ class Standing:
         """What runs the server's half of each run."""
         self.start("worker", ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"])
 
-    def start_site(self, site: str, partition: int, partitions: int, state: Path | None = None) -> None:
+    def start_site(
+        self,
+        site: str,
+        partition: int,
+        partitions: int,
+        state: Path | None = None,
+        *,
+        program: str = "flower-supernode",
+    ) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
         facts += f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
-        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        command = [*program.split(), "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", facts]
         self.start(site, command)
 
@@ -94,11 +101,9 @@ class Standing:
         assert "uccessfully started run" in output, output + self.logs()
 
     def runs(self) -> list[dict[str, Any]]:
-        """What ``flwr ls`` tells of all runs, the last one first."""
         return list(json.loads(self.flwr("ls", "here", "--format", "json"))["runs"])
 
     def status(self) -> str:
-        """Of the last run, e.g. ``finished:completed``."""
         return str(self.runs()[0]["status"])
 
     def rows(self, run: str) -> list[dict[str, Any]]:
@@ -148,7 +153,6 @@ class Standing:
         return "".join(self.flwr("log", run["run-id"], "here", "--show") for run in reversed(self.runs()))
 
     def logs(self) -> str:
-        """The last lines of every part."""
         return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.folder.glob("*.log")))
 
 

@@ -9,6 +9,5 @@ from tests.support.processes import Connection, superlink
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A SuperLink that simulates."""
     with superlink(tmp_path_factory.mktemp("simulation"), "--simulation") as connection:
         yield connection

@@ -19,8 +19,7 @@ TINY = ("algo=local", "dataset=digits", "partition=iid", "rounds=1", "local-epoc
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(BIN / "protofl"), *arguments]
-    pipe = subprocess.PIPE
-    out, err = pipe, subprocess.STDOUT
+    out, err = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c)
 
 

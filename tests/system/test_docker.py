@@ -25,31 +25,21 @@ SITES = {"north": ("cnn4", "scanned"), "south": ("htcnn-3", "photo"), "east": ("
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A target of the Makefile, in a compose project of the test's own."""
-    return subprocess.run(
-        ["make", target],
-        cwd=ROOT,
-        env=os.environ | {"PROJECT": PROJECT} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3600,
-    )
+    return subprocess.run(["make", target], cwd=ROOT, env=os.environ | {"PROJECT": PROJECT} | variables,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600)  # fmt: skip
 
 
 def docker(*arguments: str) -> str:
-    """The output of a docker command."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def of_the_project(*arguments: str) -> list[str]:
-    """What docker lists of the project."""
     return docker(*arguments, "--filter", f"label=com.docker.compose.project={PROJECT}").split()
 
 
 def container(service: str) -> str:
-    """A service's container."""
     (name,) = of_the_project("ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
     return name
 

@@ -32,8 +32,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
     assert status == "finished:completed", output
     words = [f"{key}={value}" for key, value in settings.items()]
     words += [f"out-dir={folders['local']}", "--clients", "2"]
-    command = [str(BIN / "protofl"), "run", *words]
-    subprocess.run(command, check=True, timeout=600, capture_output=True)
+    subprocess.run([str(BIN / "protofl"), "run", *words], check=True, timeout=600, capture_output=True)
     for algo in CATALOG:
         runs = [out / "mine" if algo == first else baseline_folder(out / "mine", algo) for out in folders.values()]
         for run in runs:

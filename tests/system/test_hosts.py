@@ -30,7 +30,6 @@ CUT = 20.0
 
 
 def ip(*arguments: str) -> None:
-    """The command ``ip``."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
@@ -83,8 +82,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def status_of_the_run(hosts: Hosts) -> str:
     """What ``flwr ls`` says of the last run."""
-    listed = hosts.run("superlink", "flwr ls federation --format json")
-    return str(json.loads(listed.stdout)["runs"][0]["status"])
+    return str(json.loads(hosts.run("superlink", "flwr ls federation --format json").stdout)["runs"][0]["status"])
 
 
 def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:

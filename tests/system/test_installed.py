@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from tests.support import ROOT
 from tests.support.machines import copy_checkout
-from tests.support.processes import free_port, process, wait_for
+from tests.support.processes import free_port, output_of, process, wait_for
 
 pytestmark = pytest.mark.system
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}())\n"
@@ -46,15 +46,9 @@ class Clean:
         self.environment = os.environ | own | rest | {"PYTHONPATH": "", "RAY_ADDRESS": "local"}
 
     def run(self, *words: str) -> str:
-        """The output of a command, which must succeed."""
-        ended = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+        return output_of(words, self.environment, self.folder)
 
     def finds(self, module: str) -> bool:
-        """Whether this Python can import a module."""
         code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
         return self.run("python", "-c", code).strip() == "True"
 
@@ -80,8 +74,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
     clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
     Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(clean.folder / "seven.png")
-    told = json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))
-    assert told["name"] in "0123456789"
+    assert json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))["name"] in "0123456789"
     assert "FedTGP" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
 
 

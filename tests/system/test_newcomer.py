@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,21 +13,17 @@ from PIL import Image
 
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings, default_run_config
-from tests.support import ROOT
 from tests.support.browser import CHROMIUM, chromium
-from tests.support.processes import BIN
+from tests.support.processes import BIN, output_of
 
 pytestmark = pytest.mark.system
 CLIENTS = 3
 
 
 def command(*words: str) -> str:
-    """Its output; it must succeed."""
     with tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True) as short:
         env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
-        ended = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+        return output_of(words, env)
 
 
 def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path: Path) -> None:
@@ -90,5 +85,4 @@ def test_run_look_compare_export_predict(tmp_path: Path) -> None:
     right = np.array([json.loads(line)["label"] for line in lines]) == data.test_labels
     card = json.loads((model / "model.json").read_text())
     assert right.mean() == card["accuracy"][card["inference"]] > 0.2
-    unknown = np.mean([json.loads(line)["unknown"] for line in lines])
-    assert 0 < unknown <= 0.05
+    assert 0 < np.mean([json.loads(line)["unknown"] for line in lines]) <= 0.05

@@ -23,7 +23,7 @@ from PIL import Image
 from protofl_common.tools.cli.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.support.processes import BIN, hear_ctrl_c, superlink, supernode
+from tests.support.processes import BIN, hear_ctrl_c, output_of, superlink, supernode
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"
@@ -56,17 +56,8 @@ def env() -> Iterator[dict[str, str]]:
 
 
 def command_of_the_page() -> list[str]:
-    """`protofl run …`, as it stands there."""
     found = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None
     return shlex.split(found[0].replace("\\\n", " "))
-
-
-def done(*words: str, env: dict[str, str]) -> str:
-    """Its output; it must succeed."""
-    ended = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
@@ -86,15 +77,8 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     (site_packages / "holding.py").write_text(HOLDING)
     places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
     command = [*command_of_the_page(), *places]
-    process = subprocess.Popen(
-        [sys.executable, str(BIN / command[0]), *command[1:]],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    )
+    process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
     wait_for(held, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
@@ -103,7 +87,9 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
 
     with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
         os.kill(int(held.read_text()), signal.SIGKILL)
-    resumed = done("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon", env=env)
+    resumed = output_of(
+        ("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon"), env
+    )
     assert f"resuming {RUN} after round 1 of 5" in resumed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == int(read_recipe(str(folder / "resume.toml")).settings["rounds"])
@@ -115,15 +101,15 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     assert all(row["losses"]["contrast"] > 0 for row in rows[1:5])
 
     model, image = tmp_path / "model", tmp_path / "stripes.png"
-    done("protofl", "export", str(folder), "--site", "site-1", "--out", str(model), env=env)
+    output_of(("protofl", "export", str(folder), "--site", "site-1", "--out", str(model)), env)
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"], card["classes"]) == ("moon", "outside_moon.net:TinyViT", CLASSES)
     draw = "import sys, outside_moon.data; from PIL import Image; "
     draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
-    done(sys.executable, "-c", draw, str(image), env=env)
+    output_of((sys.executable, "-c", draw, str(image)), env)
     assert Image.open(image).size == (28, 28)
     words = ("predict", str(model), str(image), "--json", "--allow-python", "outside_moon")
-    told = json.loads(done("protofl", *words, env=env))
+    told = json.loads(output_of(("protofl", *words), env))
     assert told["name"] in CLASSES
     assert 0 < told["probability"] <= 1
 

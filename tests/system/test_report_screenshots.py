@@ -96,8 +96,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     mixed = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "train_samples": 0}
     runs = {
-        "fedtgp": (20, {"rounds": 4, "statistics": "features", "fedtgp__server_epochs": 10, **mixed}),
-        "fedplvm": (4, {"rounds": 3, "statistics": "features", "test_samples": 60}),
+        "fedtgp": (20, {"rounds": 4, "fedtgp__server_epochs": 10, **mixed}),
+        "fedplvm": (4, {"rounds": 3, "test_samples": 60}),
         "fedpcl": (5, {"rounds": 2, "statistics": "summary", "test_samples": 60}),
     }
     found = {}
@@ -145,14 +145,12 @@ def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]
 def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
     """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
     picture = tmp_path / "page.png"
-    size = f"--window-size={WIDTHS[device]},4000"
-    chromium(f"--screenshot={picture}", size, pages[algo].as_uri())
+    chromium(f"--screenshot={picture}", f"--window-size={WIDTHS[device]},4000", pages[algo].as_uri())
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     assert pixels.shape == (4000, WIDTHS[device], 3)
     for top in range(0, 4000, 800):
         part = pixels[top : top + 800].reshape(-1, 3)
-        usual = np.median(part, axis=0)
-        assert (np.abs(part - usual).max(axis=1) > 40).mean() > 0.01
+        assert (np.abs(part - np.median(part, axis=0)).max(axis=1) > 40).mean() > 0.01
         assert len(np.unique(part // 32, axis=0)) > 20
 
 
@@ -162,13 +160,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
     small = {"dataset": "digits", "partition": "iid", "total_samples": 90, "rounds": 1, "run_name": "first"}
-    config = run_config(
-        tmp_path_factory.mktemp("compared"),
-        algo="fedproto-avg",
-        baselines="local,fedavg,fedproto",
-        report=True,
-        **small,
-    )
+    config = run_config(tmp_path_factory.mktemp("compared"), algo="fedproto-avg", baselines="local,fedavg,fedproto",
+        report=True, **small)  # fmt: skip
     return run_federation(config, clients=3).folder / "report.html"
 
 

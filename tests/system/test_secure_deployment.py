@@ -60,8 +60,7 @@ def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(federati
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     listed = federation.run("superlink", "flwr ls federation --format json")
     assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", output + federation.logs()
-    folder = federation.checkout("superlink") / "runs" / "first"
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads(((federation.checkout("superlink") / "runs" / "first") / "summary.json").read_text())
     assert summary["algorithm"] == "FedTGP"
     assert {site: client["arch"] for site, client in summary["clients"].items()} == SITES
     assert sum(summary["trouble"].values()) == 0

@@ -32,22 +32,18 @@ class Federation:
             running.enter_context(supernode(self.link, folder / site, self.facts(site), program))
 
     def facts(self, site: str) -> str:
-        """The node config of a site."""
         places = f'state-dir="{self.folder / site / "state"}" cache-dir="{self.folder / site / "cache"}"'
         return f'site-name="{site}" partition-id={("east", "south").index(site)} num-partitions=2 {places}'
 
     def run(self, app: Path, name: str, clients: int) -> tuple[str, str]:
-        """Submit a checkout; the output, and the run's status."""
         settings = 'dataset="digits" partition="iid" models="cnn4" rounds=1 local-epochs=1 train-samples=20 threads=1'
         settings += f' num-clients={clients} run-name="{name}" out-dir="{self.folder / "runs"}"'
         return self.link.run("--run-config", settings, app=app)
 
     def sites(self, name: str) -> set[str]:
-        """Who took part in a run."""
         return set(json.loads((self.folder / "runs" / name / "summary.json").read_text())["clients"])
 
     def log(self, site: str) -> str:
-        """What a site's processes have said."""
         return (self.folder / site / "supernode.log").read_text()
 
     def home(self, site: str) -> Path:

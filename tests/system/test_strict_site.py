@@ -1,7 +1,6 @@
 """Sites with every key of the node config and both demands start, take part in a run that meets them, are cleared."""
 
 import json
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.processes import BIN, environment, superlink, supernode
+from tests.support.processes import BIN, environment, output_of, superlink, supernode
 
 pytestmark = pytest.mark.system
 SITES = ("east", "north", "south")
@@ -77,7 +76,4 @@ def test_sites_with_all_keys_and_both_demands_complete_a_run(tmp_path: Path) -> 
 
 def done(folder: Path, *words: str) -> str:
     """The output of ``protofl site`` with these words."""
-    command, env = [PROTOFL, "site", *words], environment(folder / "home")
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)

@@ -102,7 +102,6 @@ def keep_an_old_certificate(site: Site) -> None:
 
 
 def renew_the_key(site: Site) -> None:
-    """And tell nobody."""
     site.machines.step("superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}")
 
 
@@ -129,28 +128,16 @@ class Fault:
 UNREADABLE = "its data cannot be read or divided as the run asks; the log of the site says more"
 UNWRITABLE = r"StateError \(state-dir\): its model of this run cannot be read or written; the log of the site says more"
 FAULTS = {
-    "wrong-clock": Fault(
-        set_the_clock_wrong,
-        r"wrong-clock +\d+ +registered +no reply yet",
-        r"WRONG clock: \d+ s ahead of the SuperLink's",
-        gets_in=False,
-        possible=bool(CLOCK),
-    ),
-    "old-certificate": Fault(
-        keep_an_old_certificate,
-        r"old-certificate +\d+ +registered +no reply yet",
-        r"WRONG certificates: \S+: expired \d{4}-(.|\n)*has expired",
-        gets_in=False,
-    ),
+    "wrong-clock": Fault(set_the_clock_wrong, r"wrong-clock +\d+ +registered +no reply yet",
+        r"WRONG clock: \d+ s ahead of the SuperLink's", gets_in=False, possible=bool(CLOCK)),
+    "old-certificate": Fault(keep_an_old_certificate, r"old-certificate +\d+ +registered +no reply yet",
+        r"WRONG certificates: \S+: expired \d{4}-(.|\n)*has expired", gets_in=False),
     "new-key": Fault(renew_the_key, r"new-key +\d+ +registered +no reply yet", "2004", gets_in=False),
-    "misspelt-class": Fault(
-        misspell,
+    "misspelt-class": Fault(misspell,
         r"misspelt-class: the sites differ in classes; .*\n.* nine: misspelt-class\n.* 9: north, other-size, south",
-        "query 0: sent site, .*; its classes: .*, nine",
-    ),
-    "truncated-image": Fault(
-        truncate, f"truncated-image cannot take part: DataError: {UNREADABLE}", r"ward/0/0\.png is not a readable image"
-    ),
+        "query 0: sent site, .*; its classes: .*, nine"),
+    "truncated-image": Fault(truncate, f"truncated-image cannot take part: DataError: {UNREADABLE}",
+        r"ward/0/0\.png is not a readable image"),
     "other-size": Fault(resize, r"other-size +\d+ +online +last reply: round 1 of ten", "query 0: sent site"),
     "no-writing": Fault(make_unwritable, f"no-writing cannot take part: {UNWRITABLE}", "no-writing/state .*written"),
     "full-disk": Fault(
@@ -159,12 +146,9 @@ FAULTS = {
         "No space left on device",
         possible=os.geteuid() == 0,  # who may mount a small disk
     ),
-    "old-code": Fault(
-        run_older_code,
-        "old-code cannot take part: settings with the digest",
-        "other defaults; install the same version",
-    ),
-}
+    "old-code": Fault(run_older_code, "old-code cannot take part: settings with the digest",
+        "other defaults; install the same version"),
+}  # fmt: skip
 """By the name of the site. Images of other sizes are no fault: all are made `image-size`."""
 POSSIBLE = [name for name, fault in FAULTS.items() if fault.possible]
 INSIDE = [*SITES, *(name for name in POSSIBLE if FAULTS[name].gets_in)]

@@ -21,10 +21,11 @@ from tests.support import ROOT
 PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -79,3 +80,5 @@ def test_every_mutant_is_of_a_line_that_is_there() -> None:
     assert [one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")] == []
     paths = {word for one in MUTANTS for word in one.tests.split() if "/" in word}
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    for path, word in (one.tests.split(" -k ") for one in MUTANTS if " -k " in one.tests):
+        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), f"{path} has no test of {word}"

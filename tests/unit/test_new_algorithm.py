@@ -1,15 +1,17 @@
-"""What a new algorithm takes, at most seven places; where one is forgotten, the test below says which.
+"""What a new algorithm takes, at most six places; where one is forgotten, the test below says which.
 
 1. ``client_app/algorithms/NAME.py`` and
-2. ``server_app/strategies/NAME.py``: its halves. One that adds nothing need not exist.
+2. ``server_app/strategies/NAME.py``: its halves. One that adds nothing need not exist: the row names another.
 3. ``protofl_common/experiment/catalog.py``: its row, and its hyper-parameters if it has any.
 4. ``pyproject.toml``, ``[tool.flwr.app.config.NAME]``: their defaults.
-5. ``tests/support/declared.py``: what it may send, and another value of each setting.
-6. ``tests/unit/reference/test_NAME.py``: an independent script.
-7. ``docs/algorithms/``: a line of the table in ``index.md``, and a page.
+5. ``tests/unit/reference/test_NAME.py``: an independent script; at its top ``DECLARED``, what the algorithm may send
+   and another value of each setting.
+6. ``docs/algorithms/NAME.md``: its page. The table of all algorithms and the site's menu find it there.
 
-All other tests that run over algorithms take them from the catalog or from `declared`.
+All other tests that run over algorithms take them from the catalog or from `declared`, which finds the declarations.
 """
+
+from dataclasses import replace
 
 import pytest
 
@@ -34,18 +36,16 @@ def read(page: str) -> str:
 
 
 def forgotten(algo: str) -> list[str]:
-    """The places that lack something of an algorithm."""
     row, name = CATALOG[algo], algo.replace("-", "_")
-    halves = [f"{folder}/{name}.py" for folder in ("client_app/algorithms", "server_app/strategies")]
+    halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
     proof = PROVED_ELSEWHERE.get(algo, f"tests/unit/reference/test_{name}.py")
     keys = set(keys_of(row.hparams, f"{algo}.")) - NEED_AN_EARLIER_RUN
     places = {
-        " or ".join(halves): algo == "local" or any((ROOT / half).exists() for half in halves),
+        **{half: (ROOT / half).exists() for half in halves},
         f"pyproject.toml, [tool.flwr.app.config.{algo}]": keys <= default_run_config().keys(),
-        "tests/support/declared.py": algo in DECLARED,
-        f"tests/support/declared.py, acts: {', '.join(sorted(keys - CASES.keys()))}": keys <= CASES.keys(),
         proof: (ROOT / proof).exists() and algo in (ROOT / proof).read_text(encoding="utf-8"),
-        f"docs/algorithms/index.md, a line | [`{algo}`]({algo}.md) |": f"\n| [`{algo}`]({algo}.md) |" in read("index"),
+        f"{proof}, DECLARED": algo in DECLARED,
+        f"{proof}, acts of DECLARED: {', '.join(sorted(keys - CASES.keys()))}": keys <= CASES.keys(),
         f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(f"# {row.title}\n"),
     }
     return [place for place, there in places.items() if not there]
@@ -57,13 +57,14 @@ def test_a_new_algorithm_is_complete(algo: str) -> None:
 
 
 def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CATALOG, "brand-new", CATALOG["fedprox"])
+    halves = {"client": "client_app.algorithms.brand_new", "server": "server_app.strategies.brand_new"}
+    monkeypatch.setitem(CATALOG, "brand-new", replace(CATALOG["fedprox"], **halves))
     assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
-        "client_app/algorithms/brand_new.py or server_app/strategies/brand_new.py",
+        "client_app/algorithms/brand_new.py",
+        "server_app/strategies/brand_new.py",
         "pyproject.toml",
-        "tests/support/declared.py",
-        "tests/support/declared.py",
         "tests/unit/reference/test_brand_new.py",
-        "docs/algorithms/index.md",
+        "tests/unit/reference/test_brand_new.py",
+        "tests/unit/reference/test_brand_new.py",
         "docs/algorithms/brand-new.md",
     ]

@@ -51,6 +51,7 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
     assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
 
 
+@pytest.mark.slow
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
     bundle.extractall(tmp_path)
     script = """
@@ -65,8 +66,7 @@ print(feature_widths(("glyphs", "fractals", "scenes")))
 for name in ("digits", "digit-domains"):
     SOURCES[name].read(Settings.from_run_config(default_run_config() | {"dataset": name}).data)
 """
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(128, 128, 128)"
 
@@ -86,8 +86,7 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
 def copied_into_the_image(dockerfile: str) -> list[str]:
     """Sources of every COPY and ADD of the last stage that are files of the build's context."""
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
-    text = re.sub(r"\\\n", " ", "\n".join(lines))
-    last = re.split(r"(?mi)^FROM ", text)[-1]
+    last = re.split(r"(?mi)^FROM ", re.sub(r"\\\n", " ", "\n".join(lines)))[-1]
     found: list[str] = []
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)

@@ -53,19 +53,12 @@ def precious(tmp_path: Path) -> Path:
 
 
 def foreign_model(arch: str) -> TrainedModel:
-    facts: dict[str, Any] = {
-        "run": "run",
-        "flower_run": "",
-        "site": "north",
-        "domain": "",
-        "algorithm": "fedavg",
-        "round": 1,
-    }
+    facts: dict[str, Any] = {"run": "run", "flower_run": "", "site": "north", "domain": "", "algorithm": "fedavg",
+        "round": 1}  # fmt: skip
     facts |= {"round": 1, "input_shape": (3,), "input_type": "float32", "mean": (0.0,) * 3, "std": (1.0,) * 3}
     facts |= {"backbones": (), "features_in": 0, "feature_dim": 2, "classes": ("a", "b"), "inference": "head"}
     facts |= {"similarity": "l2", "accuracy": {"head": 1.0}, "test_samples": 1, "temperature": 1.0}
-    card = ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts)
-    return TrainedModel(card, {}, None, torch.empty(0))
+    return TrainedModel(ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts), {}, None, torch.empty(0))
 
 
 def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,5 +85,4 @@ def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor
 
 def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
     """The mean over the batch, counting 0 for samples whose class has no prototype."""
-    present_B = own_BG.any(dim=1)
-    return torch.where(present_B, loss_B, 0.0).sum() / len(loss_B)
+    return torch.where(own_BG.any(dim=1), loss_B, 0.0).sum() / len(loss_B)

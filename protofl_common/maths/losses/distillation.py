@@ -25,12 +25,11 @@ def adaptive(distance: Tensor, own: Tensor, other: Tensor) -> Tensor:
 
 
 def class_distillation(logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
-    """FD's distillation regulariser φ(F, F̂_y) of a batch, without its weight γ; a scalar.
+    """FD's distillation regulariser φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c of a batch, without its weight γ; a scalar.
 
-    φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c, averaged over the batch, where F = softmax(logits).
-
-    ``labels_B`` int64 in [0, C). ``targets_CC`` has F̂_y in row y, the class probabilities that samples of class y shall
-    have, and ``known_C`` says which classes have such a row; samples of the others contribute nothing.
+    It is averaged over the batch; F = softmax(logits). ``labels_B`` int64 in [0, C). ``targets_CC`` has F̂_y in row y,
+    the class probabilities that samples of class y shall have, and ``known_C`` says which classes have such a row;
+    samples of the others contribute nothing.
     """
     entropy_B = -(targets_CC[labels_B] * log_softmax(logits_BC, dim=1)).sum(1)
     return (entropy_B * known_C[labels_B]).sum() / len(labels_B)

@@ -47,8 +47,7 @@ def mean_nearest_distance(centres_KD: Tensor) -> float:
 
 
 def _nearest(centres_KD: Tensor) -> Tensor:
-    distances_KK = torch.cdist(centres_KD, centres_KD)
-    return distances_KK.fill_diagonal_(float("inf")).min(dim=1).values
+    return torch.cdist(centres_KD, centres_KD).fill_diagonal_(float("inf")).min(dim=1).values
 
 
 def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamma: float) -> Tensor:

@@ -1,7 +1,7 @@
-"""Clouds of points: who has which training samples (FedTGP, Figures 7 to 11), t-SNE of prototypes and test features.
+"""Who has which training samples (FedTGP, Figures 7 to 11); prototypes: margins, maps, and images made from them.
 
-t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figures 5 and 6) takes few enough points, at random, that the page is
-drawn in seconds; all is seeded.
+A map is a t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figure 5) of few enough points, at random, that the
+page is drawn in seconds; all is seeded. So few points as a t-SNE says nothing of lie by their principal components.
 """
 
 from collections.abc import Iterator
@@ -10,52 +10,46 @@ from typing import Any
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Floats, Ints, Run, Vectors
+from protofl_common.report.reading import Floats, Ints, Run
 
 CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
-MOST_CLIENTS = 100  # of the figure of training samples; with more it shows the first ones
-MOST_POINTS = 500  # of one t-SNE, which takes a second
+MOST_CLIENTS = 100  # of a heat map; with more it shows the first ones
+FEW_POINTS, MOST_POINTS = 50, 500  # of a t-SNE, which takes a second, and two to import
 NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
 SEED = 0
 
 
 def samples(run: Run) -> Iterator[plot.Drawing]:
-    sites = [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]
-    if not sites:
-        return
-    counts_SC = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.int64)
-    classes, largest = counts_SC.shape[1], max(1, int(counts_SC.max()))
-    names = [run.class_name(label) for label in range(classes)]
-    wide = len(sites) > 12 or classes > 25
-    height = min(1.4 + 0.29 * max(classes, 6), 9.0)
-    with plot.canvas(11.0 if wide else plot.WIDTH, height) as (figure, axes):
-        across, up = (740.0 if wide else 290.0) / len(sites), 72 * (height - 1.4) / classes
-        area = max(6.0, 0.9 * min(across, up, 26.0)) ** 2  # in points², of the largest bubble
-        many = int((counts_SC > 0).sum()) > plot.MANY_POINTS
-        for index, (name, members) in enumerate((run.domains or {"": sites}).items()):
-            rows = np.array([row for row, site in enumerate(sites) if site in members], dtype=np.int64)
-            row, label = np.nonzero(counts_SC[rows])
-            sizes, colour = area * counts_SC[rows][row, label] / largest, plot.COLOURS[index % len(plot.COLOURS)]
-            axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0, rasterized=many)
-            if name:
-                axes.scatter([], [], s=60, color=colour, linewidths=0, label=plot.short(name))
-        ticks, texts = plot.some_ticks(sites, 40 if wide else 12, 10)
-        axes.set_xticks(ticks, texts, rotation=90 if len(sites) > 6 else 0, fontsize=9)
-        axes.set_yticks(*plot.some_ticks(names, 30, 12), fontsize=9)
-        axes.set(xlim=(-0.7, len(sites) - 0.3), ylim=(-0.8, classes - 0.2), ylabel="class")
-        for count in (largest,) if largest < 8 else (largest // 4, largest):
-            text = f"{count} sample{'s' * (count > 1)}"
-            axes.scatter([], [], s=area * count / largest, color=plot.INK, linewidths=0, label=text)
-        look = {"loc": "outside lower center", "labelspacing": 1.2, "borderpad": 0.8}
-        figure.legend(*axes.get_legend_handles_labels(), ncols=8 if wide else 3, **look)
+    if sites := [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]:
+        counts_CS = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.float64).T
+        names = [run.class_name(label) for label in range(len(counts_CS))]
         left_out = f" {len(run.sites) - len(sites)} clients are not shown." if len(sites) < len(run.sites) else ""
-        caption = (
-            "The area of a bubble is the number of training samples that a client has of a class "
-            f"(FedTGP, Figures 7 to 11).{' Colours are domains.' if run.domains else ''}{left_out}"
-        )
-        of_classes = zip(names, counts_SC.T.tolist(), strict=True)
-        shown = {"client": sites} | {f"{name} (training samples)": counts for name, counts in of_classes}
-        yield plot.draw(figure, "distribution", "Training samples of each class", caption, columns=shown, wide=wide)
+        caption = f"Training samples of each client and class; blank: none (FedTGP, Figures 7 to 11).{left_out}"
+        counts_CS[counts_CS == 0] = np.nan
+        name, title = "distribution", "Training samples of each class"
+        yield plot.heat_map(name, title, caption, counts_CS, names, sites, "training samples", "client")
+
+
+def margins(run: Run) -> Iterator[plot.Drawing]:
+    """The least Euclidean distance of a class's prototype to those of other classes in the same set (FedTGP, Figure 1).
+
+    Averaging shrinks it, trained prototypes keep it. The paper normalises the margins of each method; these are not.
+    """
+    clients_SC = np.array([*run.margins[-1]["clients"].values()] if run.margins else [], dtype=np.float64)
+    if not np.isfinite(clients_SC).any():
+        return
+    last = run.margins[-1]
+    names = [run.class_name(label) for label in range(clients_SC.shape[1])]
+    global_C = np.array(last["global"] or [None] * len(names), dtype=np.float64)
+    values_RC = np.stack([global_C, np.nanmax(clients_SC, axis=0), *clients_SC[:MOST_CLIENTS]])
+    rows = ["global", "largest", *list(last["clients"])[:MOST_CLIENTS]]
+    caption = (
+        f"After round {last['round']}: the least distance of a class's prototype to those of the other classes, in the "
+        "global set, and in each client's own (FedTGP, Figure 1). Where the first row is darker than the second, which "
+        "has the largest of all clients, merging has moved the classes together."
+    )
+    name, title, unit = "margins-by-class", "Prototype margins by class", "margin (Euclidean)"
+    yield plot.heat_map(name, title, caption, values_RC, rows, names, unit, "class")
 
 
 def prototypes(run: Run) -> Iterator[plot.Drawing]:
@@ -66,62 +60,72 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         return
     chosen = _chosen(merged.labels, MOST_POINTS // 3)
     shown = _chosen(own.labels, MOST_POINTS - len(chosen))
-    own_labels, labels = own.labels[shown], merged.labels[chosen]
-    places = _tsne(np.concatenate([own.values[shown], merged.values[chosen]]))
-    clients, server = places[: len(shown)], places[len(shown) :]
+    labels, merged_labels = own.labels[shown], merged.labels[chosen]
+    places, method = _map(np.concatenate([own.values[shown], merged.values[chosen]]))
+    some = f" {len(shown)} of {len(own.labels)} client prototypes." if len(shown) < len(own.labels) else ""
+    caption = (
+        f"{method} of the prototypes{f' after round {own.round}' if own.round else ''} (FedTGP, Figure 5): a circle "
+        f"for each client and class, a triangle for each global prototype, coloured and named by class.{some}"
+    )
+    owners = [own.sites[owner] if owner < len(own.sites) else "" for owner in own.owners[shown].tolist()]
+    (x, y), classes = places.T.tolist(), np.concatenate([labels, merged_labels]).tolist()
+    columns = {"of": [*owners, *["global"] * len(chosen)], "class": [run.class_name(label) for label in classes]}
+    columns |= {"x (no unit)": x, "y (no unit)": y}
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        axes.scatter(*clients.T, s=16, c=_colours(own_labels), alpha=0.75, linewidths=0, label="client prototypes")
+        clients, server = places[: len(shown)], places[len(shown) :]
+        axes.scatter(*clients.T, s=16, c=_colours(labels), alpha=0.75, linewidths=0, label="client prototypes")
         look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
-        axes.scatter(*server.T, s=60, c=_colours(labels), **look)
-        _name_classes(run, axes, server, labels)
+        axes.scatter(*server.T, s=60, c=_colours(merged_labels), **look)
+        _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
-        few = len(shown) < len(own.labels)
-        some = f" {len(shown)} of {len(own.labels)} client prototypes are shown." if few else ""
-        after = f" after round {own.round}" if own.round else ""
-        caption = (
-            f"t-SNE of the prototypes{after} (FedTGP, Figure 5): a circle for each client and class, a triangle "
-            f"for each global prototype, coloured and named by class.{some}"
-        )
-        owners = [*_owners(own, shown), *["global"] * len(labels)]
-        columns = _columns(run, places, owners, np.concatenate([own_labels, labels]))
-        yield plot.draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)
+        yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption, columns)
 
 
-def test_features(run: Run) -> Iterator[plot.Drawing]:
-    features = run.test_features
-    if features is None or len(features.labels) < 5:
+def inversions(run: Run) -> Iterator[plot.Drawing]:
+    """A row for each image made from a prototype, beside the training and test samples most like it."""
+    if run.inversions is None:
         return
-    shown = _chosen(features.labels, MOST_POINTS)
-    labels, places = features.labels[shown], _tsne(features.values[shown])
-    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
-        present = np.unique(labels)
-        _name_classes(run, axes, np.array([np.median(places[labels == label], axis=0) for label in present]), present)
+    facts, images_N3CHW = run.inversions
+    gap = max(1, images_N3CHW.shape[3] // 8)
+    around = np.pad(images_N3CHW, ((0, 0), (0, 0), (0, 0), (0, gap), (0, gap)), constant_values=255)
+    rows, columns, channels, height, width = around.shape
+    pixels = around.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
+    classes = [run.class_name(fact["label"]) for fact in facts]
+    with plot.canvas(plot.WIDTH, min(1.0 + 0.55 * rows, 8.0)) as (figure, axes):
+        axes.imshow(pixels if channels == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="none")
+        axes.grid(False)
+        axes.set_xticks(width * (np.arange(columns) + 0.5) - gap / 2, ("made", "training", "test"))
+        named = zip(facts, classes, strict=True)
+        names = [f"{plot.short(fact['site'])}, {plot.short(name, 8)} ({fact['samples']})" for fact, name in named]
+        axes.set_yticks(height * (np.arange(rows) + 0.5) - gap / 2, names)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        best = max(facts, key=lambda fact: fact["alike"])
         caption = (
-            f"t-SNE of {len(shown)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
-            "Figure 6), coloured by class and named at the median of each."
+            "Images made from the prototypes alone, with the client's model, and the training and test samples of the "
+            f"class that are most like them; in brackets the class's training samples. The {rows} that are most like a "
+            f"training sample; at most their correlation is {best['alike']:.2f}, where that with a test sample, which "
+            f"the client has not trained with, is {best['other']:.2f}."
         )
-        columns = _columns(run, places, _owners(features, shown), labels)
-        yield plot.draw(figure, "features-tsne", "Test features", caption, columns=columns)
+        heads = {"samples": "training samples of the class"}
+        heads |= {"alike": "correlation with a training sample", "other": "correlation with a test sample"}
+        shown = {"client": [fact["site"] for fact in facts], "class": classes}
+        shown |= {head: [fact[key] for fact in facts] for key, head in heads.items()}
+        yield plot.draw(figure, "inversions", "Images made from prototypes", caption, shown)
 
 
-def _tsne(values_ND: Floats) -> Floats:
+def _map(values_ND: Floats) -> tuple[Floats, str]:
+    """The places [N, 2] of vectors, and the method, which begins the caption."""
+    if len(values_ND) < FEW_POINTS:
+        centred_ND = values_ND - values_ND.mean(axis=0)
+        places = centred_ND @ np.linalg.svd(centred_ND, full_matrices=False)[2][:2].T
+        return np.pad(places, ((0, 0), (0, 2 - places.shape[1]))), "The first two principal components"
     from sklearn.manifold import TSNE
 
     perplexity, start = min(30.0, (len(values_ND) - 1) / 3), "pca" if values_ND.shape[1] > 1 else "random"
     spread = float(np.abs(values_ND).max()) or 1.0
     method = TSNE(perplexity=perplexity, init=start, max_iter=500, random_state=SEED)
-    return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32)))
-
-
-def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> dict[str, list[Any]]:
-    x, y = places_N2.T.tolist()
-    classes = [run.class_name(label) for label in labels.tolist()]
-    return {"of": owners, "class": classes, "x (no unit)": x, "y (no unit)": y}
-
-
-def _owners(vectors: Vectors, shown: Ints) -> list[str]:
-    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[shown].tolist()]
+    return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32))), "t-SNE"
 
 
 def _chosen(labels: Ints, most: int) -> Ints:

@@ -15,7 +15,6 @@ from html import escape
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -24,15 +23,17 @@ from protofl_common.report.reading import Floats
 from protofl_common.runs.figures import as_csv
 
 Columns = Mapping[str, Sequence[object]]  # name, with its unit -> texts and numbers, all of one length
+Names = Sequence[str] | Sequence[int]
+Lines = Mapping[str, Sequence[float]]  # a line's name -> its values over the rounds
 INK = "#010203"  # stands for the colour of the page's text
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-MANY_POINTS = 1200  # a cloud of more points is embedded as pixels, lest the page grow by megabytes
 WIDTH, HEIGHT = 4.8, 3.3  # inches of one column: 10 points can be read on a telephone
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",
+    "pdf.fonttype": 42,  # outlines that publishers accept
     "font.sans-serif": ["DejaVu Sans"],
     "text.parse_math": False,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -53,7 +54,6 @@ class Drawing:
     caption: str  # how to read it; plain text
     svg: str
     data: str  # what it shows, as tab-separated values with a line of names, for a spreadsheet
-    wide: bool = False  # takes the whole width of a desk's screen, and scrolls sideways on a telephone
 
 
 @contextmanager
@@ -64,12 +64,12 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
         yield figure, figure.add_subplot()
 
 
-def draw(
-    figure: Any, name: str, title: str, caption: str, *, columns: Columns | None = None, wide: bool = False
-) -> Drawing:
-    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data, or its lines."""
+def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | None = None) -> Drawing:
+    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data."""
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
+    figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
+    figure.set_layout_engine(None)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), dpi=180)
     whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
@@ -83,67 +83,48 @@ def draw(
         (INK, "currentColor"),
     ):
         body = re.sub(old, new, body)
-    least = f' style="min-width:{70 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
     alt = escape(f"{title}. {caption}", quote=True)
-    svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}"{least}>{body}'
-    shown = columns or _of_lines(figure.axes[0])
-    rows = [list(shown), *zip(*shown.values(), strict=True)]
-    return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"), wide)
+    svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}">{body}'
+    rows = [list(columns), *zip(*columns.values(), strict=True)] if columns else []
+    return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"))
 
 
 def line_chart(
-    name: str,
-    title: str,
-    caption: str,
-    rounds: Sequence[int],
-    lines: Mapping[str, Sequence[float]],
-    unit: str,
-    *,
-    below: str = "after round",
-    legend: int = 3,
-    from_zero: bool = False,
-    powers: bool = False,
-    styles: Sequence[int] = (),
+    name: str, title: str, caption: str, places: Sequence[float], lines: Lines, unit: str, below: str = "after round"
 ) -> Drawing:
-    """A line per name over the rounds, in these ``styles``; ``powers``: wide ranges on a logarithmic axis."""
+    """A line per name over rounds, or other places; losses and times of wide range on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            axes.plot(rounds, values, label=label, **line_style(styles[index] if styles else index, len(rounds)))
-        if from_zero:
-            axes.set_ylim(bottom=0)
+            axes.plot(places, values, label=label, **line_style(index, len(places)))
         positive = [value for values in lines.values() for value in values if value > 0]
-        if powers and positive and max(positive) > 50 * min(positive):
+        if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
             axes.yaxis.set_minor_formatter("")
-        axes.set_ylabel(unit)
-        round_axis(axes, below)
-        legend_below(axes, legend)
-        return draw(figure, name, title, caption)
+        axes.set(xlabel=below, ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
+        many = 3 if max(map(len, lines)) <= 16 else 2
+        names = [short(label, int(14 * WIDTH) // many) for label in lines]
+        figure.legend(axes.lines, names, loc="outside lower center", ncols=many)
+        columns = {below: places} | {f"{label} ({unit})": values for label, values in lines.items()}
+        return draw(figure, name, title, caption, columns)
 
 
-def heat_map(axes: Any, values_RC: Floats, rows: Sequence[str], unit: str, **scale: Any) -> None:
-    """Cells in colours from dark to light, the names of some rows beside them, and the scale."""
-    image = axes.imshow(values_RC, aspect="auto", interpolation="none", cmap="cividis", **scale)
-    axes.grid(False)
-    axes.set_yticks(*some_ticks(rows, 30, 14), fontsize=9)
-    axes.figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-
-
-def number_cells(axes: Any, values_RC: Floats, digits: int, size: float) -> None:
-    """The number in each cell of a heat map, in an ink that stands out; none for NaN."""
-    most = float(np.nanmax(values_RC))
-    for (row, column), value in np.ndenumerate(values_RC):
-        if np.isfinite(value):  # not pure black, which SVG leaves out, so that the page puts its own ink in its place
-            ink = "#111111" if value > 0.55 * most else "#ffffff"
-            axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=size, color=ink)
-
-
-def _of_lines(axes: Any) -> Columns:
-    unit, drawn = axes.get_ylabel(), axes.lines
-    lines = [(f"{line.get_label()} ({unit})", dict(zip(*line.get_data(), strict=True))) for line in drawn]
-    places = sorted({place for _, line in lines for place in line})
-    return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
+def heat_map(
+    name: str, title: str, caption: str, values_RC: Floats, rows: Names, columns: Names, unit: str, below: str
+) -> Drawing:
+    """Cells from dark to light, blank for NaN; from 0, and per cent to 100."""
+    texts = [str(column) for column in columns]
+    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)) as (figure, axes):
+        look = {"aspect": "auto", "interpolation": "none", "cmap": "cividis", "vmax": 100 if "%" in unit else None}
+        image = axes.imshow(values_RC, vmin=0, **look)
+        axes.grid(False)
+        axes.set_yticks(*some_ticks([str(row) for row in rows], 30), fontsize=9)
+        axes.set_xticks(*some_ticks(texts, 12, 10), rotation=90 if max(map(len, texts)) > 4 else 0, fontsize=9)
+        axes.set_xlabel(below)
+        figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+        cells = {f"{row} ({unit})": of_row for row, of_row in zip(rows, values_RC.tolist(), strict=True)}
+        return draw(figure, name, title, caption, {below: columns} | cells)
 
 
 def _cell(value: object) -> str:
@@ -154,41 +135,11 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def as_file(drawing: Drawing) -> str:
-    begin = '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" '
-    return drawing.svg.replace("<svg ", begin, 1)
-
-
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Colour, dashes and, for few points, a marker of the ``index``-th line."""
     dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **markers(index, points)}
-
-
-def markers(index: int, points: int) -> dict[str, Any]:
-    return {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
-
-
-def class_columns(axes: Any, names: Sequence[str]) -> None:
-    chosen, shown = some_ticks(names, 20, 10)
-    axes.set_xticks(chosen, shown, rotation=90 if max(map(len, shown)) > 2 else 0)
-    axes.set_xlabel("class")
-
-
-def finite_mean(values: Floats) -> float:
-    present = values[np.isfinite(values)]
-    return float(present.mean()) if present.size else math.nan
-
-
-def legend_below(axes: Any, columns: int) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    longest = int(14 * axes.figure.get_figwidth()) // columns
-    axes.figure.legend(handles, [short(name, longest) for name in names], loc="outside lower center", ncols=columns)
-
-
-def round_axis(axes: Any, label: str = "after round") -> None:
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    marks = {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **marks}
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -1,7 +1,7 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
-subcommand, and no Flower but for `run`, `table`, `site` and `status`.
+subcommand, no Flower but for `run`, `table`, `site` and `status`, and no PyTorch, which takes seconds, to read figures.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    from protofl_common.basics.tensorfile import TensorFileError
-    from protofl_common.data.raw import DataError  # half a second that --help does not need
+    from protofl_common.basics.files import TensorFileError
+    from protofl_common.data.raw import DataError  # numpy, which --help does not need
     from protofl_common.experiment.settings import app_folder
 
     sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs

@@ -2,7 +2,7 @@
 
   protofl compare runs/one runs/another                   # figures, and the settings in which they differ
   protofl compare runs/tables/runs --csv runs.csv         # all finished runs in a folder, by groups
-  protofl compare runs --against runs/local-1 --figure all.svg
+  protofl compare runs --against runs/local-1 --figure all.pdf --latex all.tex
 
 Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from the first group, or
 from that of --against: over the seeds that both have, with its interval and the p of a two-sided paired t-test.
@@ -44,17 +44,20 @@ def describe(parser: argparse.ArgumentParser) -> None:
     for part in ("what", "when", "over"):
         parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
-    parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="the groups' means with their intervals")
+    parser.add_argument("--latex", type=Path, metavar="FILE.tex", help="the table of groups, for LaTeX")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="means with intervals, as FILE.svg or FILE.pdf")
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
     folders = run_folders([run_named(run) for run in arguments.runs])
     if arguments.each:
-        if arguments.csv or arguments.figure or arguments.json:
-            raise SettingsError("--each: --csv, --figure and --json are of groups, not of each run; leave it out")
+        if arguments.csv or arguments.latex or arguments.figure or arguments.json:
+            raise SettingsError("--each: --csv, --latex, --figure and --json are of groups, not of runs; leave it out")
         Console().print(comparison(folders).on_terminal())
         return 0
+    if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
+        raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
     groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
     if arguments.against:
@@ -77,9 +80,11 @@ def act(arguments: argparse.Namespace) -> int:
             print(f"p is of each comparison alone; corrected for {len(tested)} of them (Holm): {corrected}")
     if arguments.csv:
         write_text(arguments.csv, as_csv(_csv_rows(groups)))
+    if arguments.latex:
+        write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        write_text(arguments.figure, draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %"))
-    for file in filter(None, (arguments.csv, arguments.figure)):
+        draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %", arguments.figure)
+    for file in filter(None, (arguments.csv, arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
     return 0
 

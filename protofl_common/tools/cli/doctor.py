@@ -3,9 +3,8 @@
   protofl doctor
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
   protofl doctor --recipe mine.toml                                                 # is every setting right?
-  protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
-It looks at versions, PyTorch, memory, cores, ports, folders, data and processes that are left. Data of your own are
+It looks at versions, PyTorch, memory, cores, folders, data and processes that are left. Data of your own are
 read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
 into folders that runs write to. protofl site check is for machines with data of their own.
 """
@@ -13,7 +12,6 @@ into folders that runs write to. protofl site check is for machines with data of
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,14 +42,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
     parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
     parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="its clients")
-    parser.add_argument("--port", type=int, action="append", default=[], metavar="N", help="a port that shall be free")
     add_allow_python(parser, "the recipe")
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    if odd := [port for port in arguments.port if not 0 < port < 2**16]:
-        raise SettingsError(f"--port {odd[0]}: must be from 1 to 65535")
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
@@ -102,7 +97,7 @@ def _torch(asked: argparse.Namespace) -> Found:
 
 def _memory(asked: argparse.Namespace) -> Found:
     facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, os.cpu_count() or 1
+    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, len(os.sched_getaffinity(0))
     at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
     needed = at_once * OF_A_CLIENT
     text = f"{free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
@@ -119,22 +114,7 @@ def _cores(asked: argparse.Namespace) -> Found:
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if not threads.isdigit() or int(threads) > cores:
         yield WARNING, f"OMP_NUM_THREADS = {threads!r} on {cores} cores", "unset OMP_NUM_THREADS"
-    if usable < cores:
-        text = f"this process may use {usable} of {cores} cores; protofl run starts a client on each"
-        yield WARNING, text, f"protofl run --cpus {-(-cores // usable)}"
-    yield FACT, f"{usable} cores", ""
-
-
-def _ports(asked: argparse.Namespace) -> Found:
-    for port in asked.port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-                yield FACT, f"{port}: free", ""
-            except OSError as error:
-                cure = f"another port, or end what `ss -ltnp 'sport = :{port}'` shows"
-                yield WRONG, f"{port}: {error.strerror}", cure
+    yield FACT, f"{usable} of {cores} cores", ""
 
 
 def _folders(asked: argparse.Namespace) -> Found:
@@ -185,4 +165,4 @@ def _processes(asked: argparse.Namespace) -> Found:
     yield FACT, f"{len(listed.splitlines())} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _cores, _ports, _folders, _settings, _processes)
+CHECKS = (_versions, _torch, _memory, _cores, _folders, _settings, _processes)

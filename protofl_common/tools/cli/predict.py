@@ -3,7 +3,7 @@
 protofl predict model photo.jpg
 protofl predict model photos/ --out classes.csv
 protofl predict model patients.csv --by head --json
-protofl predict runs/mine --out mine.parquet         # all clients of a simulated run, on their test samples
+protofl predict runs/mine --out mine.csv             # all clients of a simulated run, on their test samples
 
 An input that is farther from every prototype than the site's own ones are is called unknown. A file that cannot be read
 is left out and named at the end, with the reason. Exits with 0 where all files were read, 3 where some were left out, 1
@@ -50,7 +50,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run")
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=_OUT)
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="a row per sample (of a run: RUN/predictions.csv)")
     parser.add_argument("--fast", action="store_true", help="decode large JPEG files smaller: nearly the same")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
@@ -59,7 +59,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 _BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
-_OUT = "a row per sample into FILE.csv or FILE.parquet (of a run: RUN/predictions.csv)"
 _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models of numbers or texts also CSV"
 
 

@@ -72,7 +72,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "wanted": wanted,
         "best": ", ".join(f"{kind} {best_text(result)}" for kind, result in best.items()),
         "final": ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in final.items()),
-        "bytes": run.bytes,
+        "bytes": size_of(run.path),
         "days": run.age / 86400,
     }
 

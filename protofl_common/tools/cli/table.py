@@ -5,8 +5,10 @@
 
 Start it again to go on: finished runs are not repeated, interrupted ones go on after their last round. A run that fails
 does not stop the others, and rows whose data are not here are skipped. KEY=VALUE overrides a setting of all runs.
-Results stand in OUT/TABLE.md and OUT/TABLE.csv, those of each seed in OUT/TABLE.long.csv, the runs in OUT/runs (shared
-by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals and tests.
+Several processes may work on one table: each run is made by one of them. --shard 3/16 makes every 16th run from the
+third on; the command without it makes what is left and writes the whole table.
+Results stand in OUT/TABLE.md, .tex and .csv, those of each seed in OUT/TABLE.long.csv, the runs in OUT/runs (shared by
+all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals and tests.
 
 With --search the settings that the table names under `search` are chosen first, by as many trials for each cell, on the
 clients' validation data and other seeds (OUT/trials); then the best ones run with the table's seeds.
@@ -14,6 +16,7 @@ clients' validation data and other seeds (OUT/trials); then the best ones run wi
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -32,11 +35,12 @@ from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, markdown
+from protofl_common.tools.tables.render import as_dict, cells_of, collect, csv_of_cells, csv_of_seeds, markdown
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 Make = Callable[[Run, Runs], bool]  # makes a run unless it is finished; whether it did
+ALL = slice(None)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="of N jobs the I-th: every N-th run")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
     parser.add_argument(
@@ -62,16 +67,18 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
     if "seed" in overrides:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
-    seeds = _seeds(arguments.seeds)
+    seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
     tables = [read_table(file_named(file)) for file in files]
     planned = [(table, plan(table, **options)) for table in tables]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
-    trials = Runs(out / "trials") if arguments.search else None
-    if trials:
-        for table, cells in planned:
+    trials = Runs(out / "trials", patience=-1) if arguments.search else None
+    for table, cells in planned:
+        if trials:
             check_search(table, cells)
+        elif table.trials and (out / "trials").is_dir():
+            console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
@@ -84,7 +91,7 @@ def act(arguments: argparse.Namespace) -> int:
 
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options)
+    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options, shard)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table in tables]})
     return failed
@@ -99,15 +106,19 @@ def execute(
     console: Console,
     trials: Runs | None = None,
     options: dict[str, Any] | None = None,
+    shard: slice = ALL,
 ) -> int:
-    """Make all runs of all tables, and write the files after each; ``options`` are those that `plan` was given."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Make the runs of a shard of each table, and write the files after each; ``options`` are those of `plan`.
+
+    With a search, a shard has whole cells: the trials of a cell follow one another.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
-            cells = _searched(table, planned_cells, trials, partial(_one, launch=launch, progress=progress))
-            todo = runs_of(cells)
-            cells = _with_other_rows(table, cells, trials, options or {})
+            make = partial(_one, launch=launch, progress=progress)
+            cells = _searched(table, planned_cells[shard if trials else ALL], trials, make)
+            todo = runs_of(cells)[ALL if trials else shard]
+            cells = _with_others(table, cells, planned_cells, trials, options or {})
             write = partial(_write, table, cells, runs, out, overrides)
             write()
             whole = progress.add_task(table.name, total=len(todo))
@@ -116,20 +127,20 @@ def execute(
                     write()
                 progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
-        console.print(f"results: {out / table.name}.md, .csv, .json")
+        console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
     return 1 if runs.failed else 0
 
 
-def _with_other_rows(table: TableFile, cells: list[Cell], trials: Runs | None, options: dict[str, Any]) -> list[Cell]:
-    """The cells, and those of rows that ``only`` leaves out, as far as the settings let these be planned."""
-    if not options.get("only"):
-        return cells
+def _with_others(
+    table: TableFile, cells: list[Cell], planned: list[Cell], trials: Runs | None, options: dict[str, Any]
+) -> list[Cell]:
+    """The cells, and those that a shard or ``only`` leaves out, as far as the settings let these be planned."""
     try:
-        others = [cell for cell in plan(table, **options | {"only": ()}) if cell.row not in options["only"]]
+        every = plan(table, **options | {"only": ()}) if options.get("only") else planned
     except SettingsError:
-        return cells
-    rows = list(table.rows)
-    return sorted([*cells, *_searched(table, others, trials, None)], key=lambda cell: rows.index(cell.row))
+        every = planned
+    mine = {(cell.row, cell.column): cell for cell in cells}
+    return [mine.get((cell.row, cell.column)) or _searched(table, [cell], trials, None)[0] for cell in every]
 
 
 def _searched(table: TableFile, cells: list[Cell], trials: Runs | None, make: Make | None) -> list[Cell]:
@@ -170,32 +181,46 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     if runs.finished(run):
         return False
     bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
-    runs.execute(run, launch, lambda number: progress.update(bar, completed=number))
+    show = partial(progress.console.print, markup=False, highlight=False)
+
+    def on_round(number: int) -> None:
+        progress.update(bar, completed=number)
+        if not progress.console.is_terminal:
+            show(f"  {run.name}: round {number}/{run.settings.run.rounds}")
+
+    here = runs.execute(run, launch, on_round)
     progress.remove_task(bar)
     reason = runs.failed.get(run.name)
-    if reason or not progress.console.is_terminal:
-        outcome = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
-        progress.console.print(f"  {outcome}", markup=False, highlight=False)
-    return True
+    if not here:
+        show(f"  another process makes {run.name}")
+    elif reason or not progress.console.is_terminal:
+        show(f"  failed: {run.name}: {reason}" if reason else f"  done: {run.name}")
+    return here
 
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
-    results = collect(cells, runs)
-    files = {
-        ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
-        ".md": markdown(table, results, overrides),
-        ".csv": csv_of_cells(table, results),
-        ".long.csv": csv_of_seeds(results),
-    }
-    for suffix, text in files.items():
-        write_text(out / f"{table.name}{suffix}", text)
+    with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
+        results = collect(cells, runs)
+        files = {
+            ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
+            ".md": markdown(table, results, overrides),
+            ".tex": cells_of(table, results).as_latex(),
+            ".csv": csv_of_cells(table, results),
+            ".long.csv": csv_of_seeds(results),
+        }
+        for suffix, text in files.items():
+            write_text(out / f"{table.name}{suffix}", text)
+
+
+def _shard(text: str) -> slice:
+    """``"3/16"`` -> every 16th from the third on."""
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
+    return slice(int(numbers[1]) - 1, None, int(numbers[2]))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        seeds = tuple(int(word) for word in text.split(",")) if text else ()
-    except ValueError:
-        seeds = (-1,)
-    if any(seed < 0 for seed in seeds):
+    if not re.fullmatch(r"(\d+(, *\d+)*)?", text):
         raise SettingsError(f"--seeds {text!r}: must be whole numbers of at least 0, such as 1,2,3")
-    return seeds
+    return tuple(int(word) for word in text.split(",") if word)

@@ -7,6 +7,7 @@ from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
+from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import Summary
 
 NAME = "README.md"
@@ -64,5 +65,4 @@ def _figures(card: ModelCard, unknown_above: float) -> Iterator[str]:
 
 
 def _table(facts: Mapping[str, str]) -> Iterator[str]:
-    yield from ("| | |", "|---|---|")
-    yield from (f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in facts.items())
+    return Table(("", ""), list(facts.items()), words=(0, 1)).as_markdown()

@@ -142,7 +142,7 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     if node.get("statistics"):
-        what = "numbers of samples per class and up to 200 test features may leave, if asked"
+        what = "numbers of samples per class may leave, if asked"
         yield Finding(WARNING, "statistics", what)
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))

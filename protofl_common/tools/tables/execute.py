@@ -1,8 +1,13 @@
-"""Runs one after another; what is finished is not repeated, what was interrupted goes on after its last round."""
+"""Runs one after another; what is finished is not repeated, what was interrupted goes on after its last round.
+
+Several processes, on several machines too, may work on one folder: each run has a lock.
+"""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from protofl_common.config.options import Config
 from protofl_common.experiment.settings import default_run_config
@@ -15,10 +20,13 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder
 
 
 class Runs:
-    """All runs, and how those of now ended; without ``keep_models`` a finished one keeps only its figures."""
+    """All runs, and how those of now ended; without ``keep_models`` a finished one keeps only its figures.
 
-    def __init__(self, folder: Path, keep_models: bool = False) -> None:
-        self.folder, self.keep_models = folder.resolve(), keep_models
+    ``patience``: how many seconds to wait for another process that makes the same run; -1: until it has ended.
+    """
+
+    def __init__(self, folder: Path, keep_models: bool = False, patience: float = 0) -> None:
+        self.folder, self.keep_models, self.patience = folder.resolve(), keep_models, patience
         self.failed: dict[str, str] = {}
 
     def folder_of(self, run: Run) -> Path:
@@ -27,9 +35,22 @@ class Runs:
     def finished(self, run: Run) -> bool:
         return run.finished(self.folder_of(run))
 
-    def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
-        if self.finished(run):
-            return
+    def lock(self, name: str) -> FileLock:
+        logs = self.folder.parent / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        return FileLock(logs / f".{name}.lock")
+
+    def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> bool:
+        """Make a run unless it is finished; False where another process makes it."""
+        try:
+            with self.lock(run.name).acquire(self.patience):
+                if not self.finished(run):
+                    self._execute(run, launch, on_round)
+        except Timeout:
+            return False
+        return True
+
+    def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
         folder = self.folder_of(run)
         resume = (folder / "checkpoints").exists() and not (folder / SUMMARY).exists()
         if not resume:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import KINDS, ClientRow, RoundRow, RunFolder
-from protofl_common.runs.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites, over_clients
+from protofl_common.runs.folder import ClientRow, RoundRow, RunFolder
+from protofl_common.runs.metrics import best_evaluation, chosen_on, in_percent, mean_of_part, of_all_sites, over_clients
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
@@ -121,7 +121,7 @@ class Figure:
             raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
         tested = {**row["accuracy"], **row.get("metrics", {})}
         figures = tested if self.what == self._kind else row["validation"]
-        return figures[self._kind]["weighted"] * (100 if self._kind in KINDS else 1)
+        return figures[self._kind]["weighted"] * (100 if in_percent(self._kind) else 1)
 
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
@@ -139,4 +139,4 @@ def _evaluated(row: RoundRow) -> set[str]:
 def _figures(client: ClientRow) -> dict[str, float]:
     figures = {**client["accuracy"], **client.get("metrics", {})}
     figures |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
-    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in figures.items()}
+    return {name: value * (100 if in_percent(name) else 1) for name, value in figures.items()}

@@ -1,4 +1,4 @@
-"""A table as Markdown and CSV: ours beside the paper's, mean ± sample standard deviation over seeds."""
+"""A table as Markdown, LaTeX and CSV: ours beside the paper's, mean ± sample standard deviation over seeds."""
 
 import json
 import statistics
@@ -77,8 +77,7 @@ def _result(cell: Cell, runs: Runs) -> Result:
     return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), figure, decimals, cell.found, division)
 
 
-def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
-    notes: dict[tuple[str, str], list[str]] = {}
+def cells_of(table: TableFile, results: Results) -> Table:
     beside = ("paper",) if any(row.paper for row in table.rows.values()) else ()
     rows = []
     for name, row in table.rows.items():
@@ -86,14 +85,19 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
         for column in table.columns:
             result = results.get((name, column))
             texts += [result.text if result else "–", *(row.paper.get(column, "") for _ in beside)]
-            if result and result.reason:
-                notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
         rows.append(texts)
-    heads = ["", *(text for column in table.columns for text in (column, *beside))]
+    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows)
+
+
+def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
+    notes: dict[tuple[str, str], list[str]] = {}
+    for (name, column), result in results.items():
+        if result.reason:
+            notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
     figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
     ours = f"Ours, of test data unless it says otherwise: {figures or 'nothing'}"
     lines = [f"# {table.title}", "", *(line for text in (table.source, table.note) if text for line in (text, ""))]
-    lines += [*Table(heads, rows).as_markdown(), "", f"{ours}; mean ± sample standard deviation over the seeds."]
+    lines += [*cells_of(table, results).as_markdown(), "", f"{ours}; mean ± sample standard deviation over the seeds."]
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
     if table.trials and not any(result.found for result in results.values()):

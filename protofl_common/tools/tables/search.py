@@ -107,7 +107,7 @@ class Search:
 
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:
-    """Return whether the table says what is to be searched, and how; SettingsError with a line for each problem."""
+    """SettingsError with a line for each reason why the table cannot be searched."""
     searched = [cell for cell in cells if cell.runs and cell.spaces]
     problems = [] if table.trials else ["trials: missing: how many settings does --search try for each cell?"]
     if not any(cell.spaces for cell in cells):

@@ -57,10 +57,6 @@ def _is_range(value: Any) -> bool:
     return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
 
 
-def _is_number_of_things(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
-
-
 def _is_dictionary(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -69,7 +65,9 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a val
     **dict.fromkeys(("settings", "figure", "search", "grid"), (_is_dictionary, "key: value pairs")),
     **dict.fromkeys(("columns", "rows"), (_is_dictionary, "a name and what it holds for each, NAME: {…}")),
     **dict.fromkeys(("seeds", "trial-seeds"), (_are_seeds, "a list of whole numbers, at least 0")),
-    **dict.fromkeys(("clients", "trials"), (_is_number_of_things, "a whole number, at least 1")),
+    **dict.fromkeys(
+        ("clients", "trials"), (lambda value: isinstance(value, int) and value >= 1, "a whole number, at least 1")
+    ),
     "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
 }
 AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it

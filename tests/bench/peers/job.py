@@ -51,7 +51,6 @@ class Data:
 
 @cache
 def opened(file: str) -> Data:
-    """Read the data once per process."""
     return Data(file)
 
 

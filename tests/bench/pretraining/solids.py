@@ -54,15 +54,8 @@ def _octahedron(p: Points, size: NDArray[Any]) -> Any:
     return ((np.abs(p) / size).sum(axis=-1) - 1) * np.float32(size.min() / np.sqrt(3))
 
 
-FORMS: tuple[Callable[[Points, NDArray[Any]], Any], ...] = (
-    _sphere,
-    _box,
-    _cylinder,
-    _cone,
-    _torus,
-    _capsule,
-    _octahedron,
-)
+FORMS: tuple[Callable[[Points, NDArray[Any]], Any], ...] = (_sphere, _box, _cylinder, _cone, _torus, _capsule,
+    _octahedron)  # fmt: skip
 
 
 @dataclass(frozen=True)

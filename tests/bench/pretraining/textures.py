@@ -61,19 +61,8 @@ def _fade(p: Values, rng: np.random.Generator) -> Any:
     return np.clip(0.5 + p[..., 1] * rng.uniform(0.5, 1.0), 0, 1)
 
 
-TEXTURES: tuple[Callable[[Values, np.random.Generator], Any], ...] = (
-    _plain,
-    _stripes,
-    _waves,
-    _checks,
-    _dots,
-    _rings,
-    _lattice,
-    _bricks,
-    _clouds,
-    _grain,
-    _fade,
-)
+TEXTURES: tuple[Callable[[Values, np.random.Generator], Any], ...] = (_plain, _stripes, _waves, _checks, _dots, _rings,
+    _lattice, _bricks, _clouds, _grain, _fade)  # fmt: skip
 SMOOTH = tuple(TEXTURES.index(texture) for texture in (_plain, _clouds, _grain, _fade))
 """Those that make quiet grounds."""
 

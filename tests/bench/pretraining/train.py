@@ -112,7 +112,6 @@ def _accuracy(model: _Classifier, images: Tensor, labels: Tensor) -> tuple[float
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Train an embedded backbone and write its weights.")
     parser.add_argument("name", choices=EMBEDDED)
     parser.add_argument("--seed", type=int, default=0)

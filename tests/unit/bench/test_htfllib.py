@@ -32,6 +32,7 @@ class FedProto:
 """
 
 
+@pytest.mark.slow
 def test_options_that_nobody_lists_have_their_defaults(tmp_path: Path) -> None:
     servers = tmp_path / "library" / "system" / "flcore" / "servers"
     servers.mkdir(parents=True)

@@ -23,7 +23,6 @@ def corpus_of(name: str) -> Corpus:
 
 
 def few_classes(name: str, classes: int = 5) -> Corpus:
-    """The first classes of a corpus."""
     corpus = corpus_of(name)
     return Corpus(corpus.draw, (classes, *corpus.classes[1:]), per_class=6, flips=corpus.flips)
 
@@ -70,6 +69,7 @@ def test_augmentation_keeps_shape_and_range_and_follows_its_generator() -> None:
     assert torch.equal(images, before)
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_the_same_way_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "BATCH", 20)
     state = torch.get_rng_state()

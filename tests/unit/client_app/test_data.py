@@ -13,24 +13,10 @@ CPU = torch.device("cpu")
 
 
 def some_data(labels: list[int]) -> ClientData:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
-    return ClientData(
-        images,
-        numbers,
-        images,
-        numbers,
-        images[:0],
-        numbers[:0],
-        ("a", "b", "c"),
-        "",
-        (0.2, 0.5),
-        (0.3, 0.25),
-        (),
-        (),
-        len(labels),
-    )
+    return ClientData(images, numbers, images, numbers, images[:0], numbers[:0], ("a", "b", "c"), "", (0.2, 0.5),
+        (0.3, 0.25), (), (), len(labels))  # fmt: skip
 
 
 def test_bytes_become_normalised_floats() -> None:
@@ -78,11 +64,9 @@ def test_fully_labelled_data_are_not_touched() -> None:
 
 
 def test_features_are_taken_apart_like_images() -> None:
-    features = torch.arange(6.0).view(3, 2)
-    found = split_unlabelled(features, torch.tensor([-1, 4, -1]))
+    found = split_unlabelled(torch.arange(6.0).view(3, 2), torch.tensor([-1, 4, -1]))
     assert isinstance(found, Samples)
     assert found.inputs.tolist() == [[2.0, 3.0]]
-    assert found.unlabelled is not None
     assert found.unlabelled.tolist() == [[0.0, 1.0], [4.0, 5.0]]
 
 

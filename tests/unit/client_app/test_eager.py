@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys, torch
 from client_app.training import COMPILER, _without_compiler
@@ -33,6 +35,7 @@ print(train()[0] == lean, sys.modules[COMPILER] is not stand_in)
 """
 
 
+@pytest.mark.slow
 def test_optimizers_do_the_same_without_the_compiler_which_is_there_for_whoever_asks() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -28,8 +28,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     with torch.no_grad():
         z = model.body(data.inputs)
         head = int((model.head(z).argmax(1) == data.labels).sum())
-        distances = ((z[:, None] - known.means[None]) ** 2).sum(-1)
-        nearest = int((known.labels[distances.argmin(1)] == data.labels).sum())
+        nearest = int((known.labels[((z[:, None] - known.means[None]) ** 2).sum(-1).argmin(1)] == data.labels).sum())
     for batch_size in (7, 57, 500):
         assert evaluate(model, data, batch_size, known).correct == {"head": head, "prototype": nearest}
     assert evaluate(model, data, 10).correct == {"head": head}
@@ -51,20 +50,15 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkey
     """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
-    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, **rest: Any) -> Evaluation:
+    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any) -> Evaluation:
         seen.append((data, known))
-        return evaluate(model, data, batch_size, known, **rest)
+        return evaluate(model, data, batch_size, known, *how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
-    few: dict[str, Any] = {
-        "partition": "pathological",
-        "classes_per_client": 4,
-        "test_samples": 2,
-        "models": "mnist-cnn",
-    }
+    few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,
+        "models": "mnist-cnn"}  # fmt: skip
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
     for known in (first, second, third):
-        assert known is not None
         assert len(known.labels) == 4
     assert len(tested.labels.unique()) < 4

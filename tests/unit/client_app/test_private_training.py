@@ -120,8 +120,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(
 def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
     """Without differential privacy it says in which epoch."""
     model, data = linear(), Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
-    private = step(model, 1.0, samples=20)
-    train(private, data, settings(), seed=1)
+    train(step(model, 1.0, samples=20), data, settings(), seed=1)
     assert bool(model.body.weight.isfinite().all())
 
 
@@ -147,8 +146,7 @@ def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
 def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty: bool) -> None:
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
-    model = SplitModel(body, nn.Identity())
-    one = step(model, noise=3.0, samples=50, batch_size=5, dp_clip=0.2)
+    one = step(SplitModel(body, nn.Identity()), noise=3.0, samples=50, batch_size=5, dp_clip=0.2)
     one.empty = empty
     one(torch.zeros(1, 20_000) + empty * 7.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     assert float(body.weight.std()) == pytest.approx(3.0 * 0.2 / 5, rel=0.03)

@@ -21,8 +21,7 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 
 def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
     """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
-    config = run_config(tmp_path, algo=algo, **{**FEW, **changes})
-    site = client_of(config, 1, 5)
+    site = client_of(run_config(tmp_path, algo=algo, **{**FEW, **changes}), 1, 5)
     found = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
         generator = torch.Generator().manual_seed(0)
@@ -63,8 +62,7 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))
     mixed = batch_loss(client, some)
-    labelled = Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
-    alone = client.loss(labelled)
+    alone = client.loss(Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5]))
     assert list(mixed) == list(alone)
     for name, value in alone.items():
         assert torch.equal(mixed[name], value)
@@ -151,8 +149,6 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
 def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
     client = algorithm(tmp_path, positive_rate=0.67)
     sent = client.upload().vectors()
-    assert sent is not None
-    assert sent.counts is not None
     assert sent.counts.tolist() == [2] * 10
     images, labels = client.client.train_set.inputs, client.client.train_set.labels
     with torch.no_grad():

@@ -35,10 +35,14 @@ def folder(path: Path, run_history: RunHistory = FIRST) -> StateFolder:
     return StateFolder(path, "site-1", run_history)
 
 
+def saved(states: StateFolder, *rounds: int) -> StateFolder:
+    for number in rounds:
+        states.save(*some_state(number))
+    return states
+
+
 def loaded(states: StateFolder, before: int) -> int:
-    """Return the round of the state."""
     found = states.load(before, "cnn4", CPU)
-    assert found is not None
     assert float(found[0]["model/w"][0, 0]) == found[1]
     return found[1]
 
@@ -52,7 +56,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert states.load(4, "cnn4", CPU) is None
     states.save(*some_state())
     found = states.load(4, "cnn4", CPU)
-    assert found is not None
     assert found[1] == 3
     assert found[0].keys() == tensors.keys()
     assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
@@ -60,9 +63,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
-    states = folder(tmp_path)
-    states.save(*some_state(2))
-    states.save(*some_state(5))
+    states = saved(folder(tmp_path), 2, 5)
     assert [loaded(states, before) for before in (6, 5, 4, 3)] == [5, 2, 2, 2]
     assert states.load(2, "cnn4", CPU) is None
 
@@ -78,9 +79,7 @@ def test_three_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path: Path) -> None:
-    stopped = folder(tmp_path)
-    for number in (4, 5, 6):  # the server died before it could merge round 6
-        stopped.save(*some_state(number))
+    saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.then(12, 5))
     assert loaded(again, 6) == 5
     assert loaded(again, 7) == 5  # not asked in round 6
@@ -94,8 +93,7 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
     again.save(*some_state(6))
     stopped.save(*some_state(6))
     assert loaded(again, 7) == 6
-    again.save(*some_state(7))
-    again.save(*some_state(8))
+    saved(again, 7, 8)
     assert names(tmp_path) == ["000006-12.safetensors", "000007-12.safetensors", "000008-12.safetensors"]
 
 
@@ -127,28 +125,16 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_a_client_goes_on_from_the_state_before_a_damaged_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    states = folder(tmp_path)
-    states.save(*some_state(2))
-    states.save(*some_state(3))
+    states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
     assert loaded(states, 4) == 2
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(tmp_path: Path) -> None:
-    other = folder(tmp_path, RunHistory(4711))
-    for number in (1, 2):
-        other.save(*some_state(number))
-    for run_history in (
-        RunHistory(12),
-        RunHistory(12, ((4711, 0),)),
-        RunHistory(12, ((4711, 2),)),
-        RunHistory(12, ((4711, 99),)),
-    ):
-        states = StateFolder(tmp_path, "site-1", run_history, wary=True)
-        for number in (1, 2, 3, 4):
-            states.save(*some_state(number))
-        states.finish(9)
+    saved(folder(tmp_path, RunHistory(4711)), 1, 2)
+    for earlier in ((), ((4711, 0),), ((4711, 2),), ((4711, 99),)):
+        saved(StateFolder(tmp_path, "site-1", RunHistory(12, earlier), wary=True), 1, 2, 3, 4).finish(9)
         assert {"000001-4711.safetensors", "000002-4711.safetensors", "000004-12.safetensors"} <= set(names(tmp_path))
 
 
@@ -156,8 +142,7 @@ def test_a_site_tidies_its_own_run_all_the_same(tmp_path: Path) -> None:
     states = StateFolder(tmp_path, "site-1", FIRST, wary=True)
     (tmp_path / "site-1").mkdir()
     (tmp_path / "site-1" / "000001-11.safetensors.77.tmp").write_bytes(b"half")
-    for number in (1, 2, 3, 4):
-        states.save(*some_state(number))
+    saved(states, 1, 2, 3, 4)
     assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors", "000004-11.safetensors"]
     states.finish(4)
     assert names(tmp_path) == ["000004-11.safetensors"]
@@ -169,9 +154,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 @pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = folder(tmp_path)
-    states.save(*some_state(2))
-    states.save(*some_state(3))
+    states = saved(folder(tmp_path), 2, 3)
     monkeypatch.setattr(where, full_disk)
     said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
     with pytest.raises(StateError, match=said):
@@ -186,8 +169,7 @@ def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> Non
     states.save(*some_state(1))
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
     assert loaded(states, 3) == 1
-    for number in (2, 3, 4, 5):
-        states.save(*some_state(number))
+    saved(states, 2, 3, 4, 5)
     assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
 
 
@@ -211,7 +193,6 @@ def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> Non
     steps(through, optimizer, 2)
 
     found = folder(tmp_path).load(2, "linear", CPU)
-    assert found is not None
     stopped, resumed = fresh()
     restore_attributes(Owner(stopped, resumed), KEPT, found[0])
     steps(stopped, resumed, 2)

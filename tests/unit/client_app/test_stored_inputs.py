@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SCRIPT = """
 import re, resource, sys
@@ -44,6 +45,7 @@ epoch()
 """
 
 
+@pytest.mark.slow
 def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (16000, 3, 32, 32), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", inputs=images, labels=np.arange(len(images)) % 2)

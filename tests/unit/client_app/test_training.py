@@ -130,13 +130,11 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     model, data = some_model(), some_data()
     constant = {"one": torch.tensor(1.0)}
     step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
-    losses = train(step, data, chosen, 3)
-    assert losses == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
+    assert train(step, data, chosen, 3) == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
 
 
 def test_batch_normalisation_survives_a_rest_of_one() -> None:
-    model = some_model("resnet10")
-    losses = train(step_of(model, cross_entropy, settings()), some_data(11), settings(), seed=3)
+    losses = train(step_of(some_model("resnet10"), cross_entropy, settings()), some_data(11), settings(), seed=3)
     assert losses["total"] > 0
 
 
@@ -181,9 +179,15 @@ def test_terms_are_summed_and_reported_by_name() -> None:
     def two_terms(batch: Batch) -> LossTerms:
         return {"a": batch.logits.square().mean(), "b": 2 * batch.features.square().mean()}
 
-    model = some_model()
-    losses = train(step_of(model, two_terms, settings()), some_data(), settings(), seed=1)
+    losses = train(step_of(some_model(), two_terms, settings()), some_data(), settings(), seed=1)
     assert losses["total"] == pytest.approx(losses["a"] + losses["b"], rel=1e-5)
+
+
+@pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
+def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+    step = step_of(some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings())
+    with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
+        train(step, some_data(), settings(), seed=1)
 
 
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:

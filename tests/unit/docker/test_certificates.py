@@ -17,7 +17,6 @@ certificates = program("certificates")
 
 
 def make(folder: Path, *arguments: str) -> int:
-    """The command."""
     status: int = certificates.main([str(folder), *arguments])
     return status
 
@@ -31,7 +30,6 @@ def certs(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -39,8 +37,7 @@ def test_everything_is_made_and_private_files_are_private(certs: Path) -> None:
     private = {"ca.key", "server.key", "superexec.secret", "nodes/north"}
     assert contents(certs).keys() == private | {"ca.crt", "server.crt", "nodes/north.pub"}
     for name in contents(certs):
-        mode = stat.S_IMODE((certs / name).stat().st_mode)
-        assert mode == (0o600 if name in private else 0o644), name
+        assert stat.S_IMODE((certs / name).stat().st_mode) == (0o600 if name in private else 0o644), name
 
 
 def test_the_superlinks_folder_has_a_place_for_the_keys_that_sites_bring(tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ import torch
 from client_app.algorithms.ditto import Ditto
 from client_app.training import Proximal, Step
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import Outcome, run_config, run_federation
+
+DECLARED = Declared(
+    weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
+)
 
 
 class DittoClient(plain.PlainClient):

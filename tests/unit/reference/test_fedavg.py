@@ -7,6 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(weights=True)
 
 ARCH = "resnet4-imagenet-stem"
 Table = dict[int, torch.Tensor]

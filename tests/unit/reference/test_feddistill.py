@@ -10,7 +10,16 @@ from flwr.app import MessageType, RecordDict
 from client_app.algorithms.feddistill import FedDistill
 from client_app.training import Batch
 from tests.support import plain
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import client_of, run_config, run_federation
+
+DECLARED = Declared(
+    PLAIN,
+    record="outputs",
+    probabilities=True,
+    losses=("cross-entropy", "distillation"),
+    acts={"gamma": 3.0, "outputs": "logits"},
+)
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 Outputs = dict[int, torch.Tensor]

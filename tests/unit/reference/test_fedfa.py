@@ -8,7 +8,10 @@ import torch
 from protofl_common.basics.seeding import derive_seed
 from server_app.network.membership import FederationError
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9})
 
 STAGES = {3: 32, 6: 64}
 """Of cnn4, conv 32, pool, ReLU, conv 64, pool, ReLU: where a stage ends, and its channels."""

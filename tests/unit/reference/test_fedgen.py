@@ -12,8 +12,17 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.models.generator import Generator as TrainedGenerator
 from tests.support import plain
 from tests.support.attacks import values_of
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 from tests.support.results import models_left
+
+DECLARED = Declared(
+    weights=True,
+    label_counts=True,
+    stays=("body.",),
+    losses=("cross-entropy", "generated"),
+    acts={"lambda": 5.0, "noise-dim": 8, "server-steps": 5, "server-lr": 0.5, "server-batch-size": 4},
+)
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 CLASSES, DIM, NOISE, STEPS, SIZE, LR = 10, 16, 4, 5, 6, 0.01

@@ -11,8 +11,11 @@ from protofl_common.basics.seeding import derive_seed
 from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.attacks import values_of
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import Outcome, run_config, run_federation
 from tests.support.results import metrics, models_left
+
+DECLARED = Declared(PLAIN, acts={"server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4})
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 HEADER = {"head.weight", "head.bias"}
@@ -43,7 +46,6 @@ def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: 
 
 
 def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    """The weights that each client was sent."""
     records = [message.content.array_records["weights"] for message, _ in outcome.exchanged(kind, number)]
     return [{name: torch.from_numpy(values_of(array).copy()) for name, array in one.items()} for one in records]
 

@@ -13,7 +13,17 @@ from client_app.algorithms.fedkd import FedKD
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.attacks import values_of
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(
+    weights=True,
+    of="student",
+    since="received",
+    keeps=("projection", "received"),
+    losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
+    acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3},
+)
 
 PRIVATE, STUDENT = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
 

@@ -10,7 +10,10 @@ from safetensors.torch import load_file
 from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
 from tests.support import plain
+from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(COUNTED, weights=True, acts={"smoothing": 0.5, "scale": 5.0})
 
 Means = dict[int, tuple[np.ndarray, int]]
 

@@ -10,8 +10,15 @@ from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same_models, models_left
+
+DECLARED = Declared(
+    PLAIN,
+    losses=("cross-entropy", "prototype"),
+    acts={"lambda": 9.0, "gamma": 0.0, "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4},
+)
 
 ARCHS, DIM, SIZE = ("cnn4", "htcnn-3", "htcnn-1"), 16, 8
 Table = dict[int, torch.Tensor]

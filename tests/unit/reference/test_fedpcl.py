@@ -7,9 +7,17 @@ import pytest
 from safetensors.torch import load_file
 
 from protofl_common.experiment.settings import Settings
+from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import run_config, run_federation
 from tests.support.plain import CLIENTS
 from tests.support.plain_fedpcl import FedPCLClient, Table
+
+DECLARED = Declared(
+    COUNTED,
+    losses=("contrast", "global", "local", "cross-entropy", "prototype"),
+    minimised=("global", "local"),  # the others are ablations
+    acts={"temperature": 0.5, "prototypes": "global", "loss": "ce-protodist", "denominator": "all"},
+)
 
 
 def aggregate(sets: list[Table], counts: list[dict[int, int]]) -> Table:

@@ -6,7 +6,10 @@ import pytest
 
 from server_app.network.membership import FederationError
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, stays=("head.",), acts={"personal-layers": 2})
 
 PERSONAL = {1: ("head.weight", "head.bias"), 2: ("head.weight", "head.bias", "body.7.weight", "body.7.bias")}
 """Of htcnn-3, which is conv 32 | fc 512, D | fc C."""

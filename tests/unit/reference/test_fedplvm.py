@@ -8,7 +8,10 @@ import torch
 from finch import FINCH
 from safetensors.torch import load_file
 
+from tests.support.declaration import PLAIN, Declared
 from tests.support.plain import PlainClient, cross_entropy, side_by_side, weights_left
+
+DECLARED = Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction"))
 
 Set = list[tuple[int, np.ndarray]]
 """(class, prototype), one after another."""

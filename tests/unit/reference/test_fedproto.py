@@ -7,7 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.declaration import COUNTED, Declared
 from tests.support.plain import PlainClient, cross_entropy, side_by_side
+
+DECLARED = Declared(COUNTED, losses=("cross-entropy", "prototype"))
 
 ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
 

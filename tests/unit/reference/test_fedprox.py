@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(weights=True, losses=("cross-entropy", "proximal"), acts={"mu": 1.0})
 
 
 class FedProxClient(plain.PlainClient):

@@ -12,7 +12,10 @@ from protofl_common.models.build import build_model
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, stays=("head.",), acts={"head-epochs": 2})
 
 EPOCHS = 3
 

@@ -16,8 +16,16 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support import plain
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import run_config, run_federation
 from tests.support.results import models_left
+
+DECLARED = Declared(
+    PLAIN,
+    keeps=("own_prototypes",),
+    losses=("cross-entropy", "regularization", "contrast", "calibration"),
+    acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5},
+)
 
 ARCHS, DIM = ("cnn4", "htcnn-3", "htcnn-1"), 16
 Table = dict[int, torch.Tensor]

@@ -8,6 +8,23 @@ from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
+from tests.support.declaration import PLAIN, Declared
+
+DECLARED = Declared(
+    PLAIN,
+    losses=("cross-entropy", "prototype"),
+    acts={
+        "lambda": 3.0,
+        "distance": "l1",
+        "granularity": "sample",
+        "margin": "fixed",
+        "margin-threshold": 0.001,
+        "transform": False,
+        "server-epochs": 3,
+        "server-lr": 0.5,
+        "server-batch-size": 4,
+    },
+)
 
 DIM, EPOCHS, RATE, SIZE = 16, 3, 0.01, 10
 Table = dict[int, torch.Tensor]

@@ -16,7 +16,10 @@ from server_app.protections.bounds import bounds_of
 from server_app.replies import Upload
 from server_app.strategies.fesem import FeSEM
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import Outcome, run_config, run_federation
+
+DECLARED = Declared(weights=True, acts={"centres": 1})
 
 SITES, K = 4, 2
 Division = list[list[int]]
@@ -54,7 +57,6 @@ def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
 
 
 def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
-    """Partition -> the weights that its client was sent."""
     found = {}
     for message, _ in outcome.grid.log:
         if (message.metadata.message_type, message.metadata.group_id) == (kind, str(number)):

@@ -7,6 +7,14 @@ import pytest
 import torch
 
 from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(
+    weights=True,
+    of="meme",
+    losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+    acts={"alpha": 0.9, "beta": 0.9, "meme": "htcnn-1", "mutual": "coupled"},
+)
 
 PRIVATE, MEME = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
 

@@ -17,7 +17,15 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support import plain
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import client_of, run_config, run_federation
+
+DECLARED = Declared(
+    PLAIN,
+    weights=True,
+    losses=("cross-entropy", "contrast", "consistency"),
+    acts={"lambda": 3.0, "temperature": 0.5, "contrast": False, "consistency": "squared-l2"},
+)
 
 SITES = 6
 """As many as it takes for a class to have two clusters."""

@@ -16,7 +16,12 @@ from protofl_common.privacy.release import private_moments
 from protofl_common.wire.payloads import array_record
 from server_app.network.membership import FederationError
 from tests.support.attacks import values_of
+from tests.support.declaration import Declared
 from tests.support.harness import Outcome, client_of, run_config, run_federation
+
+DECLARED = Declared(
+    beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
+)
 
 Numbers = NDArray[np.float64]
 C = 10
@@ -25,7 +30,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "iid": (3, {"partition": "iid"}),
     "Dirichlet": (4, {"partition": "dirichlet", "alpha": 0.05}),
     "one class each": (10, {"partition": "pathological", "classes_per_client": 1}),
-    "many clients": (30, {"partition": "iid"}),
+    "many clients": (100, {"partition": "iid"}),
 }
 
 
@@ -105,10 +110,14 @@ def at_tensor(rows: Numbers) -> Any:
     return torch.from_numpy(rows)
 
 
-def test_sums_under_secure_aggregation_are_the_same(tmp_path: Path) -> None:
-    settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 300}
-    plain, *_ = federation(tmp_path / "plain", 4, **settings)
-    secure, *_ = federation(tmp_path / "secure", 4, **settings, secagg=True)
+@pytest.mark.parametrize(
+    "division",
+    [pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()],
+)
+def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
+    clients, settings = DIVISIONS[division]
+    plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
+    secure, *_ = federation(tmp_path / "secure", clients, **settings, total_samples=600, secagg=True)
     for name, wanted in moments_of(plain).items():
         np.testing.assert_allclose(moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
     assert secure.summary["accuracy"]["head"]["weighted"] == pytest.approx(

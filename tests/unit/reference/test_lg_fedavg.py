@@ -11,7 +11,10 @@ from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.attacks import values_of
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, stays=("body.",))
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 HEAD = {"head.weight", "head.bias"}

@@ -12,9 +12,14 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from tests.support.attacks import values_of
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import Outcome, run_config, run_federation
 from tests.support.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left, weights_left
 from tests.support.plain_fedpcl import FedPCLClient
+
+DECLARED = Declared(
+    PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
+)
 
 EPOCHS, RATE, SIZE = 2, 0.01, 10
 
@@ -41,7 +46,6 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
 
 
 def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Centres and labels of each client's upload."""
     records = [reply.content["prototypes"] for _, reply in outcome.exchanged()]
     return [(values_of(one["means"]), values_of(one["labels"])) for one in records]
 

@@ -9,7 +9,10 @@ from torch.func import functional_call
 from client_app.algorithms.per_fedavg import MetaStep
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, acts={"alpha": 0.1})
 
 
 class PerFedAvgClient(plain.PlainClient):

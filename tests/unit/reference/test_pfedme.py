@@ -9,7 +9,10 @@ import torch
 from protofl_common.config.sections import ModelSettings
 from protofl_common.models.build import initial_model
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0})
 
 
 class PFedMeClient(plain.PlainClient):
@@ -88,14 +91,7 @@ def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("features", "numbers"), [(512, 133_632), (3 * 512, 395_776)])
 def test_a_round_costs_what_fedpcl_says(features: int, numbers: int) -> None:
     """NeurIPS 2022, Table 2: 256 features of one backbone or three; the paper counts no biases and no normalisation."""
-    settings = ModelSettings(
-        models="small3",
-        arch="",
-        feature_dim=256,
-        head="trainable",
-        initial_weights="own",
-        backbones="none",
-        norm="batch",
-    )
+    settings = ModelSettings(models="small3", arch="", feature_dim=256, head="trainable", initial_weights="own",
+        backbones="none", norm="batch")  # fmt: skip
     model = initial_model("projection", (features,), 10, settings, 0, "global")
     assert sum(value.numel() for value in model.state_dict().values() if value.ndim == 2) == numbers

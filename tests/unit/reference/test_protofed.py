@@ -11,7 +11,10 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
 from tests.support.attacks import values_of
+from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(PLAIN, weights=True, acts={"prototypes": "every-round"})
 
 
 def test_its_weights_are_fedavgs(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(weights=True, beside={"control": "control"}, keeps=("own",), acts={"server-lr": 0.5})
 
 SERVER_LR = 0.7
 Variate = list[torch.Tensor]

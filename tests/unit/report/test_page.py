@@ -1,6 +1,7 @@
 """The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.report.figures import curves
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
 from tests.support.pages import Page
@@ -24,7 +26,13 @@ HOSTILE = (
 )
 
 
-def test_the_page_says_why_a_round_was_void(tmp_path: Path) -> None:
+def draw_only(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> None:
+    """Of all figures these: each takes a good part of a second."""
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
+
+
+def test_the_page_says_why_a_round_was_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
     page = Page(write_report(write(tmp_path / "run", rows)))
     assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
@@ -47,7 +55,8 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
-    assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
+    assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
+    assert all(cells[-2:] == ["0.50", "-0.50"] for cells in page.table("client", "domain"))
     losses, clients = page.data["losses"], [line[0] for line in page.data["distribution"][1:]]
     assert losses[0] == ["round", "total (loss)", "cross-entropy (loss)", "prototype (loss)", f"{HOSTILE[0]} (loss)"]
     assert losses[1:] == [["1", "1", "0.5", "0.5", ""], ["2", "0.5", "0.25", "0.25", ""], ["3", *losses[3][1:4], "1"]]
@@ -57,7 +66,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
 def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": FIGURES["Accuracy"]})
+    draw_only(monkeypatch, curves.metrics)
 
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
@@ -77,7 +86,10 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, curves.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
         one["losses"] = {"total": 200 / 10**index}
@@ -86,7 +98,8 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path:
     assert "$" not in text
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, curves.means)
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "rou')
@@ -103,18 +116,20 @@ def test_a_run_before_its_first_row(tmp_path: Path) -> None:
     assert not page.figures
 
 
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
     (folder / "summary.json").write_text(json.dumps(summary))
     page = Page(write_report(folder))
     page.assert_self_contained()
     assert page.table("client", "domain") == [["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]]
-    assert not {"distribution", "margins-by-class", "prototypes-tsne"} & set(page.figures)
+    assert not {"distribution", "margins-by-class", "prototypes-map"} & set(page.figures)
 
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
-def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, curves.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     (folder / damage).write_bytes(b'{"half": ')
@@ -125,7 +140,7 @@ def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("sites", "classes", "rounds"),
-    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (2, 10, 150)],
+    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150)],
 )
 def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
@@ -134,14 +149,16 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
     page = Page(write_report(folder))
     page.assert_self_contained()
     assert len(page.source) < 3e6
+    assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (sites * classes >= 50)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Prototypes": FIGURES["Prototypes"]})  # some by chance
+    draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)  # a few points are drawn without it: it takes a second
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     first = Page(write_report(folder))
-    assert {"prototypes-tsne", "features-tsne"} <= set(first.figures)
+    assert "prototypes-map" in first.figures
     assert write_report(folder).read_text() == first.source
 
 

@@ -2,29 +2,24 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.protections.bounds import Bounds
 from server_app.replies import Upload
 from server_app.strategies.fedtgp import FedTGP
+from tests.support.fakes import server_of
 from tests.support.harness import run_config, run_federation
 
 
 def strategy(**changes: Any) -> FedTGP:
-    named = {f"fedtgp.{key.replace('_', '-')}": value for key, value in changes.items()}
-    settings = Settings.from_run_config(default_run_config() | {"algo": "fedtgp", "feature-dim": 16} | named)
-    card = SimpleNamespace(classes=tuple("abcde"))
-    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
+    return server_of("fedtgp", "abcde", feature_dim=16, **{f"fedtgp__{key}": value for key, value in changes.items()})
 
 
 def uploads() -> list[Upload]:
@@ -105,7 +100,6 @@ def test_the_server_step_equals_an_independent_loop(transform: bool, batch_size:
     figures = ours.merge(uploads())
     assert figures["margin"] == pytest.approx(margin)
     found = ours.global_prototypes
-    assert found is not None
     assert found.labels.tolist() == [0, 1, 3]
     for label, mean in zip(found.labels.tolist(), found.means, strict=True):
         torch.testing.assert_close(mean, apply_f(vectors[label]).detach(), rtol=1e-4, atol=1e-5)
@@ -125,7 +119,6 @@ def test_a_class_not_sent_this_round_stays_known() -> None:
     server.merge(uploads())
     server.merge(uploads()[1:])
     found = server.payload_down().vectors()
-    assert found is not None
     assert found.labels.tolist() == [0, 1, 3]
 
 
@@ -135,7 +128,6 @@ def test_training_parts_the_classes() -> None:
     untrained = strategy(server_epochs=1, server_lr=0.1).merge(uploads())["server-loss"]
     assert server.merge(uploads())["server-loss"] < untrained / 2
     found = server.global_prototypes
-    assert found is not None
     apart = torch.cdist(found.means, found.means).fill_diagonal_(math.inf).min()
     sent = [one for upload in uploads() if (one := upload.payload.vectors()) is not None]
     samples, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])

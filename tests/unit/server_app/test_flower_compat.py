@@ -4,12 +4,8 @@ from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
-from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
-from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid import InMemoryGrid
 
 from server_app.network.flower_compat import find_messages_by_node
 from tests.support.harness import LocalGrid
@@ -17,8 +13,13 @@ from tests.support.harness import LocalGrid
 NODES = 30
 
 
-def simulation() -> tuple[InMemoryGrid, list[int], list[int]]:
+def simulation() -> tuple[Any, list[int], list[int]]:
     """A grid on which each of the nodes has been sent a message, the nodes, and how often messages were looked at."""
+    from flwr.server.superlink.linkstate import LinkStateFactory  # here: a second of imports in every worker
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+    from flwr.superlink.grid import InMemoryGrid
+
     factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
     state: Any = factory.state()
     looks: list[int] = []

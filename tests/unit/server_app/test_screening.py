@@ -93,11 +93,9 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
     """60 samples at most, twice the usual 30, whatever it says."""
     bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
     federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
-    claimed = torch.tensor([10**9, 0, 2 * 10**9])
-    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+    upload = Upload("north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0))
     (found,) = bound_samples([upload], federation, RoundResult())
     counts = found.payload.counts("label_counts")
-    assert counts is not None
     assert counts.tolist() == [20, 0, 40]
 
 
@@ -106,7 +104,6 @@ def test_a_single_claim_leads_the_next_by_no_more_than_its_setting() -> None:
     limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
     assert most_samples([30, 30, 40, 10**15], limits) == (80.0, "max-samples-lead")
     assert most_samples([30, 30, 30, 10**15, 10**15], limits) == (240.0, "max-samples-ratio")
-    two = replace(limits, liars=2)
-    assert most_samples([30, 30, 30, 10**15, 10**15], two) == (60.0, "max-samples-lead")
+    assert most_samples([30, 30, 30, 10**15, 10**15], replace(limits, liars=2)) == (60.0, "max-samples-lead")
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0

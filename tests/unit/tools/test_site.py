@@ -94,8 +94,7 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
     assert state.store_message.called
-    context = state.set_run_series_context.call_args.args[1]
-    assert context.run_config == default_run_config() | run.override_config
+    assert state.set_run_series_context.call_args.args[1].run_config == default_run_config() | run.override_config
 
 
 def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Path) -> None:
@@ -240,7 +239,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
         ([], NODE + " allow-download=true", "warning", "downloads a run may"),
         ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-        ([], NODE + " statistics=true", "warning", "200 test features"),
+        ([], NODE + " statistics=true", "warning", "numbers of samples per class"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
         ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
@@ -274,6 +273,11 @@ FIGURES = "numbers of samples, numbers of right predictions"
 def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
     said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
     assert said == [NAMED + told]
+
+
+def test_an_operator_reads_that_fedbns_normalisation_layers_stay() -> None:
+    listed = [one.text for one in _algorithms(node_config(NODE.replace("fedproto", "fedbn")))]
+    assert "all weights of the model but its normalisation layers: fedbn" in listed
 
 
 @pytest.mark.usefixtures("site")
@@ -408,14 +412,8 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
 
 
 def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
-    run: dict[str, Any] = {
-        "partition": "own",
-        "image_size": 8,
-        "algo": "fedproto",
-        "norm": "group",
-        "rounds": 1,
-        "local_epochs": 1,
-    }
+    run: dict[str, Any] = {"partition": "own", "image_size": 8, "algo": "fedproto", "norm": "group", "rounds": 1,
+        "local_epochs": 1}  # fmt: skip
     lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
@@ -540,8 +538,7 @@ def test_the_page_shows_what_the_check_prints(
     monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
-    words = shlex.split(command.replace("/data/", f"{site}/data/"))
-    assert main(words[1:]) == 0
+    assert main(shlex.split(command.replace("/data/", f"{site}/data/"))[1:]) == 0
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
     places = {f"{site}/data": "/data", f"{site}/home": "/home/protofl", f"{site}": "/srv", f"{ROOT}": "/opt/protofl"}
     for here, there in places.items():

@@ -14,7 +14,6 @@ from unittest.mock import MagicMock
 
 import pytest
 from filelock import FileLock
-from flwr.app import Message, MessageType
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main
@@ -22,6 +21,7 @@ from protofl_common.tools.cli.status import lines, metrics, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
+from tests.support.attacks import interrupted
 from tests.support.harness import run_config, run_federation
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
@@ -39,11 +39,9 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
-    three = Three(tmp_path)
-    three.run(on_round(1, 3, fails), rounds=2, run_name="first")
+    Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), rounds=2)
-    told = list(lines(known, runs_in(tmp_path / "runs")))
-    east, south, west, run, certificate = told
+    east, south, west, run, certificate = list(lines(known, runs_in(tmp_path / "runs")))
     assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
     assert south.startswith("south")
     assert "offline     last reply: round 2 of first  1 failed; round 1: " in south
@@ -63,13 +61,9 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
-    def dies(message: Message, reply: Message) -> Message:
-        if message.metadata.group_id == "2" and message.metadata.message_type == MessageType.TRAIN:
-            raise KeyboardInterrupt
-        return reply
-
+    config, dies = run_config(tmp_path, run_name="first", rounds=3, models="cnn4"), on_round(2, 1000, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_federation(run_config(tmp_path, run_name="first", rounds=3, models="cnn4"), clients=1, tamper=dies)
+        run_federation(config, clients=1, tamper=dies)
     runs = tmp_path / "runs"
     how = f"it goes on by flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
     assert f"{runs}/first: stopped after round 1 of 3; {how}" in list(lines(federation(), runs_in(runs)))

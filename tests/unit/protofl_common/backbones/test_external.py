@@ -1,5 +1,6 @@
-"""torchvision's and timm's backbones and files of weights; nothing is downloaded."""
+"""Backbones of packages, torchvision's and timm's, and files of weights; nothing is downloaded."""
 
+import hashlib
 import pickle
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
+from protofl_common.backbones import load
 from protofl_common.backbones.features import extract_features, feature_widths
 from protofl_common.backbones.load import load_backbone
 from protofl_common.backbones.network import BackboneError
@@ -143,3 +145,82 @@ def test_sizes_that_a_network_cannot_take(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(models, "get_model", lambda arch, weights: stand_in)
     with pytest.raises(BackboneError, match="torchvision:resnet50 takes no images of 16×16"):
         load_backbone("torchvision:resnet50@16", CPU)
+
+
+NETWORK = """
+import torch
+
+class EfficientNet(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.stem, self._fc = size, torch.nn.Conv2d(3, 5, 3), torch.nn.Linear(5, 1000)
+
+    @classmethod
+    def from_name(cls, name, image_size):
+        assert name == "efficientnet-lite0"
+        return cls(image_size)
+
+    def forward(self, x):
+        assert x.shape[2] == self.size
+        return self._fc(self.stem(x).mean((2, 3)))
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small packages in the layout of the real ones; importing that of the weights would be an error."""
+    code, weights = (tmp_path / name for name in load.PACKAGES)
+    (weights / "models").mkdir(parents=True)
+    code.mkdir()
+    (code / "__init__.py").write_text(NETWORK)
+    (weights / "__init__.py").write_text("raise AssertionError")
+    file = weights / load.PACKAGED[0]
+    state = {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)}
+    torch.save(state | {"_fc.weight": torch.zeros(1000, 5), "_fc.bias": torch.zeros(1000)}, file)
+    _check_as_weights(file, monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, load.PACKAGES[0], raising=False)
+    load_backbone.cache_clear()
+    return file
+
+
+def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "PACKAGED", (load.PACKAGED[0], hashlib.sha256(file.read_bytes()).hexdigest()))
+
+
+def test_a_packages_backbone(packages: Path) -> None:
+    """Its images have the size and the colours that ImageNet's weights know; the last linear layer is off."""
+    backbone = load_backbone("package:efficientnet-lite0", CPU)
+    assert (backbone.size, backbone.width) == (224, 5)
+    assert (backbone.mean, backbone.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    features = extract_features(IMAGES, ["package:efficientnet-lite0@32"], CPU)
+    torch.testing.assert_close(features - features[:, :1], torch.arange(5.0).expand(4, 5))
+
+
+def test_other_weights_of_a_package_are_not_read(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"stem.weight": _Code()}, packages)
+    with pytest.raises(BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"):
+        load_backbone("package:efficientnet-lite0", CPU)
+    packages.unlink()
+    with pytest.raises(BackboneError, match="install the package anew"):
+        load_backbone("package:efficientnet-lite0", CPU)
+    assert "code was run" not in capsys.readouterr().out
+
+
+def test_code_in_a_packages_weights_is_not_run(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even with the right checksum."""
+    torch.save({"stem.weight": _Code()}, packages)
+    _check_as_weights(packages, monkeypatch)
+    with pytest.raises(pickle.UnpicklingError):
+        load_backbone("package:efficientnet-lite0", CPU)
+    assert "code was run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("absent", load.PACKAGES)
+def test_a_missing_package_is_named_with_the_cure(absent: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = load.find_spec
+    monkeypatch.setattr(load, "find_spec", lambda name: None if name == absent else real(name))
+    with pytest.raises(BackboneError, match=rf"{absent}.* is not installed; pip install 'protofl\[backbones\]' on"):
+        load_backbone("package:efficientnet-lite0", CPU)

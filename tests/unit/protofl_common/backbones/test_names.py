@@ -9,14 +9,15 @@ from protofl_common.config.backbones import EMBEDDED, BackboneName, parse_backbo
 
 
 def test_lists_keep_their_order_and_lose_spaces() -> None:
-    value = "scenes, glyphs ,torchvision:resnet18"
-    assert parse_backbones(value) == ("scenes", "glyphs", "torchvision:resnet18")
+    assert parse_backbones("scenes, glyphs ,torchvision:resnet18") == ("scenes", "glyphs", "torchvision:resnet18")
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
         ("glyphs", BackboneName("embedded", "glyphs")),
+        ("package:efficientnet-lite0", BackboneName("package", "efficientnet-lite0")),
+        ("package:efficientnet-lite0@96", BackboneName("package", "efficientnet-lite0", 96)),
         ("torchvision:vit_b_16", BackboneName("torchvision", "vit_b_16")),
         ("torchvision:resnet18@64", BackboneName("torchvision", "resnet18", 64)),
         ("timm:vit_tiny_patch16_224.augreg_in21k", BackboneName("timm", "vit_tiny_patch16_224.augreg_in21k")),
@@ -31,10 +32,12 @@ def test_names_in_parts(name: str, parts: BackboneName) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "resnet18", "Glyphs", "glyphs@32", "timm:", "file:resnet18", "file:/x.pth", "hub:x"]
+    "name", ["", "resnet18", "Glyphs", "glyphs@32", "timm:", "file:resnet18", "file:/x.pth", "hub:x", "package:os"]
 )
 def test_unknown_names_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is not one of glyphs, fractals, scenes, torchvision:ARCH") as error:
+    with pytest.raises(
+        ValueError, match="is not one of glyphs, fractals, scenes, package:efficientnet-lite0,"
+    ) as error:
         parse_backbones(name)
     assert repr(name) in str(error.value)
 

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.files import TensorFileError
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from tests.support.accidents import flip_a_bit
 
 CPU = torch.device("cpu")
@@ -16,13 +17,8 @@ FACTS = {"format": "some-1", "facts": '{"sites": ["nörth"]}'}
 
 def tensors() -> dict[str, Tensor]:
     """Of several types and shapes, a scalar and an empty one among them."""
-    return {
-        "a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T,
-        "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
-        "count": torch.tensor(7),
-        "seen": torch.tensor([True, False]),
-        "none": torch.zeros(0, 3),
-    }
+    return {"a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T, "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        "count": torch.tensor(7), "seen": torch.tensor([True, False]), "none": torch.zeros(0, 3)}  # fmt: skip
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -71,8 +71,7 @@ def usps_dir(mnist_dir: Path) -> Path:
 
 def write_idx(file: Path, array: np.ndarray) -> None:
     """MNIST's own format: a magic number (8: unsigned bytes; number of axes), the shape, the values."""
-    header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
-    file.write_bytes(header.tobytes() + array.tobytes())
+    file.write_bytes(np.array([0x800 + array.ndim, *array.shape], dtype=">i4").tobytes() + array.tobytes())
 
 
 @pytest.fixture

@@ -15,23 +15,19 @@ STATIC = [
     ({"dataset": "mnist", "partition": "feature-label-shift"}, "'mnist' has no domains"),
     ({"test_from": "official"}, r"test-from = 'official'.*no official test part"),
     ({"dataset": "image-folder", "partition": "own", "test_from": "official"}, "no official test part"),
-    (
-        {"dataset": "digits", "test_from": "official-all"},
-        r"test-from = 'official-all': dataset 'digits' has no official",
-    ),
+    ({"dataset": "digits", "test_from": "official-all"},
+     r"test-from = 'official-all': dataset 'digits' has no official"),
     ({"clients_per_domain": "1,two"}, "clients-per-domain = '1,two': must be numbers"),
     ({"clients_per_domain": "1,,2"}, "must be numbers"),
     ({"clients_per_domain": "1,-2"}, "must be numbers"),
     ({"clients_per_domain": "1,4,2"}, r"'1,4,2' has 3 numbers.*5 domains: scanned, printed"),
     ({"dataset": "mnist", "partition": "pathological", "classes_per_client": 11}, "classes-per-client = 11.*10"),
-    (
-        {"dataset": "image-folder", "classes": "a,b,c", "partition": "pathological", "classes_per_client": 4},
-        "classes-per-client = 4.*3 classes",
-    ),
+    ({"dataset": "image-folder", "classes": "a,b,c", "partition": "pathological", "classes_per_client": 4},
+     "classes-per-client = 4.*3 classes"),
     ({"classes": "a,b"}, "classes = 'a,b': only for data of your own"),
     ({"dataset": "image-folder", "partition": "own", "classes": "a,,b"}, "classes = 'a,,b': must be different names"),
     ({"dataset": "image-folder", "partition": "own", "classes": "a,a"}, "must be different names"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), STATIC)

@@ -69,8 +69,7 @@ def test_a_thousand_clients_get_their_least(data_settings: MakeSettings, partiti
     assert min(sizes) == least
     assert sorted(np.concatenate(shares).tolist()) == list(range(60_000))
     mixes = np.stack([np.bincount(pool.labels[share], minlength=10) / len(share) for share in shares])
-    poor = mixes[np.array(sizes) == least]
-    assert poor.max(axis=1).mean() > 0.5  # few classes each, as Dir(0.1) has it
+    assert mixes[np.array(sizes) == least].max(axis=1).mean() > 0.5  # few classes each, as Dir(0.1) has it
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "balanced-dirichlet", "feature-label-shift"])
@@ -82,6 +81,5 @@ def test_there_is_a_division_where_the_numbers_allow_one(data_settings: MakeSett
 
 def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() -> None:
     counts_CN = np.array([[9, 0, 4], [3, 1, 6]])
-    drawn_CN = np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]])
-    assert _filled_up(counts_CN, drawn_CN, 4).tolist() == [[6, 3, 4], [3, 1, 6]]
+    assert _filled_up(counts_CN, np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]]), 4).tolist() == [[6, 3, 4], [3, 1, 6]]
     assert _filled_up(counts_CN, np.array([[0.6, 0.0, 0.2], [0.2, 0.5, 0.6]]), 4).tolist() == [[9, 0, 4], [3, 4, 3]]

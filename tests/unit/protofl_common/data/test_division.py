@@ -102,12 +102,8 @@ def test_every_class_as_often_of_what_nobody_trains_on(open_all: OpenAll, mnist_
 
 
 def test_of_ones_own_domain_however_skewed_the_training_share(open_all: OpenAll) -> None:
-    skewed = {
-        "dataset": "digit-domains",
-        "partition": "feature-label-shift",
-        "alpha": 0.3,
-        "clients_per_domain": "2,1,1,1,1",
-    }
+    skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3,
+        "clients_per_domain": "2,1,1,1,1"}  # fmt: skip
     everyone = open_all(6, **skewed, **WHOLE | {"test_from": "balanced", "train_fraction": 0.8})
     for client in everyone:
         trained = np.bincount(client.train_labels, minlength=10)
@@ -128,8 +124,7 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(open
         parts = [images.tobytes() for images in (*client.train_inputs, *client.validation_inputs)]
         assert sorted(parts) == sorted(images.tobytes() for images in before.train_inputs)
         assert set(client.train_labels) == set(before.train_labels)
-    again = open_all(4, **same, **FIFTH)
-    np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
+    np.testing.assert_array_equal(open_all(4, **same, **FIFTH)[2].validation_inputs, some[2].validation_inputs)
     assert numbers_of(open_all(4, seed=7, **same, **FIFTH)) != numbers_of(some)
 
 

@@ -90,13 +90,10 @@ def test_rates_share_one_division_in_the_cache(open_all: OpenAll, cache_dir: Pat
         *(("positive-rate", rate, "must be a number above 0 and at most 1") for rate in (0.0, -0.5, 1.5, "half")),
         ("pu-weight", -1.0, "must be a number at least 0"),
         ("pu-risk", "non_negative", "choose one of unbiased, non-negative (did you mean non-negative?)"),
-        (
-            "test-from",
-            "official-al",
-            "choose one of split, balanced, official, official-own, official-all (did you mean official-all?)",
-        ),
+        ("test-from", "official-al",
+         "choose one of split, balanced, official, official-own, official-all (did you mean official-all?)"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_named_with_what_would_be_right(
     data_settings: MakeSettings, key: str, value: object, said: str
 ) -> None:

@@ -325,8 +325,7 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
 
 def test_tokens_by_hand() -> None:
     """crc32("a") = 3904355907."""
-    found = tokens(["A a", ""], 3)
-    assert found.tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
+    assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
 
 
 OWN = """
@@ -371,8 +370,7 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
     kinds = datasets.Features({"text": datasets.Value("string"), "label": label})
-    rows = {"text": ["so bad", "so good"], "label": [0, 1]}
-    part = datasets.Dataset.from_dict(rows, features=kinds)
+    part = datasets.Dataset.from_dict({"text": ["so bad", "so good"], "label": [0, 1]}, features=kinds)
     datasets.DatasetDict({"train": part, "test": part}).save_to_disk(tmp_path / "reviews")
     data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
     assert data.classes == ("bad", "good")

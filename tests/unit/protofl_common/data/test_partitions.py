@@ -83,8 +83,7 @@ def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: i
 
 def test_n_way_k_shot_counts(open_all: OpenAll) -> None:
     everyone = open_all(20, dataset="digits", partition="n-way-k-shot", ways=4, ways_stdev=1, shots=8, **WHOLE)
-    ways = [len(held(client)) for client in everyone]
-    assert set(ways) == {3, 4, 5}
+    assert {len(held(client)) for client in everyone} == {3, 4, 5}
     for client in everyone:
         train = np.bincount(client.train_labels, minlength=10)
         assert set(train[train > 0]) == {8}
@@ -102,8 +101,7 @@ def test_n_way_k_shot_is_exact_for_any_fraction(open_all: OpenAll, shots: int, f
 def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAll) -> None:
     wide = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 3, "shots": 5, "shots_stdev": 2}
     everyone = open_all(20, dataset="digits", **wide, **WHOLE)
-    shots = {int(np.bincount(client.train_labels).max()) for client in everyone}
-    assert {3, 7} <= shots <= {3, 4, 5, 6, 7}
+    assert {3, 7} <= {int(np.bincount(client.train_labels).max()) for client in everyone} <= {3, 4, 5, 6, 7}
     assert all(7 <= len(held(client)) <= 10 for client in everyone)
 
 
@@ -189,8 +187,7 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
     everyone = open_all(20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE)
     assert {counts(client).sum() for client in everyone} == {125}
     assert {client.domain for client in everyone} == {""}
-    largest = [counts(client).max() / counts(client).sum() for client in everyone]
-    assert np.mean(largest) > 0.4
+    assert np.mean([counts(client).max() / counts(client).sum() for client in everyone]) > 0.4
 
 
 def test_feature_label_shift_has_one_domain_and_its_own_proportions(open_all: OpenAll) -> None:

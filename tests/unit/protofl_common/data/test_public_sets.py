@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat
 
 from protofl_common.data import DataError
-from protofl_common.data.public import PUBLIC, SIGNALS
+from protofl_common.data.published import PUBLIC, SIGNALS
 from protofl_common.data.store import StoredData, open_data
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
@@ -145,19 +144,15 @@ def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
         20,
     ]
     assert data.inputs.shape[1:] == (3, 32, 32)
-    assert "digit5 without mnist-m, svhn, synth-digits, not in data-dir" in capsys.readouterr().err
+    assert "digit5 without mnist-m, svhn, not in data-dir" in capsys.readouterr().err
     for part in ("train", "test"):
         image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png", 200)
         (usps_dir / "mnist_m" / f"mnist_m_{part}_labels.txt").write_text("00000000.png 7\n")
-        pixels = np.full((32, 32, 3, 2), 30, np.uint8)
-        savemat(usps_dir / f"synth_{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [4]])})
     more = read(data_settings, "digit5", usps_dir / "." / ".." / usps_dir.name)
-    assert more.domain_names == ("mnist", "mnist-m", "usps", "synth-digits")
+    assert more.domain_names == ("mnist", "mnist-m", "usps")
     assert more.labels[more.domains == 1].tolist() == [7, 7]
-    assert more.labels[more.domains == 3].tolist() == [0, 4, 0, 4]
-    assert (more.inputs[more.domains == 3] == 30).all()
 
 
 def test_digit5_needs_two_domains(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    with pytest.raises(DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train, .*synth_train"):
+    with pytest.raises(DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train"):
         read(data_settings, "digit5", mnist_dir)

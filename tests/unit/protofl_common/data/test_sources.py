@@ -36,8 +36,7 @@ def test_digit_domains_are_balanced(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
     assert data.inputs.shape[1:] == (3, 28, 28)
     assert data.domain_names == ("scanned", "printed", "photo", "inverted", "coloured")
-    counts = np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)])
-    assert (counts == 50).all()
+    assert (np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)]) == 50).all()
 
 
 def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: MakeSettings) -> None:
@@ -61,8 +60,7 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
     assert np.bincount(data.domains).tolist() == [400, 40, 500, 500, 500]  # none of the 100 and 20 test images
     assert data.inputs.shape[1:] == (3, 28, 28)
-    mnist = np.asarray(data.inputs)[data.domains == 0]
-    np.testing.assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)
+    np.testing.assert_array_equal(np.asarray(data.inputs)[data.domains == 0][:, 2, 0, 1], np.arange(400) % 256)
     np.testing.assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     embedded = open_data(data_settings(dataset="digit-domains"))
     np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])

@@ -22,7 +22,6 @@ def test_the_smallest_rank_with_the_energy(energy: float, rank: int, shape: tupl
     columns = int(np.prod(shape[1:]))
     weight = of_values(shape[0], columns, [8.0, 6.0, 0.1]).reshape(shape)
     pair = factors(weight, energy)
-    assert pair is not None
     assert (pair[0].shape, pair[1].shape) == ((shape[0], rank), (rank, columns))
     left_out = float((product(*pair, shape) - weight).square().sum())
     assert left_out == pytest.approx([36.01, 0.01, 0.0][rank - 1], abs=1e-9)
@@ -37,8 +36,6 @@ def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
 
 def test_no_change_is_two_thin_zeros() -> None:
     left, right = factors(torch.zeros(8, 8), 0.95) or (None, None)
-    assert left is not None
-    assert right is not None
     assert (left.shape, right.shape) == ((8, 1), (1, 8))
     assert torch.equal(left @ right, torch.zeros(8, 8))
 
@@ -55,8 +52,7 @@ def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:
     torch.manual_seed(0)
     before = {"w": torch.randn(6, 7), "b": torch.randn(6), "seen": torch.tensor(3), "running_var": torch.ones(2)}
     after = {"w": before["w"] + 0.5, "b": before["b"] + 1, "seen": torch.tensor(8), "running_var": torch.zeros(2)}
-    update = change(after, before, {"w", "b"})
-    sent = compressed(update, 0.99)
+    sent = compressed(change(after, before, {"w", "b"}), 0.99)
     assert set(sent) == {"w:left", "w:right", "b", "seen", "running_var"}
     assert sent["w:left"].shape == (6, 1)
     found = applied(before, expanded(sent, before), {"w", "b"})

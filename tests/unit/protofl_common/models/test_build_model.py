@@ -132,12 +132,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     ],
 )
 def test_impossible_models_are_refused(change: dict[str, object], words: str) -> None:
-    arguments: dict[str, object] = {
-        "arch": "cnn4",
-        "input_shape": (1, 28, 28),
-        "num_classes": 10,
-        "feature_dim": 8,
-        "seed": 0,
-    }
+    arguments: dict[str, object] = {"arch": "cnn4", "input_shape": (1, 28, 28), "num_classes": 10, "feature_dim": 8,
+        "seed": 0}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         build_model(**(arguments | change))  # type: ignore[arg-type]

@@ -59,7 +59,6 @@ def test_cifar100_costs_what_the_paper_says() -> None:
     theta = sum(parameter.numel() for parameter in made.parameters())
     assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512
     assert round(20 * (2 * head + theta) / 1e6, 2) == 8.69
-    beside = sum(buffer.numel() for buffer in made.buffers()) + 2 * 100
-    assert beside == 2 * 512 + 1 + 2 * 100
+    assert (sum(buffer.numel() for buffer in made.buffers()) + 2 * 100) == 2 * 512 + 1 + 2 * 100
     assert set(CATALOG["fedgen"].exchange.down) == {"weights", "generator", "label_counts"}
     assert set(CATALOG["fedgen"].exchange.up) == {"weights", "label_counts"}

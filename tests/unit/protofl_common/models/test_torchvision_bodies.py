@@ -39,13 +39,8 @@ def test_parameters_of_a_projection() -> None:
     assert count("resnet18-imagenet-stem", 600) == 11_689_512 + (512 * 600 + 600) + 1000 * (600 - 512)
 
 
-FIRST = {
-    "resnet10": 64 * 9,
-    "resnet10-imagenet-stem": 64 * 49,
-    "resnet10-5x5-stem": 64 * 25,
-    "googlenet": 64 * 49,
-    "mobilenet-v2": 32 * 9,
-}
+FIRST = {"resnet10": 64 * 9, "resnet10-imagenet-stem": 64 * 49, "resnet10-5x5-stem": 64 * 25, "googlenet": 64 * 49,
+    "mobilenet-v2": 32 * 9}  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", FIRST)

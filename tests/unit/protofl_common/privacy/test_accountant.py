@@ -31,8 +31,7 @@ def test_epsilon_is_that_of_dp_accounting_to_three_digits(mechanisms: list[Mecha
     accounting = pytest.importorskip("dp_accounting")
     oracle = accounting.rdp.RdpAccountant(ORDERS)
     for one in mechanisms:
-        sampled = accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise))
-        oracle.compose(sampled, one.times)
+        oracle.compose(accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)), one.times)
     assert epsilon(mechanisms, 1e-5) == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
 
 

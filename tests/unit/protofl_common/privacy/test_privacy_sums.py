@@ -179,8 +179,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tup
 def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    upload = Payload(weights={"w": torch.tensor([1e30, -1e30])})
-    one = to_sums(upload, up, limits, 10**12, clients)
+    one = to_sums(Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients)
     found, total = from_sums(one * np.uint64(clients), up, limits, clients)
     assert total == clients * MOST_SAMPLES
     assert (found.weights() or {})["w"].tolist() == [LARGEST, -LARGEST]
@@ -232,8 +231,7 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
 @pytest.mark.parametrize("k", [1.5, 4.0])
 def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
     up: Declared = {"prototypes": Vectors()}
-    upload = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
-    sums = to_sums(upload, up, LIMITS, 9, 3)
+    sums = to_sums(Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3)
     sums[4] = to_whole(np.array([k]), 3)[0]
     with pytest.raises(RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"):
         from_sums(sums, up, LIMITS, 3)

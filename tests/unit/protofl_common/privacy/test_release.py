@@ -30,7 +30,6 @@ CLUSTERS = Prototypes(
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
     found = large_enough(CLUSTERS, 4)
     assert found.labels.tolist() == [0, 0, 2]
-    assert found.counts is not None
     assert found.counts.tolist() == [5, 4, 7]  # 1 + 3 merged; of class 2 the cluster of one is left out
     assert found.means.flatten().tolist() == [1.0, (4 + 3 * 6) / 4, 2.0]
 
@@ -77,8 +76,7 @@ def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
     draw, sigma, n, dim = np.random.default_rng(0), 3.0, 4000, 50
     features, labels = torch.zeros(n, dim), torch.zeros(n, dtype=torch.int64)
     found = [private_class_means(features, labels, 1, clip, sigma, draw) for _ in range(40)]
-    means = torch.cat([one.means for one in found])
-    assert float(means.std()) == pytest.approx(clip * 2**0.5 * sigma / n, rel=0.05)
+    assert float(torch.cat([one.means for one in found]).std()) == pytest.approx(clip * 2**0.5 * sigma / n, rel=0.05)
     monkeypatch.setattr(release, "bounded_counts", lambda noisy, samples: noisy)
     assert float(private_counts(torch.full((4000,), n), sigma, draw).std()) == pytest.approx(sigma, rel=0.05)
 
@@ -106,7 +104,6 @@ def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(od
     for features in (torch.zeros(2), torch.tensor([odd, 1.0]), torch.tensor([odd, odd])):
         rows = torch.cat([torch.full((50, 2), clip / 9), features[None]])
         found = private_class_means(rows, torch.zeros(51, dtype=torch.int64), 1, clip, 1e-9, np.random.default_rng(0))
-        assert found.counts is not None
         assert found.counts.tolist() == [51]
         tables.append(51 * found.means[0] / clip)
     assert all(float((one - tables[0]).norm()) <= 1 + 1e-4 for one in tables)
@@ -120,8 +117,7 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each_and_stay
             values = [one[kind] for one in found]
             assert np.std(values) == pytest.approx(len(correct) ** 0.5 * sigma, rel=0.05)
             assert np.mean(values) == pytest.approx(hits, abs=0.5)
-    edges = {private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
-    assert edges == {0, 1, 2, 3}
+    assert {private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)} == {0, 1, 2, 3}
     assert private_hits({}, 3, 9.0, draw) == {}
 
 
@@ -176,8 +172,7 @@ def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes(hea
     if head == "naive-bayes":
         numbers[2] = each["second"]
     for values, part in zip(numbers, PARTS.values(), strict=True):
-        deviations = values.reshape(3000, -1).std(0)
-        np.testing.assert_allclose(deviations, noise / part**0.5, rtol=0.07)
+        np.testing.assert_allclose(values.reshape(3000, -1).std(0), noise / part**0.5, rtol=0.07)
         assert abs(values.mean()) < 0.2
     if head != "naive-bayes":
         beside = each["second"][..., ~diagonal].reshape(3000, -1).std(0)

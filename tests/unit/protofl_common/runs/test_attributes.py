@@ -30,8 +30,7 @@ class Half:
 
     def live(self) -> None:
         """Change all of it."""
-        loss = self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
-        loss.backward()
+        (self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()).backward()
         self.optimizer.step()
         self.tensor[1] = True
         torch.rand(3, generator=self.generator)

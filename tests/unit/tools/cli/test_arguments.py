@@ -23,15 +23,8 @@ def test_every_key_has_the_type_that_its_field_declares() -> None:
 
 
 def test_the_declared_type_decides_how_a_value_is_read() -> None:
-    words = [
-        "algo=fedplvm",
-        "rounds=20",
-        "lr=1",
-        "fedplvm.contrast=False",
-        'run-name="a b"',
-        "data-dir=/x=y",
-        "classes=7",
-    ]
+    words = ["algo=fedplvm", "rounds=20", "lr=1", "fedplvm.contrast=False", 'run-name="a b"', "data-dir=/x=y",
+        "classes=7"]  # fmt: skip
     read = read_assignments(words)
     wanted = {"algo": "fedplvm", "rounds": 20, "lr": 1.0, "fedplvm.contrast": False, "run-name": "a b"}
     assert read == wanted | {"data-dir": "/x=y", "classes": "7"}

@@ -3,12 +3,15 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
 from protofl_common.config.options import Scalar
+from protofl_common.runs.figures import Table
 from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
 from tests.support.fakes import write_run
@@ -122,7 +125,7 @@ def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsy
     assert "local-1-0" in out
     assert "95 %" not in out
     assert main(["compare", *map(str, seeds), "--each", "--csv", str(tmp_path / "a.csv")]) == 1
-    assert "--csv, --figure and --json are of groups" in capsys.readouterr().err
+    assert "--csv, --latex, --figure and --json are of groups" in capsys.readouterr().err
 
 
 def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,9 +141,40 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("local", "2", "58", "-2"),
     ]
     svg = figure.read_text(encoding="utf-8")
-    assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert 'xmlns="http://www.w3.org/2000/svg"' in svg.partition("<svg ")[2].partition(">")[0]
     assert "local (n = 2)" in svg
     assert "final head worst-10%" in svg
+
+
+def test_the_files_for_a_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
+    write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
+    latex, figure = tmp_path / "all.tex", tmp_path / "all.pdf"
+    assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
+    rows = latex.read_text(encoding="utf-8").splitlines()
+    assert rows[3:6] == [
+        r"\begin{tabular}{lrrrrrrl}",
+        r"\toprule",
+        r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\",
+    ]
+    assert r"{[}1] & 2 \\" in Table(("a", "b"), [["[1]", "2"]]).as_latex(), "\\[1] would be a space between rows"
+    own = r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & "
+    assert own in "\n".join(rows)
+    assert rows[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    pdf = figure.read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    assert b"/Type3" not in pdf
+    assert main(["compare", str(tmp_path), "--figure", str(tmp_path / "all.jpeg")]) == 1
+    assert "all.jpeg: must end in .svg or .pdf" in capsys.readouterr().err
+    assert not (tmp_path / "all.jpeg").exists()
+
+
+def test_figures_are_read_without_pytorch(tmp_path: Path) -> None:
+    """Its import takes seconds."""
+    write(tmp_path, "local", LOCAL)
+    for words in (["compare", str(tmp_path)], ["runs", str(tmp_path)], ["list"]):
+        code = f"import sys; from protofl_common.tools.cli import main; main({words}); sys.exit('torch' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,8 +79,7 @@ def test_the_list(runs: Path, at_work: None, capsys: pytest.CaptureFixture[str])
 def test_pruning_leaves_the_figures_and_every_run_that_may_go_on(
     rule: list[str], pruned: set[str], runs: Path, at_work: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(capsys, "runs", "--prune", "--yes", *rule)
-    assert found["freed"] == 2000 * len(pruned)
+    assert told(capsys, "runs", "--prune", "--yes", *rule)["freed"] == 2000 * len(pruned)
     assert heavy(runs) == {name: [] if name in pruned else BOTH for name in ("newer", "older", "running", "stopped")}
     assert (runs / "older" / "summary.json").exists()
 

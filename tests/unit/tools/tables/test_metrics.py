@@ -48,8 +48,7 @@ def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
 def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
     """A round that asked the better half of the clients only."""
     half: dict[str, dict[str, float]] = {"0": {"head": 0.9}, "1": {"head": 0.9}}
-    everybody = half | {"2": {"head": 0.3}}
-    write_run(tmp_path, {}, [half, everybody], domains=DOMAINS)
+    write_run(tmp_path, {}, [half, half | {"2": {"head": 0.3}}], domains=DOMAINS)
     assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
 
 

@@ -13,7 +13,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import ROOT
-from protofl_common.tools.cli.table import execute
+from protofl_common.tools.cli.table import _shard, execute
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.search import check_search
@@ -69,11 +69,12 @@ class Launcher:
         return ""
 
 
-def search(path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None = None) -> int:
+def search(path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None = None, shard: str = "1/1") -> int:
     found = read_table(path)
     cells, out = plan(found, overrides=overrides or {}), path.parent
     check_search(found, cells)
-    return execute([(found, cells)], Runs(out / "runs"), launcher, out, {}, Console(quiet=True), Runs(out / "trials"))
+    more = {"trials": Runs(out / "trials", patience=-1), "shard": _shard(shard)}
+    return execute([(found, cells)], Runs(out / "runs"), launcher, out, {}, Console(quiet=True), **more)
 
 
 def chosen(path: Path) -> dict[str, dict]:
@@ -114,6 +115,26 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     schema = json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8"))
     content = json.loads(table.with_suffix(".json").read_text(encoding="utf-8"))
     jsonschema.validate({"command": "table", "format": 1, "tables": [content]}, schema)
+
+
+def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "parts" / table.name
+    parts.parent.mkdir()
+    parts.write_text(TABLE, encoding="utf-8")
+    search(table, whole := Launcher())
+    made = []
+    for shard in ("2/2", "1/2"):
+        search(parts, launcher := Launcher(), shard=shard)
+        made += [run.name for run in launcher.launched]
+    assert sorted(made) == sorted(run.name for run in whole.launched)
+    assert parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
+
+
+def test_that_a_search_does_not_count_is_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(table, Launcher())
+    for more, said in (([], True), (["--search"], False)):
+        assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
+        assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
 
 
 @pytest.mark.parametrize("stop_at", [2, 17])
@@ -215,8 +236,7 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
         x = (1 if label else -1) * (1 + number % 7 / 10)
         rows += PLANTED.format(site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test"))
     (tmp_path / "planted.csv").write_text(rows, encoding="utf-8")
-    text = PLANTED_TABLE.format(file=tmp_path / "planted.csv")
-    (tmp_path / "planted.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "planted.yaml").write_text(PLANTED_TABLE.format(file=tmp_path / "planted.csv"), encoding="utf-8")
     folders = tmp_path / "one-by-one"
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:

@@ -86,9 +86,13 @@ def run_table(path: Path, launcher: Launcher, seeds: tuple[int, ...] = ()) -> in
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path) -> None:
+def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_clients(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
+    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
-    cells = plan(table, data_dir=str(tmp_path))
+    cells = plan(table, seeds=(1,))
     assert {cell.column for cell in cells} == set(table.columns)
     of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
     assert any(row.paper for row in table.rows.values()) == of_a_paper
@@ -96,18 +100,9 @@ def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path
         settings = table.base.settings | (row.part.settings if row.part else {})
         assert row.part, f"{name}: nothing runs; the catalog has it"
         assert "algo" in settings
-
-
-@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_the_rows_of_a_column_have_the_same_clients(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
-    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
-    table = read_table(path)
     of_columns: dict[str, dict[str, object]] = {}
-    for cell in plan(table, seeds=(1,)):
-        row = table.rows[cell.row].part
-        assert row is not None
-        run = cell.runs[1]
+    for cell in cells:
+        row, run = table.rows[cell.row].part, cell.runs[1]
         found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
         first = of_columns.setdefault(cell.column, found)
         differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
@@ -148,8 +143,7 @@ def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
-    here = tmp_path / "office10" / "amazon" / "mug"
-    here.mkdir(parents=True)
+    (tmp_path / "office10" / "amazon" / "mug").mkdir(parents=True)
     table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
     run = plan(table, data_dir=str(tmp_path))[0].runs[1]
     assert run.config["data-dir"] == str(tmp_path / "office10")
@@ -215,8 +209,33 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
 def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
     table, said = read_table(small), StringIO()
     runs, console = Runs(small.parent / "runs"), Console(file=said, width=200)
-    execute([(table, plan(table, seeds=(2,), only=("Local",)))], runs, Launcher(), small.parent, {}, console)
-    assert said.getvalue().splitlines()[0].startswith("  done: local-digits-s2-")
+    cells = plan(table, seeds=(2,), only=("Local",))
+    execute([(table, cells)], runs, Launcher(), small.parent, {}, console)
+    name = runs_of(cells)[0].name
+    assert said.getvalue().splitlines()[:2] == [f"  {name}: round 1/2", f"  done: {name}"]
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
+    table, said, launcher = read_table(small), StringIO(), Launcher()
+    runs, cells = Runs(small.parent / "runs"), plan(table, seeds=(1,), only=("Local",))
+    other, mine = runs_of(cells)
+    with runs.lock(other.name):
+        planned, console = [(table, cells)], Console(file=said, width=200)
+        assert execute(planned, runs, launcher, small.parent, {}, console) == 0
+    assert launcher.launched == [mine.name]
+    assert f"  another process makes {other.name}" in said.getvalue().splitlines()
+    assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
+
+
+def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+    launched = []
+    for number in range(3):
+        launcher, table = Launcher(), read_table(small)
+        here, cells = small.parent / str(number), plan(table)
+        runs, console = Runs(here / "runs"), Console(quiet=True)
+        execute([(table, cells)], runs, launcher, here, {}, console, shard=slice(number, None, 3))
+        launched += launcher.launched
+    assert sorted(launched) == sorted(run.name for run in runs_of(plan(read_table(small))))
 
 
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
@@ -234,6 +253,13 @@ def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> N
 def test_the_result_as_markdown_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
     assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
+    latex = (small.parent / "small.tex").read_text(encoding="utf-8").splitlines()
+    assert latex[3:6] == [
+        r"\begin{tabular}{lrrrrrr}",
+        r"\toprule",
+        r" & all & paper & first & paper & few & paper \\",
+    ]
+    assert latex[7] == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 &  & 51.50 $\pm$ 0.71 & 90 \\"
     lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
     assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"

@@ -37,5 +37,4 @@ def test_against_a_loop_and_gradients() -> None:
 def test_a_batch_without_a_teacher_has_no_gradient() -> None:
     logits = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     class_distillation(logits, torch.tensor([1, 1]), TARGETS, KNOWN).backward()
-    assert logits.grad is not None
     assert not logits.grad.any()

@@ -30,8 +30,7 @@ def test_gradients() -> None:
 
 def test_alignment_by_hand_leaves_out_classes_without_a_prototype() -> None:
     held = torch.tensor([True, True, False])
-    labels = torch.tensor([0, 2])
-    assert angular_alignment(SAMPLES, labels, TARGETS, held).item() == pytest.approx((1 - 0.6) / 2)
+    assert angular_alignment(SAMPLES, torch.tensor([0, 2]), TARGETS, held).item() == pytest.approx((1 - 0.6) / 2)
     assert angular_alignment(SAMPLES, LABELS, TARGETS, held).item() == pytest.approx((0.4 + 1.0) / 2)
 
 

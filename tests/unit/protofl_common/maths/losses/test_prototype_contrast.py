@@ -35,19 +35,13 @@ def test_against_equations_8_and_9(with_own: bool, arrays: Arrays) -> None:
                 below = sum(math.exp(sample @ table[c] / TAU) for c in against)
                 of_sets.append(-math.log(math.exp(sample @ table[label] / TAU) / below))
         losses.append(np.mean(of_sets))
-    found = prototype_contrast(*arrays, TAU, with_own)
-    assert found.item() == pytest.approx(np.mean(losses), rel=1e-10)
+    assert prototype_contrast(*arrays, TAU, with_own).item() == pytest.approx(np.mean(losses), rel=1e-10)
 
 
 def test_by_hand() -> None:
     # own prototype along z, the only other one across it: −log(e^(1/τ) / e^0) = −1/τ; with itself: log(1 + e^(−1/τ))
-    arguments = (
-        torch.tensor([[1.0, 0.0]]),
-        torch.tensor([0]),
-        torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]),
-        torch.ones(1, 2, dtype=torch.bool),
-        0.5,
-    )
+    arguments = (torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]),
+        torch.ones(1, 2, dtype=torch.bool), 0.5)  # fmt: skip
     assert prototype_contrast(*arguments, with_own=False).item() == pytest.approx(-2.0)
     assert prototype_contrast(*arguments, with_own=True).item() == pytest.approx(math.log(1 + math.exp(-2)))
 

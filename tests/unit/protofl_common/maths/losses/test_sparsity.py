@@ -106,5 +106,4 @@ def test_a_class_without_prototype_teaches_nothing() -> None:
     loss = sparse_contrast(similarity, torch.zeros(3, 2, dtype=torch.bool), TAU)
     loss.backward()
     assert loss.item() == 0
-    assert z.grad is not None
     assert z.grad.abs().sum() == 0

@@ -1,0 +1,124 @@
+"""Clients that never train (``new-clients``), and clients that drop out of rounds (``drop-rate``)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import MessageType
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.tools.tables.metrics import Figure
+from server_app.network.membership import FederationError
+from tests.support.harness import run_config, run_federation
+from tests.support.results import digests, without_times
+
+SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
+
+
+def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
+    """Of each round, the sites that got a message of this kind."""
+    rounds: dict[int, set[str]] = {}
+    for message, _ in outcome.exchanged(kind):
+        rounds.setdefault(int(message.metadata.group_id), set()).add(f"site-{message.metadata.dst_node_id - 1000}")
+    return list(rounds.values())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
+def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(
+    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
+    outcome = run_federation(config, clients=5)
+    trained, *_ = rounds = sites_asked(outcome, MessageType.TRAIN)
+    assert [len(asked) for asked in rounds] == [3, 3]
+    assert sites_asked(outcome, MessageType.EVALUATE) == [{f"site-{i}" for i in range(5)}]
+    summary, final = outcome.summary, outcome.rows[-1]
+    clients = summary["accuracy-of-clients"]
+    kind = next(iter(summary["accuracy"]))
+    assert {site for site in clients if clients[site]} == trained
+    assert summary["accuracy"][kind]["mean"] == pytest.approx(sum(clients[site][kind] for site in trained) / 3)
+    new = [final["clients"][site]["metrics"][f"{kind}/new-clients"] for site in clients.keys() - trained]
+    assert summary["metrics"][f"{kind}/new-clients"]["mean"] == pytest.approx(sum(new) / 2)
+    assert (final["asked"], final["valid"]) == (3, 3)
+    assert Figure(what=f"{kind}/new-clients").read(outcome.folder) == pytest.approx(50 * sum(new))
+    assert Figure(what=kind).read(outcome.folder) == pytest.approx(100 * summary["accuracy"][kind]["mean"])
+    assert f"│ {kind}/new-clients │ {50 * sum(new):>5.2f} │" in capsys.readouterr().out
+    assert summary["best-accuracy"][kind]["after-round"] <= 2
+
+
+def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(tmp_path: Path) -> None:
+    left = {}
+    for epochs in (0, 3):
+        config = run_config(tmp_path / str(epochs), algo="fedavg", new_clients=2, new_client_epochs=epochs, **SMALL)
+        outcome = run_federation(config, clients=4)
+        left[epochs] = digests(outcome.folder), outcome.rows[:-1], outcome.summary["metrics"]
+    assert {name: left[0][0][name] for name in left[0][0] if "clients" not in name} == {
+        name: left[3][0][name] for name in left[3][0] if "clients" not in name
+    }
+    assert without_times(left[0][1]) == without_times(left[3][1])
+    assert left[0][2] != left[3][2]
+
+
+def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
+    outcomes = [
+        run_federation(run_config(tmp_path / name, algo="fedavg", rounds=4, drop_rate=0.4, **SMALL), clients=5)
+        for name in ("first", "again")
+    ]
+    first, again = (without_times(outcome.rows) for outcome in outcomes)
+    assert first == again
+    failed = [row["failed"] for row in first]
+    assert len({tuple(sites) for sites in failed[:-1]}) > 1
+    assert {reason for sites in failed for reason in sites.values()} == {"dropped out (drop-rate)"}
+    assert failed[-1] == {}
+    assert [row["asked"] for row in first] == [5] * 5
+    asked = sites_asked(outcomes[0], MessageType.TRAIN)
+    assert [{f"site-{i}" for i in range(5)} - set(sites) for sites in failed[:-1]] == asked
+
+
+def test_a_domain_is_held_out(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
+    outcome = run_federation(config, clients=7)
+    domains = {site: facts["domain"] for site, facts in outcome.summary["clients"].items()}
+    held_out = {site for site, domain in domains.items() if domain == "scanned"}
+    assert len(held_out) == 2
+    assert sites_asked(outcome, MessageType.TRAIN) == [domains.keys() - held_out]
+    new = {site for site, row in outcome.rows[-1]["clients"].items() if "head/new-clients" in row.get("metrics", {})}
+    assert new == held_out
+
+
+def test_a_domain_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=r"new-domain = 'scan': no client is of it; choose one of .*scanned"):
+        run_federation(run_config(tmp_path, new_domain="scan", join_timeout=5.0, **SMALL), clients=3)
+
+
+def test_no_client_left_to_train_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=r"new-clients = 3: no client is left to train"):
+        run_federation(run_config(tmp_path, new_clients=3, join_timeout=5.0, **SMALL), clients=3)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"secagg": True, "drop-rate": 0.1}, "drop-rate = 0.1: secagg = true forbids sums over different clients"),
+        ({"secagg": True, "new-clients": 1}, "new-clients = 1: secagg = true hides the single figures"),
+        ({"dp": "sample", "norm": "group", "new-clients": 1}, "new-clients = 1: the privacy ledger counts rounds"),
+    ],
+)
+def test_a_protection_that_cannot_hold_refuses_them(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Settings.from_run_config(default_run_config() | {"algo": "fedavg"} | more)
+
+
+@pytest.mark.parametrize(("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")])
+def test_a_site_with_data_of_its_own_refuses_them(key: str, value: object) -> None:
+    node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
+    config = default_run_config() | {"algo": "fedavg", "partition": "own", key: value}
+    with pytest.raises(SettingsError, match=f"^{key} = {value!r}: only for clients that divide a data set"):
+        Settings.from_run_config(config, node)
+
+
+def test_a_site_trains_a_new_client_no_longer_than_it_allows() -> None:
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
+    with pytest.raises(SettingsError, match="new-client-epochs = 6: this site takes at most 5"):
+        Settings.from_run_config(default_run_config() | {"new-clients": 1, "new-client-epochs": 6}, node)

@@ -1,0 +1,74 @@
+"""The form of a declaration: what a client may send, written by hand at the top of an independent script."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The upload after training, beside the report."""
+
+    prototypes: tuple[str, ...] = ()
+    """Arrays of the record of vectors of classes; () for no such record."""
+    record: str = "prototypes"
+    """Its name."""
+    probabilities: bool = False
+    """Its vectors are class probabilities, [P, C], where those of others are [P, D]."""
+    weights: bool = False
+    label_counts: bool = False
+    """The record ``label_counts``: training samples of each class."""
+    several: bool = False
+    """A class may have several prototypes."""
+    frozen: bool = False
+    """Its prototypes are of the inputs of its model, which are features of frozen backbones."""
+    trains: bool = True
+    """Clients train a model, or have one to keep."""
+    of: str = "model"
+    """Whose weights: the attribute of the client's algorithm that is the module."""
+    since: str = ""
+    """What travels is the change of these weights since the round began, a matrix perhaps as two factors: the attribute
+    that has them as they were."""
+    keeps: tuple[str, ...] = ()
+    """What else a client keeps for its next round, beside its model."""
+    own: str = "model"
+    """The client's own model, which is evaluated and kept: the attribute of its algorithm."""
+    beside: dict[str, str] = field(default_factory=dict)
+    """Further records of weights: the name of each, which is that of a part, and the attribute that is the module."""
+    stays: tuple[str, ...] = ()
+    """Prefixes of names of weights that never leave the client."""
+    losses: tuple[str, ...] = ("cross-entropy",)
+    minimised: tuple[str, ...] = ()
+    """Those that the defaults minimise once there are prototypes; (): all."""
+    acts: dict[str, Any] = field(default_factory=dict)
+    """Another value for each setting that acts where all else is at its default (`test_settings_act.py`)."""
+
+    @property
+    def records(self) -> set[str]:
+        """Names of the array records."""
+        sent = {self.record: self.prototypes, "weights": self.weights, "label_counts": self.label_counts}
+        return {name for name, there in sent.items() if there} | set(self.beside)
+
+    @property
+    def tells_classes(self) -> bool:
+        """Its upload shows which classes a client has."""
+        return bool(self.prototypes) or self.label_counts or "moments" in self.beside
+
+    @property
+    def averages_models(self) -> bool:
+        """Clients must have one architecture."""
+        return (self.weights or self.frozen) and self.of == "model" and "body." not in self.stays
+
+    @property
+    def keeps_model(self) -> bool:
+        """The client's own model, or a part of it, comes from nobody else, so it must be kept."""
+        if not self.trains:
+            return False
+        return not self.averages_models or self.own != self.of or bool(self.stays)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a client stores anything for its next round."""
+        return self.keeps_model or bool(self.keeps)
+
+
+PLAIN, COUNTED = ("means", "labels"), ("means", "labels", "counts")

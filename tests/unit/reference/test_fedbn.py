@@ -1,0 +1,49 @@
+"""FedBN, two rounds: all but normalisation layers averaged; these are each client's own, and never on the wire."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import plain
+from tests.support.declaration import Declared
+from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, stays=("norm.",))
+ARCH = "resnet4-imagenet-stem"
+
+
+class FedBNClient(plain.PlainClient):
+    def train(self, number: int, shared: plain.State) -> plain.State:
+        self.model.load_state_dict(plain.copied(self.model) | shared)
+        self.sgd(number)
+        return {name: value for name, value in plain.copied(self.model).items() if name in shared}
+
+
+def normalising(model: torch.nn.Module) -> set[str]:
+    """Names of weights and statistics of layers that have statistics."""
+    layers = {name.rpartition(".")[0] for name in model.state_dict() if name.endswith("running_mean")}
+    return {name for name in model.state_dict() if name.rpartition(".")[0] in layers}
+
+
+def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+    more = {"feature_dim": 16, **plain.LABEL_SHIFT}
+    outcome, clients = plain.side_by_side(tmp_path, FedBNClient, ARCH, algo="fedbn", **more)
+    first = clients[0].model_of("global")
+    own = normalising(first)
+    assert {name.rpartition(".")[2] for name in own} > {"weight", "bias", "running_var"}
+    shared = {name: value for name, value in plain.copied(first).items() if name not in own}
+    for number in (1, 2):
+        shared = plain.averaged([client.train(number, shared) for client in clients], [len(one.y) for one in clients])
+    plain.assert_close(plain.weights_left(outcome), shared)
+    for client in clients:
+        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model) | shared)
+    plain.assert_only_weights_travel(outcome, shared)
+
+
+def test_a_network_without_normalisation_is_said_to_be_averaged_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"models": "htcnn-1", "test_samples": 20, "rounds": 1}
+    run_federation(run_config(tmp_path, algo="fedbn", **small), clients=2)
+    assert "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg" in capsys.readouterr().out
