@@ -74,7 +74,7 @@ for name, stage in STAGES.items():
 
 
 class Visit:
-    """One message: the client and its algorithm as before this round, with what the server sent taken in.
+    """One message that is being answered: the client and its algorithm, which has received what the server sent.
 
     Within its context an error counts as the answer, too: it tells of the samples that caused it.
     RefusedMessage, SettingsError, StateError or LedgerError where the client does not answer.

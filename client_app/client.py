@@ -133,7 +133,7 @@ class Client:
         return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
 
     def own_file(self, run_name: str, name: str) -> Path:
-        """Return a file of a simulated client."""
+        """Return a file of this client in the run that the server calls so; a site's may need a safer name."""
         return self.root / run_name / "clients" / self.name / name
 
     @cached_property

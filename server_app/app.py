@@ -114,7 +114,7 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
             break
         more = {name: record for callback in callbacks for name, record in callback.records(run).items()}
         result, last = train_round(strategy, number, exchange, more), number
-        federation.note_silence(number, (), exchange.late)
+        federation.note_silence(number, (), result.late)
         reported(run, callbacks, result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:
@@ -136,7 +136,6 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
 
 def reported(run: Run, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:
     """Hand the result of an exchange that began at ``start`` to the callbacks; its line of ``metrics.jsonl``."""
-    result.late, result.waited = run.exchange.late, run.exchange.waited
     result.epsilon = epsilon_spent(run, result.number, result.final)
     result.seconds = {"total": time.monotonic() - start, **result.seconds}
     row = row_of(result, run.strategy)

@@ -55,8 +55,8 @@ class Expected:
     server_round: int
     declared: Declared
     limits: Limits
-    losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()  # Names of the losses that the report has, and of the metrics that it may have
+    losses: tuple[str, ...] = ()  # Names of those that the report has
+    metrics: Collection[str] = ()  # Names of those that it may have
     complete: bool = True  # Whether everything in ``declared`` must be there
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
@@ -131,7 +131,7 @@ class RoundResult:
     seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step
     bytes_down: int = 0
     bytes_up: int = 0
-    waited: float = 0.0  # Seconds of the exchange, for those that did not answer
+    waited: float = 0.0  # Seconds of its longest exchange, for those that did not answer
     not_merged: str = ""  # Why nothing was merged; "" where it was
     bounded: set[str] = field(default_factory=set)  # ``"site: how its part in the aggregate was reduced"``
     late: dict[str, str] = field(default_factory=dict)  # Site -> which earlier reply came now; it is not used

@@ -33,8 +33,8 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, exchange, result, channel, len(sites), more)
-        for accept in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
-            uploads = accept(uploads, federation, result)
+        for protection in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
+            uploads = protection(uploads, federation, result)
         merging = time.monotonic()
         result.metrics = _merge(strategy, uploads, result)
     except VoidRound as reason:

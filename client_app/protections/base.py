@@ -10,7 +10,10 @@ from protofl_common.wire.records import Report
 
 
 class Protection:
-    """One protection, for the message that ``client`` answers; the hooks stand in calling order, and change nothing."""
+    """One protection, for the message that ``client`` answers; its hooks stand in calling order.
+
+    Here they change nothing. `step` is called on a protection of its own: what it remembers, the others do not see.
+    """
 
     name = ""  # For a site's log, and for ``protofl site check``
 
@@ -25,16 +28,16 @@ class Protection:
     def before(self) -> None:
         """Refuse, or charge for, the answer."""
 
-    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
-        """Return the part of an evaluation on samples with ``labels_N`` that may leave."""
-        return evaluation
-
     def step(self, step: Step) -> Step:
         return step
 
     def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
         return upload
+
+    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+        """Return the part of an evaluation on samples with ``labels_N`` that may leave."""
+        return evaluation
 
     def report(self, report: Report) -> Report:
         """Return the part of a report that may leave; its evaluations have passed `evaluation`."""

@@ -93,7 +93,8 @@ def weighted_figures(report: Report, train_samples: int, names: Sequence[str]) -
         group, _, key = name.partition(".")
         figures, n = getattr(report, group), min(samples.get(group, report.test_samples), MOST_SAMPLES)
         share = figures.get(key, 0.0) / (max(1, report.test_samples) if group == "correct" else 1)
-        addends += [n * np.clip(share, -LARGEST, LARGEST), n] if key in figures else [0.0, 0.0]
+        total = n * np.clip(share, -LARGEST, LARGEST)
+        addends += [np.rint(total) if group == "correct" else total, n] if key in figures else [0.0, 0.0]
     return np.array(addends, dtype=np.float64)
 
 

@@ -26,7 +26,7 @@ NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation;
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""In a sum, the weight of a client or a class of it, and the magnitude of a number; what is beyond is cut."""
+"""In a sum, the largest weight of a client or of a class, and the largest magnitude of a number; more is cut."""
 StateDict = dict[str, Tensor]
 
 

@@ -15,9 +15,9 @@ from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.schema import RefusedMessage
 
 _MAX_SCALARS = 64
-_MOST_SAMPLES = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
+_MOST_CLAIMED = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
 ROUNDING = 1e-6
-_LARGEST = 1e30  # magnitude of a number in a report; sums over clients stay finite
+_LARGEST_FIGURE = 1e30  # magnitude of a number in a report; sums over clients stay finite
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24  # of a sample; a server may have to build a model for it
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
@@ -137,8 +137,8 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
     for key, value in vars(card).items():
-        if isinstance(value, int) and not 0 <= value <= _MOST_SAMPLES:
-            raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_SAMPLES}")
+        if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
+            raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_CLAIMED}")
         for text in value if key == "classes" else (value,):
             if isinstance(text, str) and (len(text) > LONGEST_NAME or not text.isprintable()):
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
@@ -183,8 +183,8 @@ def unpack_report(
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in flat.items():
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
-            raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST_FIGURE:  # type: ignore[arg-type]
+            raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
         signed = group == "losses" or (group in ("metrics", "validation") and not is_share(key))

@@ -44,9 +44,11 @@ class MessageExchange:
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
-        self.waited = 0.0  # Seconds, of this exchange
+        self.waited = 0.0  # Seconds, of the last messages
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
-        self.late: dict[str, str] = {}  # Site -> which reply came after its deadline, during this exchange
+        self.late: dict[
+            str, str
+        ] = {}  # Site -> which reply came after its deadline, while the last messages were under way
         self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _Away] = {}
@@ -64,7 +66,9 @@ class MessageExchange:
             content = RecordDict({**records, **common})
             result.bytes_down += payload_bytes(content)
             messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
-        for site, reply in self(messages, federation.settings.federation.round_timeout).items():
+        replies = self(messages, federation.settings.federation.round_timeout)
+        result.late, result.waited = result.late | self.late, max(result.waited, self.waited)
+        for site, reply in replies.items():
             if reply.has_error():
                 result.failed[site] = stage + printable(str(reply.error.reason))
             else:

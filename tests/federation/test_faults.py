@@ -216,8 +216,9 @@ def test_a_late_client_that_does_not_fit_is_told_and_left_out(
     assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
 
 
-def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -> None:
-    """It arrives while the next round waits for another client."""
+@pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])
+def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, secagg: bool, asks: str) -> None:
+    """It arrives while the next round waits for another client; in the first of four exchanges of a secure sum."""
     held: list[Message] = []
 
     def tamper(message: Message, reply: Message) -> Message | None:
@@ -225,13 +226,14 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -
         if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1001):
             held.append(reply)
             return None
-        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and held:
+        if meta.message_type == asks and meta.group_id == "3" and held:
             late = held.pop()
             grids[0]._ready[late.metadata.reply_to_message_id] = late
         return reply
 
     grids: list[LocalGrid] = []
-    outcome = run_federation(run_config(tmp_path, round_timeout=1.0, **SMALL), tamper=tamper, on_grid=grids.append)
+    config = run_config(tmp_path, round_timeout=1.0, secagg=secagg, **SMALL)
+    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
     assert outcome.rows[1]["missing"] == ["site-1"]
     assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]

@@ -267,6 +267,11 @@ def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
     assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
 
 
+def test_a_site_with_more_test_samples_than_count_has_a_whole_number_right() -> None:
+    sums = to_whole(weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
+    assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "total", "n", "said"),
     [
