@@ -110,7 +110,13 @@ class TableFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do."""
+    """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do; refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")

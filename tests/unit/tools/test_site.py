@@ -35,7 +35,7 @@ from protofl_common.experiment.settings import app_folder, default_run_config, d
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.federation import Shown
-from protofl_common.tools.site.check import _algorithms
+from protofl_common.tools.site.check import _algorithms, _permissions
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.tools.site.supernode import Executor
@@ -254,6 +254,12 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
+
+
+@pytest.mark.parametrize("demand", ["require-secagg=true", 'require-dp="epsilon<=8" state-dir="/state"'])
+def test_no_warning_of_statistics_where_a_demand_refuses_them(demand: str) -> None:
+    node = node_config(NODE.replace('state-dir="state"', "") + f" statistics=true {demand}")
+    assert [one.topic for one in _permissions(node) if one.topic in ("statistics", "demands")] == ["demands"]
 
 
 NAMED = "always: its name, network and device, the names of classes that you or the run gave, "

@@ -319,6 +319,12 @@ def test_a_number_with_an_exponent_is_one(small: Path) -> None:
     assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
 
 
+def test_a_second_list_of_rows_does_not_replace_the_first(small: Path) -> None:
+    small.write_text(SMALL + "rows:\n  Other: {settings: {algo: fedsa}}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"(?s)small\.yaml: not YAML: 'rows' stands twice.*line \d+"):
+        read_table(small)
+
+
 def test_a_table_that_is_no_text_is_refused(small: Path) -> None:
     small.write_bytes(SMALL.encode("utf-16"))
     with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
