@@ -303,7 +303,7 @@ STATISTICSS: dict[str, tuple[Change, str]] = {
     "counts below 0": (statistics_with(counts=lambda n: n - 1), "statistics counts below 0"),
     "inflated counts": (statistics_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
     "counts of another dtype": (statistics_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
-    "an array more": (statistics_with(images=lambda _: np.zeros(3, np.float32)), "statistics with the arrays"),
+    "an array more": (statistics_with(images=lambda _: np.zeros(0, np.float32)), "statistics with the arrays"),
 }  # fmt: skip
 
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from client_app.protections import differential_privacy, private_step
+from client_app.protections import private_step
 from protofl_common.experiment.settings import default_run_config
+from protofl_common.privacy import release
 from tests.support.attacks import raw
 from tests.support.harness import RUN_ID, LocalGrid
 
@@ -196,7 +197,7 @@ class Noiseless:
 
 
 PLANTED: dict[str, tuple[int, Any, str, Any]] = {
-    "right predictions without noise": (1, differential_privacy, "private_hits", exact_hits),
+    "right predictions without noise": (1, release, "private_hits", exact_hits),
     "gradients without noise": (0, private_step, "fresh_draw", Noiseless),
 }
 """A failure -> (the part that the patient is in, the object to patch, its attribute, the value to put there)."""
