@@ -1,0 +1,63 @@
+"""Several processes on one table: killed and started again, they leave what one undisturbed process leaves."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.processes import BIN
+
+pytestmark = pytest.mark.system
+TABLE = """
+title: Shards
+seeds: [1, 2]
+settings: {dataset: digits, partition: iid, total-samples: 100, rounds: 5, models: cnn4, report: false}
+columns: {two clients: {clients: 2}}
+rows: {Local: {settings: {algo: local}}, FedProto: {settings: {algo: fedproto}}}
+against: Local
+"""
+
+
+def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """`protofl table`. Its clients die with it."""
+    (folder / "mine.yaml").write_text(TABLE, encoding="utf-8")
+    command = [sys.executable, str(BIN / "protofl"), "table", str(folder / "mine.yaml"), "--out", str(folder), *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Kill it once it has added a checkpoint to a run that is not finished."""
+    start, deadline = time.time(), time.monotonic() + 600
+    while time.monotonic() < deadline:
+        new = [file for file in folder.glob("runs/*/checkpoints/*") if file.stat().st_mtime >= start]
+        if any(not (file.parents[1] / "summary.json").exists() for file in new):
+            break
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "it had ended"
+    assert any(not (run / "summary.json").exists() for run in folder.glob("runs/*")), "no run was cut"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("mine.*")}
+
+
+def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    undisturbed = table(whole)
+    for _ in range(2):
+        kill_within_a_run(table(parts, "--shard", "1/2"), parts)
+    jobs = [table(parts, "--shard", shard) for shard in ("1/2", "2/2")]
+    for process in (undisturbed, *jobs):
+        assert process.wait(600) == 0
+    assert len(list((parts / "runs").glob("*/summary.json"))) == 4
+    assert set(files_of(whole)) == {f"mine.{kind}" for kind in ("yaml", "md", "tex", "csv", "long.csv", "json")}
+    assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
+    last = table(parts)
+    assert (last.wait(600), files_of(parts)) == (0, files_of(whole))
