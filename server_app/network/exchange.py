@@ -46,9 +46,7 @@ class MessageExchange:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
         self.waited = 0.0  # Seconds, of the last messages
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
-        self.late: dict[
-            str, str
-        ] = {}  # Site -> which reply came after its deadline, while the last messages were under way
+        self.late: dict[str, str] = {}  # Site -> which overdue reply came while the last messages were under way
         self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _Away] = {}
