@@ -9,21 +9,25 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import cache, wraps
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
+from client_app import audit
 from client_app.state import LedgerError, StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.experiment.node import NODE_KEYS, is_site, site_name
+from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site_name
 from protofl_common.experiment.settings import digest_of, known_keys
+from protofl_common.experiment.study import id_of
 from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.records import pack_head
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -33,6 +37,7 @@ KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its model of this run cannot be read or written",
     LedgerError: "its privacy ledger cannot be read or written",
+    audit.AuditError: "its audit log cannot be written",
     BackboneError: "a frozen backbone cannot be had",
 }
 UNEXPECTED = "an unexpected error"
@@ -48,11 +53,15 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             content = work(message, context)
             if at_site:
                 log("INFO", f"{_asked(message, context)}: {_sent(content)}")
+                content = RecordDict({**content, **pack_head(_recorded(message, context, **audit.about(content)))})
             return Message(content, reply_to=message)
         except Exception as error:
             asked = _asked(message, context) if at_site else ""
             reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
             name = site_name(context.node_config)
+            with suppress(audit.AuditError):
+                if at_site:
+                    _recorded(message, context, refused=reason)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name):
                 reason = f"site {name}: {reason}"  # the server does not know yet who this is
             return Message(Error(ERROR_CODE, reason), reply_to=message)
@@ -67,6 +76,15 @@ def _asked(message: Message, context: Context) -> str:
         run = f"{name!s} ({run})"
     settings = digest_of(context.run_config)
     return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+
+
+def _recorded(message: Message, context: Context, **what: object) -> str:
+    """Write into the site's audit log how a message was answered; return the log's head."""
+    meta, config = message.metadata, context.run_config
+    instructions = message.content.config_records.get("round", ConfigRecord())
+    asked = {"kind": meta.message_type, "run": context.run_id, "name": printable(str(instructions.get("run_name", "")))}
+    asked |= {"round": instructions.get("round", 0), "study": id_of(config), "algo": printable(str(config.get("algo")))}
+    return audit.append(site_folder(context.node_config), **asked, **what)
 
 
 def _sent(content: RecordDict) -> str:

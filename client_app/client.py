@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.answers import log
+from client_app.consent import check_consent, site_key
 from client_app.data import Samples, augment_of, split_unlabelled, to_device
 from client_app.state import StateFolder
 from protofl_common.backbones.features import cached_features, feature_widths
@@ -27,6 +28,7 @@ from protofl_common.data.raw import Ints
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site
 from protofl_common.experiment.settings import Settings, baseline_config
+from protofl_common.experiment.study import Study, about_site
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
@@ -54,11 +56,29 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name = self.node.name
+        self.study = self._study(context) if message else None
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
         if self.settings.machine.threads:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
+
+    def _study(self, context: Context) -> Study | None:
+        """The study that a message is about, None for a simulated client; RefusedMessage where it has no consent."""
+        if not self.node.is_site:
+            return None
+        return check_consent(context.run_config, self.run_id, self.root, self.name, self.node.approves)
+
+    def signature(self, purpose: str) -> bytes:
+        """Return the signature with this site's key, where the study names it; else b""."""
+        if not self.peers:
+            return b""
+        return site_key(self.root).sign(about_site(self.name, self.run_id, purpose))
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """The sites that the study names, each with its key; {} where there are none."""
+        return self.study.sites if self.study else {}
 
     @cached_property
     def data(self) -> ClientData:

@@ -60,6 +60,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         found=0 if hidden else data.found,
         validation_samples=0 if hidden else len(data.validation_labels),
         real=client.node.is_site,
+        signature=client.signature("introduction").hex(),
     )
 
 

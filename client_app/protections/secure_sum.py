@@ -24,7 +24,21 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.client import Client
 from protofl_common.basics.files import replacing
-from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
+from protofl_common.experiment.study import is_from_site
+from protofl_common.privacy.masks import (
+    OWN,
+    PAIR,
+    PUBLIC,
+    SEALED,
+    SIGNATURE,
+    introducing,
+    masked,
+    new_secret,
+    opened,
+    part,
+    public_of,
+    seal,
+)
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
@@ -65,13 +79,19 @@ class SecureSum:
             raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
         secret = new_secret()
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
-        return {self.name: public_of(secret)}
+        public = public_of(secret)
+        signature = self.client.signature(introducing(self.sum, public)) or bytes(SIGNATURE)
+        return {self.name: public + signature}
 
     def share(self) -> dict[str, bytes]:
         """For each peer its shares of the secret, sealed."""
-        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, 3 * KEY)
-        if keys.get(self.name) != public_of(progress.secret) or len(set(keys.values())) < len(keys):
+        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, PUBLIC + SIGNATURE)
+        publics = {site: both[:PUBLIC] for site, both in keys.items()}
+        if publics.get(self.name) != public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
+        for site, both in keys.items():
+            if not is_from_site(self.client.peers, site, self.run_id, introducing(self.sum, both), both[PUBLIC:]):
+                raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
         if len(keys) < FEWEST:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
         threshold, points = needed(len(keys), self.client.settings.privacy.secagg_threshold), points_of(keys)

@@ -49,7 +49,6 @@ class FederationSettings:
     new_domain: str = option()
     new_client_epochs: int = option(minimum=0)
     min_replies: int = option(minimum=1, affects="waiting")
-    bind_sites: bool = option(affects="waiting")
     join_timeout: float = option(above=0, affects="waiting")
     round_timeout: float = option(above=0, affects="waiting")
     grace: float = option(minimum=0, affects="waiting")
@@ -184,6 +183,19 @@ class MachineSettings:
 
 
 @dataclass(frozen=True)
+class StudySettings:
+    """The study that a run belongs to (`experiment/study.py`)."""
+
+    study: str = option(affects="waiting")
+    study_sites: str = option(affects="waiting")
+    study_until: str = option(affects="waiting")
+    study_runs: int = option(minimum=0, affects="waiting")
+    study_purpose: str = option(affects="waiting")
+    study_by: str = option(affects="waiting")
+    study_signature: str = option(affects="waiting")
+
+
+@dataclass(frozen=True)
 class Sections:
     """The settings of a run that no algorithm owns."""
 
@@ -196,6 +208,7 @@ class Sections:
     privacy: PrivacySettings
     noise: NoiseSettings
     machine: MachineSettings
+    study: StudySettings
 
 
 SECTIONS: dict[str, type] = get_type_hints(Sections)

@@ -66,7 +66,17 @@ AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports fo
 NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
+NODE_KEYS = (
+    "site-name",
+    *PARTITION_KEYS,
+    "domain",
+    "approve",
+    "statistics",
+    *NODE_OVERRIDES,
+    *DEMANDS,
+    *PERMISSIONS,
+    *LIMITS,
+)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
@@ -81,6 +91,7 @@ class NodeConfig:
     domain: str
     is_site: bool  # True on a machine with an operator, False for a simulated client
     has_own_data: bool  # they are then no share of a data set that several divide
+    approves: bool  # its operator approves each run before anything is read for it
     statistics: bool | None  # True where they may leave; None: where the run divides the data
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
@@ -93,9 +104,9 @@ class NodeConfig:
             made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
             raise SettingsError(f"node-config: site-name = {name!r} must be made of at most 100 {made_of}")
         shared = "partition-id" in node and "data-dir" not in node
-        statistics = node.get("statistics", None if shared else False)
-        if statistics is not None and not isinstance(statistics, bool):
-            raise SettingsError(f"node-config: statistics = {statistics!r} must be true or false")
+        for key in ("statistics", "approve"):
+            if not isinstance(node.get(key, False), bool):
+                raise SettingsError(f"node-config: {key} = {node[key]!r} must be true or false")
         return cls(
             name=name,
             partition=_whole(node, "partition-id"),
@@ -103,9 +114,15 @@ class NodeConfig:
             domain=str(node.get("domain", "")),
             is_site=is_site(node),
             has_own_data=has_own_data(node),
-            statistics=statistics,
+            approves=bool(node.get("approve", has_own_data(node))),
+            statistics=bool(node.get("statistics")) if "statistics" in node or not shared else None,
             required_dp=required_dp(node),
         )
+
+
+def site_folder(node: Mapping[str, Scalar]) -> Path:
+    """Return the folder of what never leaves a site, by its node config alone."""
+    return Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"]))
 
 
 def site_name(node: Mapping[str, object]) -> str:
@@ -142,8 +159,8 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return both without secure aggregation, which would hide a site's numbers from its operator, too."""
-    return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False}
+    """Return both as the site's operator asks: approved, and without secure aggregation, which would hide numbers."""
+    return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False, "approve": False}
 
 
 def own_division(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:

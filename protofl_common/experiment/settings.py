@@ -22,6 +22,7 @@ from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
+from protofl_common.experiment import study
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
@@ -322,8 +323,12 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
 
 
+def _study_problems(settings: Settings) -> Iterator[str]:
+    return study.problems(settings.study)
+
+
 RULES = (  # what values must mean together
-    *(_merging_problems, _noise_problems, _dp_problems, _run_problems),
+    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, _study_problems),
     *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
 

@@ -26,6 +26,7 @@ from protofl_common.privacy.shamir import SHARE
 
 KEY, NONCE = 32, 12
 SEALED = NONCE + 2 * SHARE + 16  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
+PUBLIC, SIGNATURE = 3 * KEY, 64  # bytes of a site's public keys, and of the signature of them, which follows
 SEALING, PAIR, OWN = range(3)  # which of the three keys
 
 
@@ -37,6 +38,11 @@ def public_of(secret: bytes) -> bytes:
     """The public keys of as many private ones as are given."""
     privates = (X25519PrivateKey.from_private_bytes(part(secret, i)) for i in range(len(secret) // KEY))
     return b"".join(private.public_key().public_bytes_raw() for private in privates)
+
+
+def introducing(number: int, keys: bytes) -> str:
+    """Return what a site signs of its public keys for a sum, the first bytes of ``keys``."""
+    return f"keys {keys[:PUBLIC].hex()} for sum {number}"
 
 
 def are_keys(public: bytes) -> bool:

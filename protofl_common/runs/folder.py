@@ -86,6 +86,7 @@ RoundRow = TypedDict(
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],
         "bounded": NotRequired[list[str]],
+        "audit": NotRequired[dict[str, str]],
     },
 )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -21,6 +22,8 @@ _LARGEST_FIGURE = 1e30  # magnitude of a number in a report; sums over clients s
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24  # of a sample; a server may have to build a model for it
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
+WAITING = "waiting for approval"  # begins the reason of a site whose operator has not decided about a run
+AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
 FINAL = "_final"  # after the name of a stage in a message about the final evaluation
 MOST_SITES = 1000  # in one sum: every client sends something to every other
@@ -70,6 +73,7 @@ class SiteCard:
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
     validation_samples: int = 0
     real: bool = True  # a machine with an operator, not a simulated client (`is_site`)
+    signature: str = ""  # of a site that the study names, with its key (`experiment/study.py`)
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -133,7 +137,7 @@ def pack_site_card(card: SiteCard) -> ConfigRecord:
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
     """The record ``site``; RefusedMessage if it is missing or malformed, or a number or name is out of range."""
-    if set(content) != {"site"}:
+    if content.keys() - {AUDIT} != {"site"}:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
     for key, value in vars(card).items():
@@ -144,6 +148,8 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
+    if not re.fullmatch("([0-9a-f]{128})?", card.signature):
+        raise RefusedMessage("site.signature is not of 64 bytes")
     labels, shape = card.present, card.input_shape
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
     if not in_range or labels != tuple(sorted(set(labels))):
@@ -174,7 +180,7 @@ def unpack_report(
     RefusedMessage if it is missing or malformed, from another round (a replay), has a number that is not finite or a
     name that is not declared, or claims more correct predictions than test samples, or validation without samples.
     """
-    if set(content.metric_records) != {"report"} or content.config_records:
+    if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
     if len(flat) > _MAX_SCALARS + 2 * len(metrics):
@@ -231,6 +237,16 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
             raise RefusedMessage(f"{name}.{key} is {value!r}")
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     return kind(**values)  # type: ignore[arg-type]
+
+
+def pack_head(head: str) -> dict[str, ConfigRecord]:
+    return {AUDIT: ConfigRecord({"head": head})}
+
+
+def head_of(content: RecordDict) -> str:
+    """Return the head of the site's audit log in its reply, "" where there is none."""
+    head = content.config_records.get(AUDIT, ConfigRecord()).get("head")
+    return head if isinstance(head, str) and re.fullmatch("[0-9a-f]{64}", head) else ""
 
 
 def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:

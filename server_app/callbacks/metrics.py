@@ -91,6 +91,7 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "void-because": result.not_merged,
         "bounded": in_order(result.bounded),
         "server": result.metrics,
+        "audit": result.heads,
     }
     if result.epsilon is not None:
         row["epsilon"] = result.epsilon

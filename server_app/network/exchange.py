@@ -12,7 +12,7 @@ from flwr.app import Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
-from protofl_common.wire.records import Instructions, pack_baseline, pack_instructions
+from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
 from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
@@ -70,6 +70,8 @@ class MessageExchange:
             if reply.has_error():
                 result.failed[site] = stage + printable(str(reply.error.reason))
             else:
+                if head := head_of(reply.content):
+                    result.heads[site] = head
                 result.bytes_up += payload_bytes(reply.content)
                 answers[site] = reply.content
         return answers

@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings
-from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
+from protofl_common.experiment.study import is_from_site, keys_of_sites
+from protofl_common.wire.records import WAITING, SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from server_app.log import say
 from server_app.network import admission
@@ -20,6 +21,7 @@ from server_app.protections.bounds import Bounds, bounds_of
 
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
 
+APPROVAL_EVERY = 5.0  # Seconds after which a site that waits for its operator's approval is asked again
 AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluation: no more messages in memory
 
 
@@ -37,6 +39,7 @@ class Federation:
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
         self._asked: set[int] = set()  # Nodes that were asked who they are
+        self._ask_again: dict[int, float] = {}  # Node that waits for its operator's approval -> when it is asked again
         self._waiting: dict[str, Message] = {}
         self._card_of: dict[int, SiteCard] = {}
         self._silent: Counter[str] = Counter()
@@ -47,6 +50,11 @@ class Federation:
     def reference(self) -> SiteCard:
         """The introduction from which the server builds its models: the majority's, or of the most common inputs."""
         return self._reference or admission.most_common(self.cards)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The sites that may take part, each with its key; {} where the run's study names none."""
+        return keys_of_sites(self.settings.study.study_sites)
 
     @property
     def simulated(self) -> bool:
@@ -108,7 +116,8 @@ class Federation:
         ready, wanted = len(self.cards), self._wanted()
         if ready and not wanted:
             raise FederationError(self._too_few())
-        problems = {node: why for node, why in self.problems.items() if node in self.online}
+        final = {node: why for node, why in self.problems.items() if WAITING not in why}
+        problems = {node: why for node, why in final.items() if node in self.online}
         if wanted and ready >= wanted:
             return True
         if not problems or (ready and ready + len(problems) < wanted):
@@ -119,7 +128,7 @@ class Federation:
 
     def _wanted(self) -> int:
         """How many sites to wait for; 0: not known yet."""
-        return self.settings.federation.num_clients or self.num_partitions
+        return self.settings.federation.num_clients or len(self.named) or self.num_partitions
 
     def _least(self) -> int:
         """How many sites suffice where others cannot take part or are not there; 0: not known yet."""
@@ -203,7 +212,9 @@ class Federation:
     # -- introductions -------------------------------------------------------------------------------------------
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
-        self.online = set(self.grid.get_node_ids())
+        self.online, now = set(self.grid.get_node_ids()), time.monotonic()
+        self._asked -= (due := {node for node, at in self._ask_again.items() if at < now})
+        self._ask_again = {node: at for node, at in self._ask_again.items() if node not in due}
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
         if new := sorted(self.online - self._asked)[: max(0, AT_ONCE - len(self.online & waiting))]:
             content = RecordDict({**pack_baseline(self.baseline), **pack_settings(self.settings.digest)})
@@ -214,7 +225,12 @@ class Federation:
         for message, reply in pull_each(self.grid, list(self._waiting.values())):
             node = self._waiting.pop(id_of(message)).metadata.dst_node_id
             if reply.has_error():
-                self.problems[node] = printable(str(reply.error.reason))
+                why, before = printable(str(reply.error.reason)), self.problems.get(node)
+                self.problems[node] = why
+                if WAITING in why:
+                    self._ask_again[node] = time.monotonic() + APPROVAL_EVERY
+                    if before is None:
+                        say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:
                 self._take_card(node, reply.content)
 
@@ -227,8 +243,10 @@ class Federation:
             self.problems[node] = f"{f'site {name}: ' if is_site_name(name) else ''}an introduction with {refusal}"
             return
         self._card_of[node] = card
-        if self.settings.federation.bind_sites and self.owners.get(card.name, node) != node:
-            self.problems[node] = f"{card.name}: this name is another node's in this run (bind-sites)"
+        self.problems.pop(node, None)  # it may have waited for approval
+        signature, run_id = bytes.fromhex(card.signature), self.run_history.run_id
+        if not is_from_site(self.named, card.name, run_id, "introduction", signature):
+            self.problems[node] = f"{card.name}: not signed by a site of the study"
         elif card.name not in self.cards:
             self.cards[card.name], self.node_of[card.name] = card, node
 

@@ -10,7 +10,20 @@ from functools import partial
 
 import numpy as np
 
-from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, are_keys, own_mask, pair_mask, part, public_of
+from protofl_common.experiment.study import is_from_site, keys_of_sites
+from protofl_common.privacy.masks import (
+    OWN,
+    PAIR,
+    PUBLIC,
+    SEALED,
+    SIGNATURE,
+    are_keys,
+    introducing,
+    own_mask,
+    pair_mask,
+    part,
+    public_of,
+)
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, recovered
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
 from protofl_common.wire.records import FINAL, MOST_SITES, Report, pack_by_site, unpack_by_site
@@ -69,9 +82,10 @@ class SecureSum(Channel):
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
-        keys = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
-        self.keys = {site: own[site] for site, own in keys.items() if set(own) == {site} and are_keys(own[site])}
-        self._expel(keys.keys() - self.keys.keys(), "keys that are none")
+        keys = self._exchange("advertise", {site: {} for site in sites}, PUBLIC + SIGNATURE)
+        own = {site: mine[site] for site, mine in keys.items() if set(mine) == {site}}
+        self.keys = {site: public for site, public in own.items() if self._may_share(site, public)}
+        self._expel(keys.keys() - self.keys.keys(), "keys that are none, or not signed with the site's key")
         self._check_enough(self.keys, "keys")
         self.threshold = needed(len(self.keys), self.settings.privacy.secagg_threshold)
         sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
@@ -96,6 +110,12 @@ class SecureSum(Channel):
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
+
+    def _may_share(self, site: str, keys: bytes) -> bool:
+        """Return whether one can agree on secrets by these keys, and the site has signed them if a study names it."""
+        number, run_id = 2 * self.result.number + self.result.final, self.federation.run_history.run_id
+        named, purpose = keys_of_sites(self.settings.study.study_sites), introducing(number, keys)
+        return are_keys(keys) and is_from_site(named, site, run_id, purpose, keys[PUBLIC:])
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""

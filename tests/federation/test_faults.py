@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
-from tests.support.attacks import both, interrupted, lost, when
+from tests.support.attacks import both, lost, when
 from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 
@@ -157,30 +157,16 @@ def leaves_and_returns(nodes: Nodes, meanwhile: Nodes) -> Tamper:
     return tamper
 
 
-@pytest.mark.parametrize("bound", [False, True])
 def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
-    bound: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With bind-sites it never has it; without, until the site's own node is back."""
+    """It has it until the site's own node is back; where a study names the site's key, never (test_studies)."""
     nodes = four()
     tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
-    outcome = run_federation(run_config(tmp_path, bind_sites=bound, **SMALL), nodes=nodes, tamper=tamper)
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
     trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
     assert {1002} == {1002, 2002} & set(trained)
-    said = capsys.readouterr().out
-    assert ("back: site-2, on its own node" in said) == (not bound)
-    assert ("site-2: this name is another node's in this run (bind-sites)" in said) == bound
-
-
-def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
-    nodes = four()
-    config = run_config(tmp_path, bind_sites=True, join_timeout=2.0, min_replies=4, **SMALL)
-    with pytest.raises(KeyboardInterrupt):
-        run_federation(config, nodes=dict(nodes), tamper=when(interrupted, number=2), run_id=1)
-    others = {2002: nodes[1002]} | {node: facts for node, facts in nodes.items() if node != 1002}
-    with pytest.raises(FederationError, match=r"site-2: this name is another node's in this run \(bind-sites\)"):
-        run_federation(config | {"resume": True}, nodes=others, run_id=2)
-    assert run_federation(config | {"resume": True}, nodes=nodes, run_id=3).summary["resumed-after-rounds"] == [1]
+    assert "back: site-2, on its own node" in capsys.readouterr().out
 
 
 def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

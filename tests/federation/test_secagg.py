@@ -20,7 +20,7 @@ from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.privacy.masks import KEY, SEALED
+from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SIGNATURE
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
@@ -233,7 +233,7 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
 @pytest.mark.parametrize("lie", ["wrong shares", "keys that are none"])
 def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tmp_path: Path) -> None:
     def no_keys(message: Message, reply: Message) -> Message:
-        reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
+        reply.content.config_records[SECAGG]["site-2"] = bytes(PUBLIC + SIGNATURE)
         return reply
 
     lies = lies_about_shares(1002) if lie == "wrong shares" else when(no_keys, "query.advertise", 1002)
@@ -310,8 +310,8 @@ def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.
 
 RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "keys of another length": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(5)})),
-    "keys that are none": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(3 * KEY)})),
-    "another's keys": ("query.advertise", lambda c: c[SECAGG].update({"site-2": bytes(3 * KEY)})),
+    "keys that are none": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(PUBLIC + SIGNATURE)})),
+    "another's keys": ("query.advertise", lambda c: c[SECAGG].update({"site-2": bytes(PUBLIC + SIGNATURE)})),
     "no record": ("query.advertise", lambda c: c.__delitem__(SECAGG)),
     "shares of another length": ("query.share", lambda c: c[SECAGG].update({"site-2": b""})),
     "shares for strangers": ("query.share", lambda c: c[SECAGG].update({"nobody": bytes(SEALED)})),
@@ -402,7 +402,7 @@ def own_keys(reply: Message) -> BySite:
 
 
 def strangers(number: int) -> BySite:
-    return {f"x{i}": bytes([i + 1]) * 3 * KEY for i in range(number)}
+    return {f"x{i}": bytes([i + 1]) * PUBLIC + bytes(SIGNATURE) for i in range(number)}
 
 
 def sites(*numbers: int) -> Callable[[Message, Message], BySite]:
@@ -426,7 +426,7 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "a sum of two": ("query.advertise", "query.share", lambda message, reply: own_keys(reply) | strangers(1),
         "2 sites for a sum, fewer than 3"),
     "its own keys changed": ("query.advertise", "query.share", lambda message,
-        reply: strangers(2) | {"site-0": bytes(3 * KEY)}, "keys of which this site's are not its own"),
+        reply: strangers(2) | {"site-0": bytes(PUBLIC + SIGNATURE)}, "keys of which this site's are not its own"),
     "one site under two names": ("query.advertise", "query.share", lambda message,
         reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]}, "or two sites' are the same"),
 }  # fmt: skip

@@ -9,13 +9,13 @@ from flwr.app import MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
 
-from protofl_common.privacy.masks import KEY, SEALED
+from protofl_common.privacy.masks import PUBLIC, SEALED, SIGNATURE
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.wire.payloads import RAW
 from protofl_common.wire.records import SECAGG
 from tests.support.declared import DECLARED, SITE, report_names
 
-SECURE = {"query.advertise": 3 * KEY, "query.share": SEALED, "query.unmask": SHARE}
+SECURE = {"query.advertise": PUBLIC + SIGNATURE, "query.share": SEALED, "query.unmask": SHARE}
 SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
 """The stages of secure aggregation beside the training and the final evaluation -> bytes for each site."""
 RECORDS: dict[str, set[str]] = {

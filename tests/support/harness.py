@@ -42,7 +42,7 @@ class LocalGrid(local.LocalGrid):
     ):
         super().__init__(run_config, nodes, run_id)
         self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
-        self.of_sites: dict[str, Any] = {**CACHE}
+        self.of_sites: dict[str, Any] = {**CACHE, "approve": False}
         if Path.cwd() == ROOT:  # whose folder runs/ would be that of all sites, of all tests
             self.of_sites["state-dir"] = tempfile.mkdtemp(dir=_CACHE.name)
         self.log: list[tuple[Message, Message]] = []

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from PIL import Image
 
+from client_app.consent import site_key
+from protofl_common.experiment.study import in_text, signed_part
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.node import node_config, supernode_options
@@ -64,3 +67,18 @@ def level_of(said: list[Finding], text: str) -> str:
 def real_sites(number: int) -> dict[int, dict[str, Any]]:
     """Machines with operators that divide a data set: no simulated clients."""
     return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
+
+
+JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
+
+
+def named(**folders: Path) -> str:
+    """The setting study-sites for sites with these state folders."""
+    return ",".join(f"{site}:{in_text(site_key(folder).public_key())}" for site, folder in folders.items())
+
+
+def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:
+    """The settings as a study that Jane has signed."""
+    own = {f"study-{key}": value for key, value in study.items()}
+    config = config | {"study": "heart", "study-by": f"jane:{in_text(JANE.public_key())}"} | own
+    return config | {"study-signature": JANE.sign(signed_part(config)).hex()}

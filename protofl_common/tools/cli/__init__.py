@@ -28,6 +28,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "predict": "classes of files, by a model that was exported; of a run's test samples, by its clients' models",
     "doctor": "what is wrong with this machine, and what to do about it",
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
+    "study": "a file of settings that you sign: who asks which sites for what, and until when",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 STOPPED = 130  # exit status after Ctrl-C, as shells have it

@@ -4,6 +4,10 @@
   protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
   protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
   protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
+  protofl site key --node-config '…'                                NAME:KEY, by which a study names this site
+  protofl site requests --node-config '…'                           which runs ask for this site's data, and what for
+  protofl site approve ID --node-config '…' [--until DAY] [--runs N]    let a run take part; deny ID: refuse it, at once
+  protofl site audit --node-config '…' [--since DAY] [--against RUN]    what was answered, checked line by line
 
 With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
 the code that is installed here, whatever a run brings.
@@ -11,6 +15,7 @@ the code that is installed here, whatever a run brings.
 
 import argparse
 import sys
+from datetime import date
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
@@ -23,7 +28,12 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    parser.add_argument("words", nargs="*", help="check: settings of a run; purge: runs, or caches/")
+    words = "check: settings of a run; purge: runs, or caches/; approve, deny: the first digits of a request's id"
+    parser.add_argument("words", nargs="*", help=words)
+    parser.add_argument("--until", type=_day, default="", metavar="DAY", help="approve: the last day, as 2027-06-30")
+    parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
+    parser.add_argument("--since", type=_day, default="", metavar="DAY", help="audit: only lines from that day on")
+    parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
     parser.add_argument(
         "--start-method",
         choices=("fork", "spawn"),
@@ -92,4 +102,53 @@ def purge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-ACTIONS = {"run": run, "check": check, "status": status, "purge": purge}
+def key(arguments: argparse.Namespace) -> int:
+    from client_app.consent import site_key
+    from protofl_common.experiment.node import site_folder, site_name
+    from protofl_common.experiment.study import in_text
+
+    print(f"{site_name(arguments.node)}:{in_text(site_key(site_folder(arguments.node)).public_key())}")
+    return 0
+
+
+def requests(arguments: argparse.Namespace) -> int:
+    from protofl_common.tools.site.approvals import listed
+    from protofl_common.tools.site.stored import ledgers_at
+
+    print(*(list(listed(arguments.node)) or ["nobody has asked"]), *ledgers_at(arguments.node), sep="\n")
+    return 0
+
+
+def decide(arguments: argparse.Namespace) -> int:
+    from client_app.consent import APPROVED, DENIED
+    from protofl_common.tools.site.approvals import decide
+
+    decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
+    if len(arguments.words) != 1:
+        raise SettingsError(f"site {arguments.action}: give the first digits of one id; protofl site requests shows it")
+    print(decide(arguments.node, arguments.words[0], decision, arguments.until, arguments.runs))
+    return 0
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    from protofl_common.tools.site.approvals import compared, in_words, log_of
+
+    entries, wrong = log_of(arguments.node, arguments.since)
+    if arguments.against:
+        wrong += compared(arguments.node, arguments.against)
+    if arguments.json:
+        print_json("site audit", {"entries": entries, "wrong": wrong})
+    else:
+        print(*map(in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
+        print(
+            f"{len(entries)} lines; {f'{len(wrong)} things are wrong' if wrong else 'each follows the one before it'}"
+        )
+    return int(bool(wrong))
+
+
+def _day(text: str) -> str:
+    return text and date.fromisoformat(text).isoformat()
+
+
+ACTIONS = {action.__name__: action for action in (run, check, status, purge, key, requests, audit)}
+ACTIONS |= {"approve": decide, "deny": decide}

@@ -1,0 +1,85 @@
+"""The audit log of a site: a line of JSON for each message, refusal and approval, chained by hashes.
+
+Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, and the server writes
+it into the run's metrics: neither can change or cut what the other has seen. What cannot be recorded does not leave.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from flwr.app import Array, RecordDict
+
+from protofl_common.basics.files import locked
+
+FILE = "audit.jsonl"
+START = "0" * 64  # stands for the line before the first
+_LONGEST = 2**17  # bytes of a line
+
+
+class AuditError(RuntimeError):
+    """The audit log cannot be written, so nothing may leave."""
+
+
+def append(folder: Path, **entry: Any) -> str:
+    """Append a line to the log in ``folder``, onto the disk, and return its hash; AuditError where that fails."""
+    path = folder / FILE
+    try:
+        with locked(path), open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as log:
+            before = _last_line(log)
+            time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            line = json.dumps({"time": time, **entry, "before": hash_of(before) if before else START}).encode()
+            log.write(line + b"\n")
+            log.flush()
+            os.fsync(log.fileno())
+    except OSError as error:
+        raise AuditError(f"state-dir: {path.absolute()} cannot be written ({error})") from error
+    return hash_of(line)
+
+
+def hash_of(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+def _last_line(log: IO[bytes]) -> bytes:
+    """Return the last whole line, and stand behind it; half a line, of a kill or a full disk, is cut off."""
+    start = max(0, log.seek(0, os.SEEK_END) - _LONGEST)
+    log.seek(start)
+    *lines, half = log.read().split(b"\n")
+    if half:
+        log.truncate(log.tell() - len(half))
+    log.seek(0, os.SEEK_END)
+    return lines[-1] if lines else b""
+
+
+def about(content: RecordDict) -> dict[str, Any]:
+    """Return what the log says of a reply: its records, its bytes of arrays, and a digest of all of it."""
+    digest, sizes = hashlib.sha256(), dict[str, int]()
+    for name in sorted(content):
+        sizes[name] = 0
+        for key, value in sorted(content[name].items()):
+            data = value.data if isinstance(value, Array) else repr(value).encode()
+            sizes[name] += len(data)
+            digest.update(json.dumps([name, key, len(data)]).encode() + data)
+    return {"sent": sizes, "sha256": digest.hexdigest()}
+
+
+def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield each line's hash, its content, and what is wrong with it ("" for nothing)."""
+    before = START
+    with path.open("rb") as log:
+        for number, line in enumerate(log, 1):
+            whole = line.endswith(b"\n")
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = {}
+            wrong = "is not whole" if not whole or not entry else ""
+            if entry and entry.get("before") != before:
+                wrong = "does not follow the line before it: one was changed, moved or removed"
+            before = hash_of(line.rstrip(b"\n"))
+            yield before, entry, f"line {number} {wrong}" if wrong else ""

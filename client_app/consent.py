@@ -1,0 +1,124 @@
+"""What a site's operator has approved. For a run that is not approved nothing of the data is read.
+
+``state-dir/studies/ID.json`` has a request and the decision about it; the first message of an unknown run makes it.
+A decision is looked up at every message, so a denial acts at once. It holds for the settings and the code that the
+operator was shown: other settings are another study, and after an upgrade of the code the site asks again.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.files import locked, replacing
+from protofl_common.config.options import Scalar
+from protofl_common.experiment.study import SHORT, UNSIGNED, Study, in_text
+from protofl_common.wire.records import WAITING
+from protofl_common.wire.schema import RefusedMessage
+
+CODE = code_version()  # of this process: a site forks from one that has imported everything
+FOLDER, KEY_FILE = "studies", "site.key"
+APPROVED, DENIED = "approved", "denied"
+MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill the disk with more
+
+
+@dataclass(frozen=True)
+class Request:
+    """The content of a file."""
+
+    settings: dict[str, Scalar]  # all that the study's id stands for, and the signature
+    asked: str  # when, first
+    code: str  # the version of the code that the operator decides about
+    decision: str = ""  # `APPROVED`, `DENIED`, or "" while it waits
+    decided: str = ""  # when
+    by: str = ""  # the user of the machine who decided
+    until: str = ""  # the last day of the approval; "": the study's own end
+    runs: int = 0  # as many runs are approved; 0: as many as the study has
+    run_ids: list[int] = field(default_factory=list)  # the Flower runs so far
+
+    @property
+    def study(self) -> Study:
+        return Study.of(self.settings)
+
+    @property
+    def most_runs(self) -> int:
+        """How many runs may take place; 0: any number."""
+        return min(filter(None, (self.runs, self.study.runs)), default=0)
+
+
+def check_consent(config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, approves: bool) -> Study:
+    """Return the study of a run in which this site may take part now; RefusedMessage where it may not."""
+    study = Study.of(config)
+    if study.is_over:
+        raise RefusedMessage(f"{study} ended on {study.until}")
+    if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
+        raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
+    if approves:
+        _check_approved(config, study, run_id, folder, name)
+    return study
+
+
+def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, folder: Path, name: str) -> None:
+    path = folder / FOLDER / f"{study.id}.json"
+    request = read(path) if path.exists() else None
+    if request is None or (request.decision == APPROVED and request.code != CODE):
+        request = _ask(path, config, request)
+    if request.decision == DENIED:
+        raise RefusedMessage(f"denied at {name}: {study}")
+    if not request.decision:
+        raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id[:SHORT]}")
+    if request.until and date.today() > date.fromisoformat(request.until):
+        raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
+    if run_id not in request.run_ids:
+        with locked(path):
+            request = read(path)
+            if request.most_runs and len({*request.run_ids, run_id}) > request.most_runs:
+                raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
+            write(path, replace(request, run_ids=sorted({*request.run_ids, run_id})))
+
+
+def _ask(path: Path, config: Mapping[str, Scalar], earlier: Request | None) -> Request:
+    """Write a request, a new one or one after an upgrade, for the operator to decide; it keeps the runs so far."""
+    if sum(not request.decision for _, request in requests(path.parents[1])) >= MOST_REQUESTS:
+        raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
+    settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    request = Request(settings, now, CODE, run_ids=earlier.run_ids if earlier else [])
+    with locked(path):
+        write(path, request)
+    return request
+
+
+def requests(folder: Path) -> Iterator[tuple[Path, Request]]:
+    """Yield the files of all requests at a site, the newest last."""
+    listed = [(path, read(path)) for path in (folder / FOLDER).glob("*.json")]
+    yield from sorted(listed, key=lambda pair: pair[1].asked)
+
+
+def read(path: Path) -> Request:
+    """Read a request; RefusedMessage where it cannot be read, or stands for other settings than its name says."""
+    with suppress(ValueError, TypeError):
+        request = Request(**json.loads(path.read_text(encoding="utf-8")))
+        if request.study.id == path.stem:
+            return request
+    raise RefusedMessage("this site's file of the request cannot be read; its operator removes it")
+
+
+def write(path: Path, request: Request) -> None:
+    with replacing(path, private=True) as beside:
+        beside.write_text(json.dumps(asdict(request), indent=1), encoding="utf-8")
+
+
+def site_key(folder: Path) -> Ed25519PrivateKey:
+    """Return the site's own key; it is made when it is asked for first."""
+    path = folder / KEY_FILE
+    with locked(path):
+        if not path.exists():
+            with replacing(path, private=True) as beside:
+                beside.write_text(Ed25519PrivateKey.generate().private_bytes_raw().hex(), encoding="utf-8")
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))

@@ -1,0 +1,124 @@
+"""A study: a run's settings that somebody has signed, with the sites that may take part, an end and a purpose.
+
+It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id is a digest of all
+settings, defaults included, but for the names of a run and its folder. Whoever changes one setting asks for another
+study. A run that names no study has an id, too, so that a site's operator can approve it.
+
+Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
+"""
+
+import hashlib
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from protofl_common.basics.text import is_site_name, names_in, printable
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import StudySettings, keys_that_change
+
+UNSIGNED = keys_that_change("name") | {"study-signature"}
+SHORT = 12  # digits of an id for people
+_KEY = re.compile(r"[\w-]{43}")
+
+
+@dataclass(frozen=True)
+class Study:
+    id: str  # 32 hexadecimal digits
+    name: str  # "" for a run without a study
+    by: str  # Who signed: ``NAME:KEY``
+    sites: dict[str, str]  # Site -> its public key; {} where the study names none
+    until: str  # its last day, ``2027-06-30``, or ""
+    runs: int  # how many Flower runs it may have; 0: any number
+    purpose: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Scalar]) -> "Study":
+        """Read the study of a run's settings, defaults included; SettingsError where the signature is not theirs."""
+        name, by = str(config["study"]), str(config["study-by"])
+        if name and not verified(config):
+            raise SettingsError(f"study-signature: not {by}'s signature of these settings; sign the study again")
+        sites = keys_of_sites(str(config["study-sites"]))
+        until, purpose = str(config["study-until"]), printable(str(config["study-purpose"]))
+        return cls(id_of(config), name, by, sites, until, int(config["study-runs"]), purpose)
+
+    def __str__(self) -> str:
+        return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id[:SHORT]})"
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.until) and date.today() > date.fromisoformat(self.until)
+
+
+def signed_part(config: Mapping[str, Scalar]) -> bytes:
+    return json.dumps({key: config[key] for key in sorted(config.keys() - UNSIGNED)}).encode()
+
+
+def id_of(config: Mapping[str, Scalar]) -> str:
+    return hashlib.sha256(signed_part(config)).hexdigest()[:32]
+
+
+def keys_of_sites(text: str) -> dict[str, str]:
+    """``"north:KEY, south:KEY"`` -> the key of each site."""
+    return {name: key for name, _, key in (entry.partition(":") for entry in names_in(text))}
+
+
+def in_text(key: Ed25519PublicKey) -> str:
+    return urlsafe_b64encode(key.public_bytes_raw()).decode().rstrip("=")
+
+
+def is_signed(key: str, signature: bytes, about: bytes) -> bool:
+    """Return whether the owner of the public ``key`` has signed these bytes."""
+    try:
+        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(signature, about)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def verified(config: Mapping[str, Scalar]) -> bool:
+    try:
+        signature = bytes.fromhex(str(config["study-signature"]))
+    except ValueError:
+        return False
+    return is_signed(str(config["study-by"]).rpartition(":")[2], signature, signed_part(config))
+
+
+def about_site(name: str, run_id: int, purpose: str) -> bytes:
+    """Return what a site signs with its key, for one Flower run: that it introduces itself, or its keys for a sum."""
+    return f"protofl {purpose} of {name} in run {run_id}".encode()
+
+
+def is_from_site(sites: Mapping[str, str], name: str, run_id: int, purpose: str, signature: bytes) -> bool:
+    """Return whether the site has signed that with its key in the study; True where no site is named."""
+    return not sites or is_signed(sites.get(name, ""), signature, about_site(name, run_id, purpose))
+
+
+def problems(study: StudySettings) -> Iterator[str]:
+    """A line for each setting of a study that is none."""
+    if not study.study:
+        for key in ("study-sites", "study-until", "study-by", "study-signature"):
+            if value := getattr(study, key.replace("-", "_")):
+                yield f"{key} = {value!r}: only with a study; name it with the setting study"
+        return
+    if not is_site_name(study.study):
+        yield f"study = {study.study!r}: must be made of ASCII letters, digits, '.', '_' and '-'"
+    if not study.study_by or not study.study_signature:
+        yield f"study = {study.study!r}: not signed; protofl study sign FILE --key ~/.ssh/id_ed25519"
+    for key, value in (("study-sites", study.study_sites), ("study-by", study.study_by)):
+        for entry in names_in(value):
+            name, _, public = entry.partition(":")
+            if not is_site_name(name) or not _KEY.fullmatch(public):
+                yield f"{key}: {entry!r} must be NAME:KEY; `protofl site key` prints a site's"
+    names = [entry.partition(":")[0] for entry in names_in(study.study_sites)]
+    if len(names) != len(set(names)):
+        yield "study-sites: names a site twice"
+    try:
+        date.fromisoformat(study.study_until or "2000-01-01")
+    except ValueError:
+        yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"

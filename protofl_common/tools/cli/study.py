@@ -1,0 +1,70 @@
+"""A study: a file of run settings that you sign, so that sites know who asks for what, with whom, and until when.
+
+  protofl study sign study.toml --key ~/.ssh/id_ed25519 --by jane     write the signature into the file
+  protofl study show study.toml                                       what the sites' operators will read
+
+The file is TOML with settings of a run; study = "heart-2027" gives it a name, study-sites the sites with their keys,
+study-until, study-runs and study-purpose its limits. flwr run . --run-config study.toml starts a run of it.
+"""
+
+import argparse
+import re
+from getpass import getpass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from protofl_common.basics.files import write_text
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.experiment.study import in_text, signed_part
+from protofl_common.tools.cli.arguments import read_recipe
+
+_SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("sign", "show"))
+    parser.add_argument("file", type=Path, help="a TOML file of run settings")
+    parser.add_argument("--key", type=Path, help="sign: your private SSH key, of type ed25519")
+    parser.add_argument("--by", help="sign: your name")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    if arguments.action == "sign":
+        sign(arguments.file, arguments.key, arguments.by or "")
+    from protofl_common.tools.site.approvals import described
+
+    settings = Settings.from_run_config(default_run_config() | read_recipe(str(arguments.file)).settings)
+    print(*described(settings), sep="\n")
+    return 0
+
+
+def _private_key(file: Path) -> Ed25519PrivateKey:
+    """Read an SSH key; a passphrase is asked for where it has one. SettingsError for what is no key of type ed25519."""
+    content = file.expanduser().read_bytes()
+    try:
+        try:
+            key = load_ssh_private_key(content, password=None)
+        except TypeError:
+            key = load_ssh_private_key(content, getpass(f"passphrase of {file}: ").encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SettingsError(f"--key {file}: {error}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SettingsError(f"--key {file}: not of type ed25519; make one with ssh-keygen -t ed25519")
+    return key
+
+
+def sign(file: Path, key_file: Path | None, by: str) -> None:
+    """Write who signs, and the signature, into the file, at its top; an earlier signature goes."""
+    if key_file is None or not by:
+        raise SettingsError("study sign: give --key, a private SSH key of type ed25519, and --by, your name")
+    key = _private_key(key_file)
+    signer = f"{by}:{in_text(key.public_key())}"
+    text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
+    unsigned = default_run_config() | read_recipe(str(file)).settings | {"study-by": signer}
+    signature = key.sign(signed_part(unsigned)).hex()
+    Settings.from_run_config(unsigned | {"study-signature": signature})
+    write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{text}')

@@ -1,0 +1,428 @@
+"""Studies: who may take part, which runs an operator has approved, and what the audit log proves."""
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization as form
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+import server_app.protections.secure_sum as server_secagg
+from client_app import audit, consent
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import NodeConfig
+from protofl_common.experiment.settings import digest_of
+from protofl_common.experiment.study import Study
+from protofl_common.privacy.masks import PUBLIC
+from protofl_common.tools.cli import main
+from protofl_common.wire.records import SECAGG, pack_settings
+from server_app.network.membership import FederationError
+from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.sites import JANE, NAMES, Three, named, signed
+
+OWN = {"partition": "own", "image_size": 8, "num_clients": 3, "train_samples": 0, "models": "cnn4", "rounds": 1}
+OPENED: list[str] = []
+"""Paths that this process has opened, by Python's own audit events; tests empty it."""
+sys.addaudithook(lambda event, details: OPENED.append(str(details[0])) if event == "open" else None)
+TODAY = date.today()
+
+
+class Hospitals(Three):
+    """Three sites whose operators approve each run, and settings of runs that wait a second for them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.nodes = {number: node | {"approve": True} for number, node in self.nodes.items()}
+
+    def config(self, **settings: Any) -> dict[str, Any]:
+        return run_config(self.folder, **OWN | {"join_timeout": 1.0} | settings)
+
+    def state(self, site: str) -> Path:
+        return self.folder / site / "state"
+
+    def keys(self, *sites: str) -> str:
+        return named(**{site: self.state(site) for site in sites})
+
+    def operator(self, site: str, *words: str) -> int:
+        (node,) = (node for node in self.nodes.values() if node["site-name"] == site)
+        return main(["site", *words, "--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in node.items())])
+
+    def decide(self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)) -> None:
+        for site in sites or NAMES:
+            assert self.operator(site, words[0], Study.of(config).id[:12], *words[1:]) == 0
+
+    def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
+        """The reason why a site does not introduce itself, or ""."""
+        grid = LocalGrid(config, self.nodes, run_id=run_id)
+        content = RecordDict({**pack_settings(digest_of(config))})
+        grid.push_messages([Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")])
+        reply = grid.log[0][1]
+        return str(reply.error.reason) if reply.has_error() else ""
+
+
+def images_opened() -> int:
+    return sum(path.endswith(".png") for path in OPENED)
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Hospitals:
+    return Hospitals(tmp_path)
+
+
+# -- consent ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = hospitals.config()
+    OPENED.clear()
+    with pytest.raises(FederationError) as refusal:
+        run_federation(config, nodes=hospitals.nodes)
+    assert images_opened() == 0
+    assert any("/studies/" in path for path in OPENED)
+    for site in NAMES:
+        waits = f"waiting for approval at {site}: a run without a study ({Study.of(config).id[:12]})"
+        assert waits in str(refusal.value)
+    capsys.readouterr()
+    assert hospitals.operator("north", "requests") == 0
+    shown = capsys.readouterr().out
+    for line in ("WAITS since", "nobody has signed it", "with       any sites", "protected  by nothing"):
+        assert line in shown
+    assert "leaves     FedProto: in each round " in shown
+    hospitals.decide(config)
+    outcome = run_federation(config, nodes=hospitals.nodes, run_id=2)
+    assert images_opened() >= 24
+    assert set(outcome.summary["clients"]) == set(NAMES)
+
+
+def test_the_server_asks_again_until_an_operator_has_approved(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("server_app.network.membership.APPROVAL_EVERY", 0.2)
+    config = hospitals.config(join_timeout=60.0)
+    questions: list[float] = []
+
+    def operators(message: Message, reply: Message) -> Message:
+        questions.append(time.monotonic())
+        if len(questions) == 6:
+            hospitals.decide(config)
+        return reply
+
+    outcome = run_federation(config, nodes=hospitals.nodes, tamper=operators)
+    assert set(outcome.summary["clients"]) == set(NAMES)
+    assert capsys.readouterr().out.count("waiting for approval at north") == 1
+
+
+def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
+    config = hospitals.config(rounds=4)
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config)
+
+    def south_denies(message: Message, reply: Message) -> Message:
+        if (message.metadata.group_id, message.metadata.dst_node_id) == ("2", 3):
+            hospitals.decide(config, "south", words=("deny",))
+        return reply
+
+    outcome = run_federation(config, nodes=hospitals.nodes, tamper=south_denies)
+    reasons = [row["failed"].get("south", "") for row in outcome.rows]
+    denied = f"denied at south: a run without a study ({Study.of(config).id[:12]})"
+    assert reasons == ["", "", denied, denied, denied]
+    assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
+
+
+def test_another_setting_and_another_code_are_asked_for_anew(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = hospitals.config()
+    assert "waiting for approval" in hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+    assert hospitals.answer("north", config | {"run-name": "another", "resume": True}) == ""
+    assert "waiting for approval" in hospitals.answer("north", config | {"lr": 0.02})
+    assert "waiting for approval" in hospitals.answer("north", config | {"metrics": "auc"})
+    monkeypatch.setattr(consent, "CODE", "upgraded")
+    assert "waiting for approval" in hospitals.answer("north", config)
+    monkeypatch.setattr("protofl_common.tools.site.approvals.CODE", "upgraded")
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+
+
+def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsys: pytest.CaptureFixture[str]) -> None:
+    config = hospitals.config()
+    hospitals.answer("north", config)
+    assert hospitals.operator("north", "approve", "0" * 12) == 1
+    assert f"no such request; choose from {Study.of(config).id[:12]}" in capsys.readouterr().err
+    yesterday = str(TODAY - timedelta(days=1))
+    assert hospitals.operator("north", "approve", Study.of(config).id, "--until", yesterday) == 1
+    hospitals.decide(config, "north", words=("approve", "--runs", "2", "--until", str(TODAY)))
+    assert [hospitals.answer("north", config, run_id) for run_id in (1, 2, 1)] == ["", "", ""]
+    assert "north takes part in 2 runs of a run without a study" in hospitals.answer("north", config, 3)
+    path = hospitals.state("north") / "studies" / f"{Study.of(config).id}.json"
+    consent.write(path, replace(consent.read(path), until=yesterday))
+    assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 1)
+
+
+def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
+    config = hospitals.config()
+    hospitals.answer("north", config)
+    path = hospitals.state("north") / "studies" / f"{Study.of(config).id}.json"
+    hospitals.nodes[2]["max-rounds"] = 1
+    other = hospitals.config(rounds=2)
+    assert "this site takes at most 1" in hospitals.answer("north", other)
+    hospitals.decide(config, "north")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"settings": content["settings"] | {"lr": 1.0}}))
+    assert "file of the request cannot be read" in hospitals.answer("north", config)
+
+
+def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
+    for seed in (1, 2):
+        assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
+    assert "2 requests of other runs wait" in hospitals.answer("north", hospitals.config(seed=3))
+    assert len([*(hospitals.state("north") / "studies").glob("*.json")]) == 2
+
+
+def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
+    own = {"site-name": "north", "data-dir": "scans", "dataset": "image-folder"}
+    share = {"site-name": "north", "partition-id": 0, "num-partitions": 3}
+    assert NodeConfig.of(own).approves
+    assert not NodeConfig.of(own | {"approve": False}).approves
+    assert not NodeConfig.of(share).approves
+    assert NodeConfig.of(share | {"approve": True}).approves
+    with pytest.raises(SettingsError, match="approve = 1 must be true or false"):
+        NodeConfig.of(own | {"approve": 1})
+
+
+# -- a study ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals) -> None:
+    """Each operator has approved it, and yet south is not in it."""
+    config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
+    for site in ("east", "north"):
+        hospitals.answer(site, config)
+    hospitals.decide(config, "east", "north")
+    OPENED.clear()
+    outcome = run_federation(config, nodes=hospitals.nodes)
+    assert set(outcome.summary["clients"]) == {"east", "north"}
+    assert not [path for path in OPENED if "/south/data" in path]
+    assert images_opened() > 0
+    assert "does not name south" in hospitals.answer("south", config)
+
+
+def test_settings_that_the_signature_does_not_cover_are_refused_on_both_sides(hospitals: Hospitals) -> None:
+    config = signed(hospitals.config())
+    for change in ({"lr": 0.5}, {"study-runs": 9}, {"study-signature": "00" * 64}, {"study-signature": "no hex"}):
+        with pytest.raises(SettingsError, match="study-signature: not jane:"):
+            run_federation(config | change, nodes=hospitals.nodes)
+        assert "study-signature: not jane:" in hospitals.answer("north", config | change)
+
+
+def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
+    config = signed(hospitals.config(), until=str(TODAY - timedelta(days=1)))
+    with pytest.raises(SettingsError, match="the study is over"):
+        run_federation(config, nodes=hospitals.nodes)
+    assert "ended on" in hospitals.answer("north", config)
+    assert "waiting for approval" in hospitals.answer("north", signed(hospitals.config(), until=str(TODAY)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"study-sites": "north:x"}, "study-sites: 'north:x' must be NAME:KEY"),
+        ({"study-until": "soon"}, "study-until = 'soon': must be a day"),
+        ({"study": "a/b"}, "study = 'a/b': must be made of"),
+        ({"study-by": "jane"}, "study-by: 'jane' must be NAME:KEY"),
+        ({"study": ""}, "only with a study"),
+        ({"study-signature": ""}, "not signed; protofl study sign"),
+    ],
+)
+def test_a_study_that_is_none_is_refused_by_key_and_value(
+    wrong: dict[str, str], text: str, hospitals: Hospitals
+) -> None:
+    with pytest.raises(SettingsError, match=text):
+        run_federation(signed(hospitals.config()) | wrong, nodes=hospitals.nodes)
+
+
+def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own SuperNode refuses; a thief with code of its own sends the site's introduction, signed as it can."""
+    config = signed(hospitals.config(), sites=hospitals.keys(*NAMES))
+    nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
+    thief = {9: nodes[2] | {"state-dir": str(hospitals.folder / "thief")}}
+    with pytest.raises(FederationError, match="does not name north, or names another key of it"):
+        run_federation(config, nodes=thief)
+    cards: list[ConfigRecord] = []
+
+    def forged(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            if message.metadata.dst_node_id == 2:
+                cards.append(reply.content.config_records["site"])
+            if message.metadata.dst_node_id == 9:
+                card = ConfigRecord({**cards[0], "signature": JANE.sign(b"north").hex()})
+                return Message(RecordDict({"site": card}), reply_to=message)
+        return reply
+
+    outcome = run_federation(config | {"run-name": "second"}, nodes=nodes | thief, tamper=forged)
+    assert "north: not signed by a site of the study" in capsys.readouterr().out
+    assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("server", ["honest", "hostile"])
+def test_a_sum_is_with_the_sites_of_the_study_only(
+    server: str, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
+    if server == "hostile":
+        monkeypatch.setattr(server_secagg, "is_from_site", lambda *facts: True)
+    sites = hospitals.keys(*NAMES)
+    config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=sites)
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config)
+    assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
+
+    def invented(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.advertise" and message.metadata.dst_node_id == 2:
+            true = reply.content.config_records[SECAGG]["north"]
+            assert isinstance(true, bytes)
+            reply.content.config_records[SECAGG]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
+        return reply
+
+    with pytest.raises(FederationError):
+        run_federation(config | {"run-name": "false"}, nodes=hospitals.nodes, tamper=invented, run_id=6)
+    rows = [json.loads(line) for line in (hospitals.folder / "runs/false/metrics.jsonl").read_text().splitlines()]
+    assert all(row["void"] for row in rows)
+    if server == "hostile":
+        lie = "share: keys of north for a sum, which the key that the study names has not signed"
+        assert {rows[0]["failed"][site] for site in ("east", "south")} == {lie}
+    else:
+        assert "not signed with the site's key" in rows[0]["refused"]["north"]
+
+
+def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
+    hospitals: Hospitals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    (tmp_path / "id").write_bytes(key)
+    text = f'study = "heart"\nalgo = "fedtgp"\nrounds = 3\nstudy-sites = "{hospitals.keys(*NAMES)}"\n'
+    (file := tmp_path / "study.toml").write_text(text + 'study-purpose = "which valves leak"\nstudy-runs = 2\n')
+    assert main(["study", "show", str(file)]) == 1
+    assert "not signed" in capsys.readouterr().err
+    for _ in range(2):  # the second signature takes the place of the first
+        assert main(["study", "sign", str(file), "--key", str(tmp_path / "id"), "--by", "jane"]) == 0
+    shown = capsys.readouterr().out
+    for line in ("study heart", "signed by jane:", "which valves leak", "east, north, south", "2 runs of 3 rounds"):
+        assert line in shown
+    assert file.read_text().count("study-signature") == 1
+    file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
+    assert main(["study", "show", str(file)]) == 1
+    assert "study-signature: not jane:" in capsys.readouterr().err
+    assert main(["study", "sign", str(file)]) == 1
+    assert "give --key" in capsys.readouterr().err
+    assert main(["study", "sign", str(file), "--key", str(file), "--by", "jane"]) == 1
+    assert f"--key {file}:" in capsys.readouterr().err
+
+
+# -- the audit log ----------------------------------------------------------------------------------------------------
+
+
+def log_with(folder: Path, lines: int) -> Path:
+    for number in range(lines):
+        audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
+    return folder / audit.FILE
+
+
+def wrong_in(path: Path) -> list[str]:
+    return [problem for _, _, problem in audit.entries(path) if problem]
+
+
+TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
+    "a line deleted": lambda lines: lines[:2] + lines[3:],
+    "two lines swapped": lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
+    "a line edited": lambda lines: [*lines[:2], lines[2].replace('"round": 2', '"round": 9'), *lines[3:]],
+    "the first line deleted": lambda lines: lines[1:],
+    "a line that is no JSON": lambda lines: [*lines[:2], "none\n", *lines[3:]],
+}
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) -> None:
+    path = log_with(tmp_path, 6)
+    assert not wrong_in(path)
+    path.write_text("".join(TAMPERINGS[tampering](path.read_text().splitlines(keepends=True))))
+    assert wrong_in(path)
+
+
+def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = hospitals.config(rounds=2)
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config)
+    outcome = run_federation(config, nodes=hospitals.nodes)
+    heads = [set(row["audit"]) for row in outcome.rows]
+    assert heads == 3 * [set(NAMES)]
+    capsys.readouterr()
+    against = ("--against", str(outcome.folder))
+    assert hospitals.operator("north", "audit", *against) == 0
+    shown = capsys.readouterr().out
+    assert "fedproto train round 2: sent prototypes (" in shown
+    assert "approved by" in shown
+    path = hospitals.state("north") / audit.FILE
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert hospitals.operator("north", "audit") == 0
+    capsys.readouterr()
+    assert hospitals.operator("north", "audit", *against, "--json") == 1
+    (wrong,) = json.loads(capsys.readouterr().out)["wrong"]
+    assert wrong.startswith("round 2: the server has seen a line that the log lacks")
+
+
+def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = log_with(tmp_path, 3)
+    with path.open("a") as log:
+        log.write('{"time": "2026')
+    assert wrong_in(path)
+    audit.append(tmp_path, study="s", decision="approved")
+    assert not wrong_in(path)
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hospitals.config()
+    hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit.os, "fsync", full)
+        reason = hospitals.answer("north", config)
+    assert "AuditError (state-dir): its audit log cannot be written" in reason
+    assert hospitals.answer("north", config) == ""
+
+
+def test_a_log_of_a_hundred_thousand_lines_is_read_line_by_line(tmp_path: Path) -> None:
+    before, path = audit.START, tmp_path / audit.FILE
+    with path.open("wb") as log:
+        for number in range(100_000):
+            line = json.dumps({"study": "s", "round": number, "sent": {"report": 9}, "before": before}).encode()
+            log.write(line + b"\n")
+            before = audit.hash_of(line)
+    assert not wrong_in(path)
+    assert audit.append(tmp_path, study="s") == [head for head, _, _ in audit.entries(path)][-1]
