@@ -26,7 +26,7 @@ from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
 from protofl_common.data.store import cache_root
-from protofl_common.experiment.node import NodeConfig, allow_named, is_site
+from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.experiment.study import Study, about_site
 from protofl_common.models.build import initial_model
@@ -55,7 +55,7 @@ class Client:
                 raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
-        self.name = self.node.name
+        self.name, self.site_folder = self.node.name, site_folder(node)
         self.study = self._study(context) if message else None
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
@@ -67,13 +67,13 @@ class Client:
         """The study that a message is about, None for a simulated client; RefusedMessage where it has no consent."""
         if not self.node.is_site:
             return None
-        return check_consent(context.run_config, self.run_id, self.root, self.name, self.node.approves)
+        return check_consent(context.run_config, self.run_id, self.site_folder, self.name, self.node.approves)
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
         if not self.peers:
             return b""
-        return site_key(self.root).sign(about_site(self.name, self.run_id, purpose))
+        return site_key(self.site_folder).sign(about_site(self.name, self.run_id, purpose))
 
     @property
     def peers(self) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """What a site's operator has approved. For a run that is not approved nothing of the data is read.
 
-``state-dir/studies/ID.json`` has a request and the decision about it; the first message of an unknown run makes it.
-A decision is looked up at every message, so a denial acts at once. It holds for the settings and the code that the
+``state-dir/sites/NAME/studies/ID.json`` has a request, which the first message of an unknown run makes, and the decision.
+It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the
 operator was shown: other settings are another study, and after an upgrade of the code the site asks again.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, replacing
 from protofl_common.config.options import Scalar
-from protofl_common.experiment.study import SHORT, UNSIGNED, Study, in_text
+from protofl_common.experiment.study import SHORT, UNSIGNED, Study, id_of, in_text
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -67,7 +67,7 @@ def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, fol
     path = folder / FOLDER / f"{study.id}.json"
     request = read(path) if path.exists() else None
     if request is None or (request.decision == APPROVED and request.code != CODE):
-        request = _ask(path, config, request)
+        request = ask(folder, config, request.run_ids if request else [])
     if request.decision == DENIED:
         raise RefusedMessage(f"denied at {name}: {study}")
     if not request.decision:
@@ -82,14 +82,14 @@ def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, fol
             write(path, replace(request, run_ids=sorted({*request.run_ids, run_id})))
 
 
-def _ask(path: Path, config: Mapping[str, Scalar], earlier: Request | None) -> Request:
-    """Write a request, a new one or one after an upgrade, for the operator to decide; it keeps the runs so far."""
-    if sum(not request.decision for _, request in requests(path.parents[1])) >= MOST_REQUESTS:
+def ask(folder: Path, config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
+    """Write a request, a new one or one after an upgrade, for the operator to decide; ``run_ids``: the runs so far."""
+    if sum(not request.decision for _, request in requests(folder)) >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
     settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    request = Request(settings, now, CODE, run_ids=earlier.run_ids if earlier else [])
-    with locked(path):
+    request = Request(settings, now, CODE, run_ids=[*run_ids])
+    with locked(path := folder / FOLDER / f"{id_of(settings)}.json"):
         write(path, request)
     return request
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.basics.text import is_site_name, names_in
+from protofl_common.basics.text import as_file_name, is_site_name, names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
@@ -121,8 +121,8 @@ class NodeConfig:
 
 
 def site_folder(node: Mapping[str, Scalar]) -> Path:
-    """Return the folder of what never leaves a site, by its node config alone."""
-    return Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"]))
+    """Return the folder of a site's key, approvals and audit log; several sites may share a ``state-dir``."""
+    return Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"])) / "sites" / as_file_name(site_name(node))
 
 
 def site_name(node: Mapping[str, object]) -> str:

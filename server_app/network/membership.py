@@ -116,10 +116,11 @@ class Federation:
         ready, wanted = len(self.cards), self._wanted()
         if ready and not wanted:
             raise FederationError(self._too_few())
-        final = {node: why for node, why in self.problems.items() if WAITING not in why}
-        problems = {node: why for node, why in final.items() if node in self.online}
+        problems = {node: why for node, why in self.problems.items() if node in self.online}
         if wanted and ready >= wanted:
             return True
+        if self.named or any(WAITING in why for why in problems.values()):
+            return False  # others may yet come, whoever cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
             return False
         if not 0 < self._least() <= ready:

@@ -492,7 +492,7 @@ def test_a_server_leads_no_site_to_other_folders_or_runs(
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
     reply = answer(node, config, Message(content, 7, MessageType.TRAIN, group_id="1"))
     assert reply.error.reason.startswith("round.")
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and "audit.jsonl" not in path.name] == [old]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts] == [old]
 
 
 def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:

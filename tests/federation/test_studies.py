@@ -48,8 +48,11 @@ class Hospitals(Three):
     def state(self, site: str) -> Path:
         return self.folder / site / "state"
 
+    def consent(self, site: str) -> Path:
+        return self.state(site) / "sites" / site
+
     def keys(self, *sites: str) -> str:
-        return named(**{site: self.state(site) for site in sites})
+        return named(**{site: self.consent(site) for site in sites})
 
     def operator(self, site: str, *words: str) -> int:
         (node,) = (node for node in self.nodes.values() if node["site-name"] == site)
@@ -88,7 +91,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     with pytest.raises(FederationError) as refusal:
         run_federation(config, nodes=hospitals.nodes)
     assert images_opened() == 0
-    assert any("/studies/" in path for path in OPENED)
+    assert any("/north/studies/" in path for path in OPENED)
     for site in NAMES:
         waits = f"waiting for approval at {site}: a run without a study ({Study.of(config).id[:12]})"
         assert waits in str(refusal.value)
@@ -167,7 +170,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
     hospitals.decide(config, "north", words=("approve", "--runs", "2", "--until", str(TODAY)))
     assert [hospitals.answer("north", config, run_id) for run_id in (1, 2, 1)] == ["", "", ""]
     assert "north takes part in 2 runs of a run without a study" in hospitals.answer("north", config, 3)
-    path = hospitals.state("north") / "studies" / f"{Study.of(config).id}.json"
+    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
     assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 1)
 
@@ -175,7 +178,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
     config = hospitals.config()
     hospitals.answer("north", config)
-    path = hospitals.state("north") / "studies" / f"{Study.of(config).id}.json"
+    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     hospitals.nodes[2]["max-rounds"] = 1
     other = hospitals.config(rounds=2)
     assert "this site takes at most 1" in hospitals.answer("north", other)
@@ -190,7 +193,7 @@ def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: pytest.M
     for seed in (1, 2):
         assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
     assert "2 requests of other runs wait" in hospitals.answer("north", hospitals.config(seed=3))
-    assert len([*(hospitals.state("north") / "studies").glob("*.json")]) == 2
+    assert len([*(hospitals.consent("north") / "studies").glob("*.json")]) == 2
 
 
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
@@ -382,7 +385,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     shown = capsys.readouterr().out
     assert "fedproto train round 2: sent prototypes (" in shown
     assert "approved by" in shown
-    path = hospitals.state("north") / audit.FILE
+    path = hospitals.consent("north") / audit.FILE
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert hospitals.operator("north", "audit") == 0
     capsys.readouterr()

@@ -50,6 +50,7 @@ SITE = {
     "found": int,
     "validation_samples": int,
     "real": bool,
+    "signature": str,
 }
 
 STATISTICS: dict[str, tuple[str, ...]] = {"none": (), "summary": ("counts",)}

@@ -93,7 +93,7 @@ def supernode(
     cwd: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     command = [*program, "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
     command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
     with process(command, environment(folder / "home"), folder / "supernode.log", cwd) as started:

@@ -1,4 +1,4 @@
-"""Sites with every key of the node config and both demands start, take part in a run that meets them, are cleared."""
+"""Sites with every key of the node config and both demands, in a study that their operators approve while it waits."""
 
 import json
 from contextlib import ExitStack
@@ -9,11 +9,11 @@ import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.processes import BIN, environment, output_of, superlink, supernode
+from tests.support.operators import PROTOFL, done, operators, study
+from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
 SITES = ("east", "north", "south")
-PROTOFL = str(BIN / "protofl")
 
 
 def facts(folder: Path, site: str) -> str:
@@ -24,13 +24,13 @@ def facts(folder: Path, site: str) -> str:
     said = f'site-name="{site}" data-dir="{data}" dataset="arrays" classes="sick,well" domain="ward" image-size=0'
     said += ' text-length=64 test-from="split" train-fraction=0.8 validation-fraction=0.1 arch="mlp-1" device="cpu"'
     said += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}" statistics=false'
-    said += ' allow-download=false allow-backbones="" allow-python="" allow-algorithms="fedproto,fedavg"'
+    said += ' approve=true allow-download=false allow-backbones="" allow-python="" allow-algorithms="fedproto,fedavg"'
     said += " max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256 max-image-size=64 min-class-samples=5"
     said += ' allow-arch="" columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"'
     return said + ' require-secagg=true require-dp="epsilon<=8 delta<=1e-4"'
 
 
-def test_sites_with_all_keys_and_both_demands_complete_a_run(tmp_path: Path) -> None:
+def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
     """They are started in folders with modules of the same names as the project's: no line of these runs."""
     nodes = {site: facts(tmp_path, site) for site in SITES}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
@@ -42,27 +42,38 @@ def test_sites_with_all_keys_and_both_demands_complete_a_run(tmp_path: Path) -> 
     for module in ("protofl_common", "client_app"):
         (strange / module).mkdir(parents=True)
         (strange / module / "__init__.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
-    settings = (
-        'algo="fedproto" partition="own" models="mlp-1" rounds=1 local-epochs=1 batch-size=16 threads=1 norm="group"'
+    keys = {site: done(tmp_path, "key", "--node-config", node).strip() for site, node in nodes.items()}
+    strict = study(
+        tmp_path,
+        "strict",
+        keys,
+        """secagg = true
+dp = "sample"
+dp-epsilon = 8.0
+dp-delta = 1e-4
+train-samples = 7
+train-fraction = 0.5""",
     )
-    settings += ' num-clients=3 eval-batch-size=64 secagg=true dp="sample" dp-epsilon=8.0 dp-delta=1e-4'
-    settings += f' train-samples=7 train-fraction=0.5 seed=9 run-name="strict" out-dir="{tmp_path / "runs"}"'
     with ExitStack() as running:
         link = running.enter_context(superlink(tmp_path))
         for site, node in nodes.items():
             running.enter_context(supernode(link, tmp_path / site, node, (PROTOFL, "site", "run"), cwd=strange))
-        output, status = link.run("--run-config", settings)
+        running.enter_context(operators(tmp_path, nodes))
+        output, status = link.run("--run-config", str(strict))
+        assert status == "finished:completed", output
         logs = "\n".join((tmp_path / site / "supernode.log").read_text() for site in SITES)
-    assert status == "finished:completed", output + logs
     summary = json.loads((tmp_path / "runs/strict/summary.json").read_text())
     assert set(summary["clients"]) == set(SITES)
-    assert {one["domain"] for one in summary["clients"].values()} == {"ward"}
+    assert {client["domain"] for client in summary["clients"].values()} == {"ward"}
     assert sum(summary["trouble"].values()) == 0, output + logs
     assert not list(tmp_path.rglob("was-here"))
     assert logs.count("the run's seed, train-samples, train-fraction, validation-fraction do not act on that") == 3
     for site in SITES:
         (ledger,) = (tmp_path / site / "state/privacy").glob("*.json")
         assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
+        checked = done(tmp_path, "audit", "--against", str(tmp_path / "runs/strict"), "--node-config", nodes[site])
+        assert "approved by" in checked
+        assert "each follows the one before it" in checked
         assert "strict" in done(tmp_path, "status", "--node-config", nodes[site])
         assert "removed strict" in done(tmp_path, "purge", "strict", "caches/", "--node-config", nodes[site])
         assert not list((tmp_path / site).rglob("*.safetensors"))
@@ -72,8 +83,3 @@ def test_sites_with_all_keys_and_both_demands_complete_a_run(tmp_path: Path) -> 
     checked = done(tmp_path, "check", *fitting.split(), "--node-config", nodes["north"])
     assert "WRONG" not in checked
     assert "12 test samples, 2 classes: sick, well" in checked
-
-
-def done(folder: Path, *words: str) -> str:
-    """The output of ``protofl site`` with these words."""
-    return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)

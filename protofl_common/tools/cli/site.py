@@ -6,7 +6,8 @@
   protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
   protofl site key --node-config '…'                                NAME:KEY, by which a study names this site
   protofl site requests --node-config '…'                           which runs ask for this site's data, and what for
-  protofl site approve ID --node-config '…' [--until DAY] [--runs N]    let a run take part; deny ID: refuse it, at once
+  protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]     let runs of these settings take part
+  protofl site deny ID|FILE.toml --node-config '…'                  refuse them, from the next message on
   protofl site audit --node-config '…' [--since DAY] [--against RUN]    what was answered, checked line by line
 
 With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
@@ -28,7 +29,7 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    words = "check: settings of a run; purge: runs, or caches/; approve, deny: the first digits of a request's id"
+    words = "check: settings of a run; purge: runs, or caches/; approve, deny: a request's id, or a run's file"
     parser.add_argument("words", nargs="*", help=words)
     parser.add_argument("--until", type=_day, default="", metavar="DAY", help="approve: the last day, as 2027-06-30")
     parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
@@ -125,7 +126,8 @@ def decide(arguments: argparse.Namespace) -> int:
 
     decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
     if len(arguments.words) != 1:
-        raise SettingsError(f"site {arguments.action}: give the first digits of one id; protofl site requests shows it")
+        one = "give one id, which protofl site requests shows, or one file of settings"
+        raise SettingsError(f"site {arguments.action}: {one}")
     print(decide(arguments.node, arguments.words[0], decision, arguments.until, arguments.runs))
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app import audit
-from client_app.consent import APPROVED, CODE, Request, read, requests, write
+from client_app.consent import APPROVED, CODE, FOLDER, Request, ask, read, requests, write
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import Scalar, SettingsError
@@ -18,6 +18,7 @@ from protofl_common.experiment.plugins import algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.experiment.study import SHORT, Study
 from protofl_common.runs.folder import RunFolder
+from protofl_common.tools.cli.arguments import read_recipe
 
 
 def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
@@ -58,11 +59,16 @@ def described(settings: Settings) -> Iterator[str]:
 
 
 def decide(node: Mapping[str, Scalar], digits: str, decision: str, until: str = "", runs: int = 0) -> str:
-    """Approve or deny a request, named by the first digits of its id; return a line that says so.
+    """Approve or deny a run, by the first digits of its id or by its file of settings; return a line that says so.
 
     SettingsError for digits of none or of several, and for an approval of settings that the site would refuse anyway.
     """
     folder, name = site_folder(node), site_name(node)
+    if digits.endswith(".toml"):
+        settings = default_run_config() | read_recipe(digits).settings
+        digits = Study.of(Settings.from_run_config(settings).given).id
+        if not (folder / FOLDER / f"{digits}.json").exists():
+            ask(folder, settings)
     named = [path for path, _ in requests(folder) if digits and path.stem.startswith(digits)]
     if len(named) != 1:
         choices = ", ".join(path.stem[:SHORT] for path, _ in requests(folder)) or "none: nobody has asked"
