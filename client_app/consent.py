@@ -1,6 +1,6 @@
 """What a site's operator has approved. For a run that is not approved nothing of the data is read.
 
-``state-dir/sites/NAME/studies/ID.json`` has a request, which the first message of an unknown run makes, and the decision.
+``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the
 operator was shown: other settings are another study, and after an upgrade of the code the site asks again.
 """
