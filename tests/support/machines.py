@@ -18,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.support import ROOT
+from tests.support.operators import approving
 from tests.support.processes import BIN, free_port, process
 
 README = ROOT / "docker" / "README.md"
@@ -57,6 +58,8 @@ class Machines:
         self.superlink, self.door = self._ports()
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
         self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
+        folders = {site: self.checkout(site) / "state" / "sites" / site for site in SITES}
+        running.enter_context(approving(folders, self.approve))
         for machine in self.settings:
             copy_checkout(self.checkout(machine))
 
@@ -153,6 +156,10 @@ class Machines:
         done = self.run(machine, text)
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}\n{self.logs()}"
 
+    def approve(self, site: str, study: str) -> None:
+        """What a site's operator types when a run waits for approval."""
+        self.step(site, f"protofl site approve {study} --node-config north.toml")
+
     def set_up(self) -> None:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
@@ -177,6 +184,7 @@ class Machines:
                 self.serve(site, block.text)
             else:
                 self.step(site, block.text)
+            if "--node " in block.text:
                 self.carry("superlink", site, "ca.crt")
                 self.carry(site, "superlink", f"nodes/{site}.pub")
 

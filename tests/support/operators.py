@@ -1,8 +1,9 @@
 """Operators of sites who approve what waits, and studies that somebody signs, by the commands that people type."""
 
+import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tests.support.processes import BIN, environment, output_of
@@ -11,25 +12,30 @@ PROTOFL = str(BIN / "protofl")
 
 
 @contextmanager
-def operators(folder: Path, nodes: dict[str, str]) -> Iterator[None]:
-    """Each site's operator, who looks at what waits and approves it, until the end."""
+def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
+    """The operators of sites with these folders of approvals, each of whom ``approve``s (site, id) what waits."""
     ended = threading.Event()
 
-    def approve(node: str) -> None:
-        while not ended.wait(1.0):
-            for line in done(folder, "requests", "--node-config", node).splitlines():
-                if "  WAITS since " in line:
-                    done(folder, "approve", line.split()[0], "--node-config", node)
+    def look() -> None:
+        while not ended.wait(0.5):
+            for site, folder in folders.items():
+                for file in (folder / "studies").glob("*.json"):
+                    if not json.loads(file.read_text())["decision"]:
+                        approve(site, file.stem[:12])
 
-    threads = [threading.Thread(target=approve, args=(node,)) for node in nodes.values()]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=look)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
+
+
+def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Those of sites with these node configs, whose state folders are named after them."""
+    folders = {site: folder / site / "state" / "sites" / site for site in nodes}
+    return approving(folders, lambda site, study: done(folder, "approve", study, "--node-config", nodes[site]))
 
 
 def study(folder: Path, name: str, sites: Mapping[str, str], more: str) -> Path:

@@ -48,7 +48,7 @@ class Desk:
             "/data/": f"{folder}/data/",
             'classes="benign,malignant"': 'classes="0,1,2"',
             "flwr run . ": f"flwr run {ROOT} ",
-            "num-clients=2": 'num-clients=2 rounds=1 threads=1 run-name="sites"',
+            "num-clients=2\\n": 'num-clients=2\\nrounds=1\\nthreads=1\\nrun-name="sites"\\n',
         }
         own = {"HOME": str(folder), "TMPDIR": temporary, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
         env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
@@ -123,8 +123,9 @@ def test_separate_machines(desk: Desk) -> None:
     for number, site in enumerate(("north", "south")):
         write_digits(desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)))
     with ExitStack() as running:
+        files, block = commands("Separate machines", "sh")
+        desk.run(files)
         for service in commands("Separate machines", "sh service"):
             desk.serve(service, running)
-        (block,) = commands("Separate machines", "sh")
         output = desk.run(block)
         assert (desk.folder / "runs" / "sites" / "summary.json").exists(), output
