@@ -81,10 +81,10 @@ def _between(text: str, mark: str, lines: Iterable[str]) -> str:
 
 def _what_travels() -> Iterator[str]:
     """The table of all algorithms in ``index.md``: a row of the catalog, and what stays, from its page."""
-    rows = (
-        (f"[`{name}`]({name}.md)", row.paper, in_words(row.exchange.down), in_words(row.exchange.up), _stays(name))
-        for name, row in CATALOG.items()
-    )
+    rows = []
+    for name, row in CATALOG.items():
+        down, up = in_words(row.exchange.down), in_words(row.exchange.up)
+        rows.append((f"[`{name}`]({name}.md)", row.paper, down, "the same" if up == down else up, _stays(name)))
     return _table(("`algo`", "paper", "down", "up", "stays"), rows)
 
 
@@ -140,7 +140,7 @@ def _options(
 
 def _values(kind: type, legal: Any) -> str:
     if legal["choices"] is None:
-        return TYPES[kind] + range_text(legal)
+        return TYPES[kind] + range_text(legal).replace("at least", "≥").replace("at most", "≤").replace("above", ">")
     if len(legal["choices"]) > FEW:
         return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
