@@ -1,4 +1,4 @@
-"""What a site's operator has approved. For a run that is not approved nothing of the data is read.
+"""Ask a site's operator about each run. Before a run is approved, nothing of the data is read for it.
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the

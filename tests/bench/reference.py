@@ -24,7 +24,7 @@ from tests.bench.travels import alternative, drawing, in_words
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-MADE = "<!-- From here on made from the code by `make docs`; not edited by hand. -->"
+MADE = "<!-- Generated below by `make docs`. -->"
 BESIDE, END = "<!-- Made from which.md. -->", "<!-- end -->"
 TRAVELS = "<!-- Made from the code and the algorithms' pages. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
@@ -60,7 +60,7 @@ def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     written = _between(written, BESIDE, _beside_others(row.title))
     yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
-        yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config())
+        yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config(), changes=False)
     else:
         yield "It has no settings of its own."
     yield from ("", f"{row.title}: {row.paper}. {' '.join(_facts(row))}", "")
@@ -81,18 +81,20 @@ def _between(text: str, mark: str, lines: Iterable[str]) -> str:
 
 def _what_travels() -> Iterator[str]:
     """The table of all algorithms in ``index.md``: a row of the catalog, and what stays, from its page."""
-    rows = (
-        (f"[`{name}`]({name}.md)", row.paper, in_words(row.exchange.down), in_words(row.exchange.up), _stays(name))
-        for name, row in CATALOG.items()
-    )
+    rows = []
+    for name, row in CATALOG.items():
+        down, up = in_words(row.exchange.down), in_words(row.exchange.up)
+        rows.append((f"[`{name}`]({name}.md)", row.paper, down, "the same" if up == down else up, _stays(name)))
     return _table(("`algo`", "paper", "down", "up", "stays"), rows)
 
 
 def _beside_others(title: str) -> Iterator[str]:
     """An algorithm's accuracies in ``which.md``, between training alone and FedAvg."""
-    first = re.search(r"(?m)(^\|.*\n)+", _written("which"))  # of its tables
-    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in first[0].splitlines()] if first else []
-    yield from _table(tuple(rows[0]), (tuple(row) for row in rows if row[0] in ("Local", "FedAvg", title)))
+    first = re.search(r"(?m)(^\|.*\n)+", _written("which").partition("<!-- measured -->")[2])
+    final = re.sub(r" \(\d+\.\d\)", "", first[0] if first else "")  # without the accuracies after ten rounds
+    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in final.splitlines()]
+    shown = [row if row[0] == title else [cell.partition(" ±")[0] for cell in row] for row in rows]
+    yield from _table(tuple(rows[0]), (tuple(row) for row in shown if row[0] in ("Local", "FedAvg", title)))
 
 
 def _stays(name: str) -> str:
@@ -123,20 +125,22 @@ def _head(title: str, source: str) -> tuple[str, ...]:
     return (f"# {title}", "", MADE, "", source)
 
 
-def _options(section: type, prefix: str, meanings: dict[str, str], defaults: dict[str, Scalar]) -> Iterator[str]:
+def _options(
+    section: type, prefix: str, meanings: dict[str, str], defaults: dict[str, Scalar], changes: bool = True
+) -> Iterator[str]:
     hints = get_type_hints(section)
     rows = []
     for field in fields(section):
         key = prefix + key_of(field.name)
         value = _values(hints[field.name], field.metadata)
-        affects = field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES)
-        rows.append((f"`{key}`", f"`{_toml(defaults[key])}`", value, affects, _plain(meanings[key])))
-    return _table(("key", "default", "values", "changes", "meaning"), rows)
+        affects = (field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES),) * changes
+        rows.append((f"`{key}`", f"`{_toml(defaults[key])}`", value, *affects, _plain(meanings[key])))
+    return _table(("key", "default", "values", *("changes",) * changes, "meaning"), rows)
 
 
 def _values(kind: type, legal: Any) -> str:
     if legal["choices"] is None:
-        return TYPES[kind] + range_text(legal)
+        return TYPES[kind] + range_text(legal).replace("at least", "≥").replace("at most", "≤").replace("above", ">")
     if len(legal["choices"]) > FEW:
         return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
     return ", ".join(f"`{choice}`" for choice in legal["choices"])

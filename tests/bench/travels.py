@@ -23,7 +23,9 @@ text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} .
 
 def alternative(row: Algorithm, stays: str) -> str:
     """Return the drawing in words."""
-    return f"Up: {in_words(row.exchange.up)}. Down: {in_words(row.exchange.down)}. At the client stays: {stays}."
+    up, down = in_words(row.exchange.up), in_words(row.exchange.down)
+    travels = f"Up and down: {up}" if up == down else f"Up: {up}. Down: {down}"
+    return f"{travels}. At the client stays: {stays}."
 
 
 def drawing(row: Algorithm, stays: str) -> str:

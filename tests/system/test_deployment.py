@@ -35,8 +35,8 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     def facts(site: str, arch: str) -> str:
         data, state = tmp_path / f"data-{site}", tmp_path / f"state-{site}"
         cache = tmp_path / f"cache-{site}"
-        read = 'dataset="image-folder" classes="0,1,2,3,4,5,6,7,8,9" validation-fraction=0.1'
-        return f'site-name="{site}" data-dir="{data}" approve=false {read} state-dir="{state}" cache-dir="{cache}" arch="{arch}"'
+        read = 'dataset="image-folder" classes="0,1,2,3,4,5,6,7,8,9" validation-fraction=0.1 approve=false'
+        return f'site-name="{site}" data-dir="{data}" {read} state-dir="{state}" cache-dir="{cache}" arch="{arch}"'
 
     with (
         superlink(tmp_path) as connection,

@@ -40,8 +40,8 @@ class Site:
         key = self.machines.checkout("superlink") / "certs/nodes" / self.name
         options = ["--superlink", f"localhost:{self.machines.door}", "--root-certificates", str(self.authority)]
         options += ["--port", str(free_port()), "--auth-supernode-private-key", str(key)]
-        facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4" device="cpu" approve=false'
-        facts += f' dataset="domain-folder" classes="{self.classes}"'
+        facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4"'
+        facts += f' device="cpu" approve=false dataset="domain-folder" classes="{self.classes}"'
         return [*self.program, *options, "--node-config", f'{facts} cache-dir="{self.folder / "cache"}"']
 
     def start(self) -> None:
