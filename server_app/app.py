@@ -45,7 +45,7 @@ def federate(grid: Grid, context: Context) -> Path:
     find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
-        allow_named(context.run_config)  # whoever submits a run may name code for the server's machine
+        allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
         usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset)

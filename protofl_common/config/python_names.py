@@ -2,7 +2,7 @@
 
 An import runs code, and settings, recipes, tables and models may come from strangers. So a module is imported only if
 a person named it: on the command line (``--allow-python``, KEY=VALUE), in the settings of a run that this person has
-submitted, or, at a site, in the node config.
+submitted, or, at a site, in the node config. A worker's operator names them for all runs (`allow_only`).
 """
 
 import re
@@ -17,6 +17,7 @@ from protofl_common.config.options import SettingsError
 LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)  # a classifier; it imports nothing else
 PYTHON_NAME = re.compile(r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
+_AT_MOST: list[frozenset[str]] = []  # of a process that strangers' settings reach: beyond these, nothing can be allowed
 
 
 def is_python_name(text: str) -> bool:
@@ -34,12 +35,22 @@ def is_inside(module: str, names: Iterable[str]) -> bool:
 
 def allow(modules: Iterable[str]) -> None:
     """Let `load` import these modules, and those that lie in them: somebody who may say so has named them."""
-    _ALLOWED.set(_ALLOWED.get().union(modules))
+    _ALLOWED.set(_ALLOWED.get().union(_permitted(modules)))
+
+
+def allow_only(modules: Iterable[str]) -> None:
+    """Let nothing in this process, whatever thread, allow other modules than these and those that lie in them."""
+    _AT_MOST.append(frozenset(modules))
+    _ALLOWED.set(frozenset(_permitted(_ALLOWED.get())))
+
+
+def _permitted(modules: Iterable[str]) -> list[str]:
+    return [module for module in modules if all(is_inside(module, most) for most in _AT_MOST)]
 
 
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
-    before = _ALLOWED.set(_ALLOWED.get().union(modules))
+    before = _ALLOWED.set(_ALLOWED.get().union(_permitted(modules)))
     try:
         yield
     finally:
@@ -50,6 +61,9 @@ def check_allowed(name: str, what: str) -> None:
     """SettingsError if the module of ``name``, which ``what`` asks for, may not be imported here."""
     module = module_of(name)
     if not is_inside(module, _ALLOWED.get()):
+        if _AT_MOST:
+            how = f"its operator may name {module} in protofl worker --allow-python"
+            raise SettingsError(f"{what} = {name!r}: not allowed at this server; {how}")
         how = f"only if you trust it, give --allow-python {module} (in Python: allow_python={module!r})"
         raise SettingsError(f"{what} = {name!r}: runs code of the module {module}, which you did not name; {how}")
 

@@ -1,7 +1,8 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
-subcommand, no Flower but for `run`, `table`, `site` and `status`, and no PyTorch, which takes seconds, to read figures.
+subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to
+read figures.
 """
 
 import argparse
@@ -29,6 +30,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "doctor": "what is wrong with this machine, and what to do about it",
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
+    "worker": "the SuperLink's worker: the server's half of each run, with code that its operator chose",
 }
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
