@@ -9,7 +9,8 @@ Settings may name the Python modules MODULES (with commas) and no others. Only t
 
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +34,8 @@ def run_installed(grid: Grid, context: Context, **_: Any) -> Context:
     return context
 
 
-def installed_code(out_dir: str) -> AbstractContextManager[Any]:
+@contextmanager
+def installed_code(out_dir: str) -> Iterator[None]:
     """Put the installed code and settings in the bundle's place; an error where another Flower has no such names."""
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,
@@ -42,8 +44,8 @@ def installed_code(out_dir: str) -> AbstractContextManager[Any]:
         "get_fused_config_from_dir": lambda _, override: default_run_config() | override | {"out-dir": out_dir},
         "run_": run_installed,
     }
-    patched: AbstractContextManager[Any] = patch.multiple(RUNTIME, **ours)
-    return patched
+    with patch.multiple(RUNTIME, **ours):
+        yield
 
 
 def main() -> None:
