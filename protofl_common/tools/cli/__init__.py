@@ -1,4 +1,4 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` and `worker` also `parse`.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
 subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to

@@ -93,11 +93,7 @@ def test_a_run_names_no_module_that_the_operator_did_not() -> None:
     ("options", "reason"),
     [
         (["--out-dir", __file__], "is no folder that this user can write to"),
-        (["--root-certificates", "absent"], "--root-certificates absent: is no file that this user can read"),
-        (["--superexec-auth-secret-file", "absent"], "--superexec-auth-secret-file absent: is no file"),
         (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
-        (["--insecure", "--root-certificates", __file__], "--insecure: not together with --root-certificates"),
-        (["--runtime-api-address", "here"], "--runtime-api-address here: must be HOST:PORT"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(
