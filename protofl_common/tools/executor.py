@@ -40,10 +40,9 @@ class Executor(SubprocessExecutor):
         """Start the process; installing what an app asks for is never passed on to it."""
         if spec.task_type != self.kind:
             return LaunchResult.failed(f"a task of kind {spec.task_type}: only those of kind {self.kind} run here")
-        arguments = ["--token", spec.token, "--runtime-api-address", spec.runtime_api_address]
-        arguments += ["--parent-pid", str(spec.parent_pid)] + (["--insecure"] if spec.insecure else [])
-        if spec.root_certificates_path and not spec.insecure:
-            arguments += ["--root-certificates", spec.root_certificates_path]
+        given = {"token": spec.token, "runtime-api-address": spec.runtime_api_address, "parent-pid": spec.parent_pid}
+        given |= {} if spec.insecure else {"root-certificates": spec.root_certificates_path}
+        arguments = [f"--{key}={value}" for key, value in given.items() if value] + ["--insecure"] * spec.insecure
         if self.forking is None:
             subprocess.Popen([*self.command, *arguments])
         else:

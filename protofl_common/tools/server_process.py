@@ -48,13 +48,9 @@ def installed_code(out_dir: str) -> Iterator[None]:
         yield
 
 
-def main() -> None:
+if __name__ == "__main__":
     _, out_dir, modules, *sys.argv[1:] = sys.argv
     os.umask(0o077)
     allow_only(names_in(modules))
     with installed_code(out_dir):
         flwr_serverapp()
-
-
-if __name__ == "__main__":
-    main()

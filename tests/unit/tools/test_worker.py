@@ -44,7 +44,7 @@ def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypat
     assert not started.called
     assert executor.launch(specification(TaskType.SERVER_APP, "ca.crt")).status == LaunchResultStatus.ACCEPTED
     (command,) = started.call_args.args
-    assert command[-2:] == ["--root-certificates", "ca.crt"]
+    assert command[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*command}
 
 
