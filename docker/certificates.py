@@ -6,7 +6,7 @@
 The first makes, in the folder ``certs``,
     ``ca.crt``, ``ca.key``           an authority of your own; only the certificate goes to the other machines
     ``server.crt``, ``server.key``   the SuperLink's certificate, for every ``--server`` (name or address), and its key
-    ``superexec.secret``             what the SuperLink and its worker (``flower-superexec``) share
+    ``superexec.secret``             what the SuperLink and its worker share
 and the second a SuperNode's pair of keys, ``nodes/north`` and ``nodes/north.pub``. Made on the SuperNode's machine, the
 private key never travels: only the ``.pub`` goes to the SuperLink's operator, who registers it.
 
@@ -121,7 +121,7 @@ def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> N
 
 
 def make_secret(folder: Path, *, renew: bool = False) -> None:
-    """What proves to the SuperLink that a ``flower-superexec`` may take its tasks."""
+    """What proves to the SuperLink that a worker may take its tasks."""
     if not _kept((folder / "superexec.secret",), renew):
         _write_private(folder / "superexec.secret", secrets.token_bytes(48))
 

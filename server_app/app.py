@@ -48,7 +48,7 @@ def federate(grid: Grid, context: Context) -> Path:
         settings = Settings.from_run_config(context.run_config)
         if (study := Study.of(context.run_config)).is_over:
             raise SettingsError(f"study-until = {study.until!r}: the study is over")
-        allow_named(context.run_config)  # whoever submits a run may name code for the server's machine
+        allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
         usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset)

@@ -187,8 +187,8 @@ class Settings(Sections):
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:
-    """16 hexadecimal digits that stand for a run configuration."""
-    return digest(*sorted(run_config.items()))
+    """16 hexadecimal digits that stand for a run configuration, but for the server's folder, which is no site's."""
+    return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
 
 
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:

@@ -129,7 +129,7 @@ def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> 
 
 
 def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path: Path) -> None:
-    command = "exec flower-superexec --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
+    command = "exec protofl worker --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
     federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
     assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()
 

@@ -1,7 +1,8 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` and `worker` also `parse`.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
-subcommand, no Flower but for `run`, `table`, `site` and `status`, and no PyTorch, which takes seconds, to read figures.
+subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to
+read figures.
 """
 
 import argparse
@@ -30,6 +31,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "study": "a file of settings that you sign: who asks which sites for what, and until when",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
+    "worker": "the SuperLink's worker: the server's half of each run, with code that its operator chose",
 }
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 

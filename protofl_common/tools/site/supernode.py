@@ -2,13 +2,10 @@
 
     python -m protofl_common.tools.site.supernode ADDRESS fork|spawn SUPERNODE-PID    the secret on standard input
 
-is the executor: ``flower-superexec``, with processes of our own. Flower's own would start whatever kind of task a run
-asks for, and for a message a process that imports the bundle that the run brought: the code of whoever submitted it.
-This one knows messages for a ClientApp only, and its processes (`client_process`) run the code that is installed here.
+is the executor (`tools/executor.py`): it takes tasks of a ClientApp only, and starts `client_process` for each message.
 The SuperNode is Flower's, in the process of the command, with ``--isolation process``: it starts nothing.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -21,13 +18,12 @@ from unittest.mock import patch
 from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run
 from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
+from protofl_common.tools.executor import Executor, in_place_of_flowers, own_code
 
 HASTE = 0.1  # part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
@@ -37,9 +33,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
     """Start the executor that ``flower-supernode`` listens for at ``address``, and be the SuperNode until it ends."""
     secret, name = os.urandom(32), "protofl_common.tools.site.supernode"
     command = [sys.executable, "-P", "-m", name, address, start_method, str(os.getpid())]
-    # the code of this process, which `protofl site check` names, not that of the folder it is started in
-    code = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
-    executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=code)
+    executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=own_code())  # which `protofl site check` names
     assert executor.stdin is not None
     executor.stdin.write(secret)
     executor.stdin.close()
@@ -83,40 +77,10 @@ def _pipe_with(secret: bytes) -> str:
     return f"/dev/fd/{reading}"
 
 
-class Executor(SubprocessExecutor):
-    """Starts `client_process` for each message, or, with ``method`` "fork", has one that has imported all fork."""
-
-    def __init__(self, method: str) -> None:
-        self.command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder())]
-        self.method = method
-        self.forking: subprocess.Popen[str] | None = None
-
-    def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
-        return {TaskType.CLIENT_APP}, set()
-
-    def reconcile(self) -> None:
-        """Before each question for work: start the process that forks, unless it is there."""
-        if self.method == "fork" and (self.forking is None or self.forking.poll() is not None):
-            self.forking = subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
-
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process; installing what an app asks for is never passed on to it."""
-        if spec.task_type != TaskType.CLIENT_APP:
-            return LaunchResult.failed(f"a task of kind {spec.task_type}: this site runs ClientApps only")
-        arguments = ["--insecure", "--token", spec.token]
-        arguments += ["--runtime-api-address", spec.runtime_api_address, "--parent-pid", str(spec.parent_pid)]
-        if self.forking is None:
-            subprocess.Popen([*self.command, *arguments])
-        else:
-            print(json.dumps(arguments), file=self.forking.stdin, flush=True)
-        return LaunchResult.accepted()
-
-
 def execute() -> None:
     address, method, supernode = sys.argv[1:]
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     secret = sys.stdin.buffer.read()
-    with patch.object(run_superexec, "get_executor", lambda *_, **__: Executor(method)):
+    with in_place_of_flowers(Executor(TaskType.CLIENT_APP, [str(CLIENT_PROCESS), str(app_folder())], method)):
         run_superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=int(supernode))
 
 

@@ -34,11 +34,11 @@ from protofl_common.experiment.node import NODE_KEYS, permission_problems
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
+from protofl_common.tools.executor import Executor
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms, _permissions
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.node import node_config, site_settings
-from protofl_common.tools.site.supernode import Executor
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
 from tests.support.harness import LocalGrid, run_config, run_federation
@@ -106,7 +106,7 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
 
 
 def test_a_site_starts_nothing_but_client_apps() -> None:
-    executor = Executor("spawn")
+    executor = Executor(TaskType.CLIENT_APP, ["client_process.py"])
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
@@ -141,7 +141,7 @@ def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
 
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     started: list[subprocess.Popen[str]] = []
-    executor = Executor("fork")
+    executor = Executor(TaskType.CLIENT_APP, [], "fork")
     executor.command = [sys.executable, "-Sc", "import sys; print(sys.stdin.readline(), file=sys.stderr)"]
     for _ in range(2):
         executor.reconcile()
