@@ -282,7 +282,6 @@ class Algorithm:
 
     @property
     def several_per_class(self) -> bool:
-        """Return whether clients may send several vectors of a class."""
         return any(entry.several for entry in schema.vectors_in(self.exchange.up).values())
 
     @property

@@ -125,7 +125,10 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
             if found is not None:
                 row = {"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance}
                 if attack == "inversion":
-                    row |= _similarity(one for one in images if least <= one.samples <= most)
+                    sized = [image.candidates for image in images if least <= image.samples <= most]
+                    pairs = [(scores.members.mean(), scores.others.mean()) for scores in sized]
+                    means = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0).tolist()
+                    row |= dict(zip(("similarity", "similarity_of_others"), means, strict=True))
                 rows.append(row)
     if not rows:
         raise SettingsError(f"{folder}: nothing to attack: no prototypes or weights, or no test samples")
@@ -134,12 +137,6 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
     if images:
         _keep(sorted(images, key=lambda one: -one.candidates.members.max())[:MOST_SHOWN], folder / INVERSION)
     return rows
-
-
-def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
-    pairs = [(image.candidates.members.mean(), image.candidates.others.mean()) for image in images]
-    members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
-    return {"similarity": float(members), "similarity_of_others": float(others)}
 
 
 def _keep(shown: list[Inverted], file: Path) -> None:
