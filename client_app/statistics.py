@@ -29,8 +29,7 @@ def statistics_of(algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | N
     if not declared:
         return None, declared
     counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes)
-    similarity_K = backbone_similarity(algorithm) if client.settings.backbones else None
-    return ClientStatistics(counts_C, similarity_K), declared
+    return ClientStatistics(counts_C, backbone_similarity(algorithm) if client.settings.backbones else None), declared
 
 
 def backbone_similarity(algorithm: ClientAlgorithm[Any]) -> Tensor:

@@ -14,13 +14,13 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study
-from protofl_common.runs.folder import RoundRow, RunFolder, baseline_folder
+from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
 from server_app.callbacks.stopping import epsilon_spent
-from server_app.checkpoint import alone_in, check_free, check_same, checkpoints, is_complete, starting_point
+from server_app.checkpoint import alone_in, check_free, check_same, checkpoints, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
@@ -57,7 +57,7 @@ def federate(grid: Grid, context: Context) -> Path:
         for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
             if not settings.run.resume:
                 check_free(place)
-        if settings.run.resume and is_complete(folder):
+        if settings.run.resume and (folder / SUMMARY).exists():
             check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
             say(f"{folder.name} is complete: nothing of it is left to do")
         else:
@@ -92,7 +92,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
 def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
     """The same for a baseline, unless a run that is resumed has finished it; its failure costs a line and no more."""
     resumed = settings.run.resume
-    if resumed and is_complete(folder):
+    if resumed and (folder / SUMMARY).exists():
         return
     settings = replace(settings, run=replace(settings.run, resume=resumed and bool(checkpoints(folder))))
     try:

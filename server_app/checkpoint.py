@@ -25,7 +25,7 @@ from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.runs.folder import SUMMARY, RunFolder
+from protofl_common.runs.folder import RunFolder
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-4"
@@ -91,10 +91,6 @@ def stored_run(folder: Path) -> Checkpoint:
     if not checkpoints(folder):
         raise SettingsError(f"{folder}: no checkpoint of a run in it; give the folder of a run")
     return newest_whole(folder)
-
-
-def is_complete(folder: Path) -> bool:
-    return (folder / SUMMARY).exists()
 
 
 def check_free(folder: Path) -> None:

@@ -24,8 +24,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from client_app.data import Samples
 from protofl_common.experiment.catalog import FedNHHparams
-from protofl_common.models.heads import CosineHead
-from protofl_common.models.split import SplitModel
+from protofl_common.models.split import CosineHead, SplitModel
 from protofl_common.wire.payloads import Payload
 
 

@@ -47,7 +47,6 @@ class FPL(FedAvg[FPLHparams]):
             own_BG = labels_B.unsqueeze(1) == self.global_prototypes.labels
             terms["contrast"] = hparams.lambda_ * sparse_contrast(cosine_BG, own_BG, hparams.temperature)
         if hparams.consistency != "none":
-            distance = hparams.consistency
-            pull = prototype_alignment(z_BD, labels_B, self.unbiased_CD, self.mask_C, distance, "sample")
+            pull = prototype_alignment(z_BD, labels_B, self.unbiased_CD, self.mask_C, hparams.consistency, "sample")
             terms["consistency"] = hparams.lambda_ * pull
         return terms

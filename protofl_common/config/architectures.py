@@ -1,6 +1,7 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
 import re
+from itertools import product
 from typing import Any
 
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
@@ -11,18 +12,12 @@ OR_ANOTHER: dict[str, Any] = {  # what an option may be beside the names below
     "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
 }
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
+_FC = ("D", "512, D", "1024, D", "1024, 512, D")
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
     **{f"mnist-cnn-{n}": f"mnist-cnn with {n} channels in its second convolution (FedProto-mh)" for n in (18, 20, 22)},
     "cnn4": "4-layer CNN: 2 conv (32, 64 channels) + 2 fc",
-    "htcnn-1": "conv 32 | fc D",
-    "htcnn-2": "conv 32, 64 | fc D",
-    "htcnn-3": "conv 32 | fc 512, D",
-    "htcnn-4": "conv 32, 64 | fc 512, D",
-    "htcnn-5": "conv 32 | fc 1024, D",
-    "htcnn-6": "conv 32, 64 | fc 1024, D",
-    "htcnn-7": "conv 32 | fc 1024, 512, D",
-    "htcnn-8": "conv 32, 64 | fc 1024, 512, D",
+    **{f"htcnn-{n}": f"conv {conv} | fc {fc}" for n, (fc, conv) in enumerate(product(_FC, ("32", "32, 64")), start=1)},
     "resnet10": "ResNet-10 with a 3×3 stem for small images",
     "resnet18": "ResNet-18 with a 3×3 stem for small images",
     "resnet10-5x5-stem": "ResNet-10 with a 5×5 stem of stride 2, then max-pooling of stride 2 (FedPLVM)",

@@ -90,7 +90,13 @@ def image_files(folder: Path) -> list[Path]:
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
     """uint8 [N, 3, size, size], in a nameless file in the cache; DataError for a bad file, OSError without room."""
     size = settings.image_size or DEFAULT_SIZE
-    images = _on_disk((len(files), 3, size, size), cache_folder(settings.cache_dir))
+    shape = (len(files), 3, size, size)
+    make_private(folder := cache_folder(settings.cache_dir))
+    with TemporaryFile(dir=folder) as file:
+        file.truncate(length := math.prod(shape))
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error now; later it would be the end (SIGBUS)
+            os.posix_fallocate(file.fileno(), 0, length)
+        images: Images = np.memmap(file, np.uint8, "r+", shape=shape)
 
     def decode(row: int) -> None:
         images[row] = read_image(files[row], size)
@@ -102,15 +108,6 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
                 reported = time.monotonic()
                 print(f"protofl: {done:,} of {len(files):,} images decoded", file=sys.stderr, flush=True)
     return images
-
-
-def _on_disk(shape: tuple[int, ...], folder: Path) -> Images:
-    make_private(folder)
-    with TemporaryFile(dir=folder) as file:
-        file.truncate(length := math.prod(shape))
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error now; later it would be the end (SIGBUS)
-            os.posix_fallocate(file.fileno(), 0, length)
-        return np.memmap(file, np.uint8, "r+", shape=shape)
 
 
 def square_rgb(image: Any, size: int) -> Images:

@@ -216,7 +216,6 @@ def described(inputs: Inputs) -> str:
 
 
 def are_images(inputs: Inputs) -> bool:
-    """True for bytes of shape [N, channels, H, W]."""
     return inputs.dtype == np.uint8 and inputs.ndim == 4
 
 

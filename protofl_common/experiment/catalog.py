@@ -13,17 +13,8 @@ from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
 from protofl_common.config.options import SettingsError, option
-from protofl_common.wire.schema import (
-    Counts,
-    Entry,
-    Exchange,
-    Moments,
-    Update,
-    Vectors,
-    VectorSets,
-    Weights,
-    vectors_in,
-)
+from protofl_common.wire import schema
+from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
@@ -279,7 +270,7 @@ class Algorithm:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
         if any(entry.of_each_client for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
-        if not self.averages_prototypes and vectors_in(exchange.up):
+        if not self.averages_prototypes and schema.vectors_in(exchange.up):
             return "its server does more with the clients' prototypes than average them"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
@@ -291,8 +282,7 @@ class Algorithm:
 
     @property
     def several_per_class(self) -> bool:
-        """Return whether clients may send several vectors of a class."""
-        return any(entry.several for entry in vectors_in(self.exchange.up).values())
+        return any(entry.several for entry in schema.vectors_in(self.exchange.up).values())
 
     @property
     def tells_classes(self) -> bool:
@@ -327,56 +317,43 @@ BODY: dict[str, Entry] = {"weights": Weights(parts=("body.",))}
 BASE: dict[str, Entry] = {"weights": Weights(without_last=1)}
 NO_NORMS: dict[str, Entry] = {"weights": Weights(normalisation=False)}
 OUTPUTS = Vectors(width="classes")
+CE = "cross-entropy"
 ALONE = "client_app.algorithms.base:ClientAlgorithm"
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 of_private_models = partial(of_models, private=("weights",))
+with_merging = partial(Algorithm, supports=("merging",))
 of_prototypes = partial(
-    Algorithm,
-    exchange=Exchange(PROTOTYPES, PROTOTYPES),
-    losses=("cross-entropy", "prototype"),
-    private=("prototypes",),
-    supports=("merging",),
+    with_merging, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=(CE, "prototype"), private=("prototypes",)
 )
+of_means = partial(of_prototypes, averages_prototypes=True, supports=("merging", "secagg"))
 of_both = partial(
-    Algorithm,
-    exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
-    averages_prototypes=True,
-    private=("weights", "prototypes"),
-    supports=("merging", "secagg"),
+    of_means, exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES), private=("weights", "prototypes")
 )
 _ROWS = {
     "local": Algorithm(
         "Local", "baseline: every client trains alone", client=ALONE, server="server_app.strategies.base:ServerStrategy"
     ),
     "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
-    "fedproto": of_prototypes(
-        "FedProto",
-        "Tan et al., AAAI 2022",
-        hparams=FedProtoHparams,
-        exchange=Exchange(PROTOTYPES, COUNTED),
-        averages_prototypes=True,
-        supports=("merging", "secagg"),
+    "fedproto": of_means(
+        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(PROTOTYPES, COUNTED)
     ),
     "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams),
-    "fedpcl": of_prototypes(
+    "fedpcl": of_means(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
         exchange=Exchange({**PROTOTYPES, "local_sets": VectorSets()}, COUNTED),
-        losses=("contrast", "global", "local", "cross-entropy", "prototype"),
-        averages_prototypes=True,
+        losses=("contrast", "global", "local", CE, "prototype"),
         frozen_backbones=True,
-        supports=("merging", "secagg"),
     ),
-    "mpft": Algorithm(
+    "mpft": with_merging(
         "MPFT",
         "Zhang et al., ICLR 2025",
         hparams=MPFTHparams,
         exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
         losses=(),
         frozen_backbones=True,
-        supports=("merging",),
     ),
     "gaussian": Algorithm(
         "Gaussian head",
@@ -389,60 +366,57 @@ _ROWS = {
         frozen_backbones=True,
         supports=("secagg",),
     ),
-    "fedplvm": Algorithm(
+    "fedplvm": with_merging(
         "FedPLVM",
         "Wang et al., NeurIPS 2024",
         hparams=FedPLVMHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
-        losses=("cross-entropy", "contrast", "correction"),
-        supports=("merging",),
+        losses=(CE, "contrast", "correction"),
     ),
-    "fpl": Algorithm(
+    "fpl": with_merging(
         "FPL",
         "Huang et al., CVPR 2023",
         hparams=FPLHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
-        losses=("cross-entropy", "contrast", "consistency"),
+        losses=(CE, "contrast", "consistency"),
         private=("weights", "prototypes"),
-        supports=("merging",),
     ),
-    "protofed": of_both("ProtoFed", "Qiao et al., Prototype Helps Federated Learning, 2023", hparams=ProtoFedHparams),
+    "protofed": of_both(
+        "ProtoFed", "Qiao et al., Prototype Helps Federated Learning, 2023", hparams=ProtoFedHparams, losses=(CE,)
+    ),
     "fedproto-avg": of_both(
         "FedProto + averaging",
         "FedProto with FedAvg's model, a baseline of FedPLVM",
         hparams=FedProtoHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
-        losses=("cross-entropy", "prototype"),
     ),
     "fednh": of_both(
         "FedNH",
         "Dai et al., AAAI 2023",
         hparams=FedNHHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
+        losses=(CE,),
         single_uploads="its server scales every client's prototypes to length 1",
         supports=("merging",),
     ),
     "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams),
-    "fedsa": of_prototypes(
+    "fedsa": of_means(
         "FedSA",
         "Zhou et al., AAAI 2025",
         hparams=FedSAHparams,
         exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "regularization", "contrast", "calibration"),
-        averages_prototypes=True,
-        supports=("merging", "secagg"),
+        losses=(CE, "regularization", "contrast", "calibration"),
     ),
     "fedprox": of_private_models(
-        "FedProx", "Li et al., MLSys 2020", server=FEDAVG, hparams=FedProxHparams, losses=("cross-entropy", "proximal")
+        "FedProx", "Li et al., MLSys 2020", server=FEDAVG, hparams=FedProxHparams, losses=(CE, "proximal")
     ),
-    "scaffold": Algorithm(
+    "scaffold": with_merging(
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
         exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
-        supports=("merging",),
     ),
     "fedbn": of_private_models(
         "FedBN", "Li et al., ICLR 2021", client=ALONE, server=FEDAVG, exchange=Exchange(NO_NORMS, NO_NORMS)
@@ -454,22 +428,21 @@ _ROWS = {
     "fedrep": of_models(
         "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
-    "feddistill": Algorithm(
+    "feddistill": with_merging(
         "FedDistill",
         "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
         exchange=Exchange({"outputs": OUTPUTS}, {"outputs": replace(OUTPUTS, probabilities=True)}),
-        losses=("cross-entropy", "distillation"),
+        losses=(CE, "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",
-        supports=("merging",),
     ),
     "fml": of_private_models(
         "FML",
         "Shen et al., 2020",
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
-        losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+        losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
     ),
     "fedgh": of_prototypes(
         "FedGH",
@@ -477,7 +450,7 @@ _ROWS = {
         client=ALONE,
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
-        losses=("cross-entropy",),
+        losses=(CE,),
     ),
     "fedgen": Algorithm(
         "FedGen",
@@ -486,7 +459,7 @@ _ROWS = {
         exchange=Exchange(
             HEAD | {"generator": Weights(of="generator"), "label_counts": Counts()}, HEAD | {"label_counts": Counts()}
         ),
-        losses=("cross-entropy", "generated"),
+        losses=(CE, "generated"),
         private=("weights", "label_counts"),
         supports=("merging", "secagg"),
     ),
@@ -498,19 +471,18 @@ _ROWS = {
         single_uploads="its server groups the clients by their models",
         supports=("merging",),
     ),
-    "fedkd": Algorithm(
+    "fedkd": with_merging(
         "FedKD",
         "Wu et al., Nature Communications 2022",
         hparams=FedKDHparams,
         exchange=Exchange(
             {"weights": Weights(of="student"), "update": Update(of="student")}, {"weights": Update(of="student")}
         ),
-        losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
+        losses=(CE, "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
         single_uploads="its updates travel as factors, which cannot be added",
         private=("weights",),
-        supports=("merging",),
     ),
-    "fedfa": Algorithm(
+    "fedfa": with_merging(
         "FedFA",
         "Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
@@ -519,15 +491,10 @@ _ROWS = {
             MODEL | {"averages": Weights(of="augmentation", parts=("averages.",))},
         ),
         single_uploads="its server takes the variance over the clients",
-        supports=("merging",),
     ),
     "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server=FEDAVG, hparams=PerFedAvgHparams),
     "ditto": of_models(
-        "Ditto",
-        "Li et al., ICML 2021",
-        server=FEDAVG,
-        hparams=DittoHparams,
-        losses=("cross-entropy", "global-cross-entropy"),
+        "Ditto", "Li et al., ICML 2021", server=FEDAVG, hparams=DittoHparams, losses=(CE, "global-cross-entropy")
     ),
     "pfedme": of_models("pFedMe", "Dinh et al., NeurIPS 2020", hparams=PFedMeHparams),
 }

@@ -15,8 +15,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
-from protofl_common.models.heads import HiddenHead, LinearHead, freeze_orthogonally
-from protofl_common.models.split import SplitModel
+from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, freeze_orthogonally
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
 from protofl_common.models.vision import CNN_PLANS, VISION, reach_width
 

@@ -1,6 +1,12 @@
-"""The one shape that every client model has: body and head; and SCAFFOLD's control variates of a model."""
+"""The one shape that every client model has, body and head, and SCAFFOLD's control variates of a model; the heads.
+
+Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes. The last layer of
+every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else (H = D), so heads
+of such models can be exchanged whatever their bodies.
+"""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -21,3 +27,73 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
     """Return zeros in the shapes of the model's parameters that train, in their order and on their device."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     return nn.ParameterList([nn.Parameter(torch.zeros_like(each), requires_grad=False) for each in parameters])
+
+
+class LinearHead(nn.Linear):
+    """Logits from features, z [B, D] -> [B, C], with dropout on z while training: ``weight`` [C, D], ``bias`` [C]."""
+
+    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(feature_dim, num_classes)
+        self.dropout = dropout
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.dropout(input, self.dropout, self.training) if self.dropout else input)
+
+
+class HiddenHead(LinearHead):
+    """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
+
+    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
+    logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
+    """
+
+    def __init__(self, feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(hidden, num_classes, dropout)
+        self.hidden = nn.Linear(feature_dim, hidden)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.relu(self.hidden(input)))
+
+
+class CosineHead(nn.Module):
+    """FedNH's head: s · cos(w_c, z), z [B, D] -> [B, C], with a trained ``scale`` s.
+
+    The rows w_c of ``weight`` [C, D] are the class prototypes: of length 1, not trained, and no part of the state dict.
+    """
+
+    weight: Tensor
+
+    def __init__(self, classes: int, width: int, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(classes, width), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.scale * (F.normalize(input) @ self.weight.T)
+
+
+def freeze_orthogonally(head: LinearHead) -> None:
+    """Fix the last layer as `class_directions`, bias 0, however uneven the classes (FedProto-UH; Dai, AAAI 2023)."""
+    classes, width = head.weight.shape
+    with torch.no_grad():
+        head.weight.copy_(class_directions(classes, width))
+        head.bias.zero_()
+    head.requires_grad_(False)
+    if isinstance(head, HiddenHead):
+        head.hidden.requires_grad_(True)
+
+
+def class_directions(classes: int, width: int) -> Tensor:
+    """[C, H], rows of length 1: orthogonal where C <= H, else spread over the sphere. Draws from torch's global RNG."""
+    if classes <= width:
+        return nn.init.orthogonal_(torch.empty(classes, width))
+    return _spread(torch.randn(classes, width))
+
+
+def _spread(rows: Tensor, steps: int = 200) -> Tensor:
+    """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))."""
+    rows = F.normalize(rows)
+    for kappa in torch.linspace(1, 20, steps):
+        push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
+        rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)
+    return rows

@@ -152,8 +152,7 @@ def _card(facts: Any) -> ModelCard:
     fitting = means == len(facts["std"]) and len(facts["fill"]) in (0, means)
     if not fitting or math.prod(facts["input_shape"]) > MOST_NUMBERS:
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
-    lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-    return ModelCard(**facts | lists)
+    return ModelCard(**facts | {name: tuple(value) for name, value in facts.items() if isinstance(value, list)})
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -29,7 +29,7 @@ ImageNet stem, of up to 32×32. There even batches of two leave it little to go 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor, nn
@@ -70,18 +70,12 @@ class CnnPlan:
     dropout: float = 0.0  # FedProto's: of maps after the last convolution, and of features
 
 
+_FC: tuple[tuple[int, ...], ...] = ((), (512,), (1024,), (1024, 512))
 CNN_PLANS: dict[str, CnnPlan] = {
     "mnist-cnn": CnnPlan((10, 20), dropout=0.5),
     **{f"mnist-cnn-{channels}": CnnPlan((10, channels), dropout=0.5) for channels in (18, 20, 22)},
     "cnn4": CnnPlan((32, 64)),
-    "htcnn-1": CnnPlan((32,)),
-    "htcnn-2": CnnPlan((32, 64)),
-    "htcnn-3": CnnPlan((32,), (512,)),
-    "htcnn-4": CnnPlan((32, 64), (512,)),
-    "htcnn-5": CnnPlan((32,), (1024,)),
-    "htcnn-6": CnnPlan((32, 64), (1024,)),
-    "htcnn-7": CnnPlan((32,), (1024, 512)),
-    "htcnn-8": CnnPlan((32, 64), (1024, 512)),
+    **{f"htcnn-{n}": CnnPlan(conv, fc) for n, (fc, conv) in enumerate(product(_FC, ((32,), (32, 64))), start=1)},
 }
 
 

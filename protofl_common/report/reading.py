@@ -76,7 +76,6 @@ class Run:
 
     @cached_property
     def last(self) -> dict[str, RoundRow]:
-        """The last evaluation by each way to predict."""
         return {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
 
     @cached_property

@@ -24,7 +24,6 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The recall of each class that occurs."""
     hits_N = scores_NC.argmax(1) == labels_N
     return {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
 

@@ -176,8 +176,7 @@ class Compared:
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
     """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
-    folders = [*(baseline_folder(folder, algo) for algo in baselines), folder]
-    summaries = [RunFolder(path).summary() for path in folders]
+    summaries = [RunFolder(path).summary() for path in [*(baseline_folder(folder, algo) for algo in baselines), folder]]
     runs = [_compared(summary) if summary and summary["accuracy"] else None for summary in summaries]
     return [run for run in runs if run] if runs[-1] else []
 

@@ -39,8 +39,7 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     """The mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
     end, _, percent = part.rstrip("%").partition("-")
-    some = sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)]
-    return statistics.fmean(some)
+    return statistics.fmean(sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)])
 
 
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:

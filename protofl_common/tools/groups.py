@@ -95,6 +95,17 @@ class Group:
         settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
         return settings | {"clients": self.clients}
 
+    def beyond(self, reference: Group) -> tuple[Estimate | None, str]:
+        """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
+        if self.data != reference.data:
+            return None, "not paired: other data, or divided otherwise"
+        if not (values := paired(self.values, reference.values)):
+            return None, "not paired: no seed in common"
+        left = len(self.values.keys() | reference.values.keys()) - len(values)
+        notes = [f"left out, without a partner: {left} of the seeds"] if left else []
+        notes += ["one pair: may be chance"] if len(values) == 1 else []
+        return Estimate.of(values.values()), "; ".join(notes)
+
 
 def run_folders(given: Iterable[Path]) -> list[Path]:
     """The folders of runs among ``given``, and those of the finished runs in others."""
@@ -133,18 +144,6 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
     ]
     clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
-
-
-def difference(group: Group, reference: Group) -> tuple[Estimate | None, str]:
-    """How much more the figure of ``group`` is, over the seeds that both have; why not, or which seeds are left out."""
-    if group.data != reference.data:
-        return None, "not paired: other data, or divided otherwise"
-    if not (values := paired(group.values, reference.values)):
-        return None, "not paired: no seed in common"
-    left = len(group.values.keys() | reference.values.keys()) - len(values)
-    notes = [f"left out, without a partner: {left} of the seeds"] if left else []
-    notes += ["one pair: may be chance"] if len(values) == 1 else []
-    return Estimate.of(values.values()), "; ".join(notes)
 
 
 def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:

@@ -48,8 +48,7 @@ class KnownRun(RunFolder):
     @property
     def rounds(self) -> tuple[int, int]:
         """Rounds with a checkpoint, and how many there shall be."""
-        wanted = self.settings().get("rounds", 0)
-        return max((int(path.stem) for path in self._checkpoints()), default=0), int(wanted)
+        return max((int(path.stem) for path in self._checkpoints()), default=0), int(self.settings().get("rounds", 0))
 
     def settings(self) -> dict[str, Any]:
         try:
@@ -58,7 +57,6 @@ class KnownRun(RunFolder):
             return {}
 
     def known_sites(self) -> dict[str, KnownSite]:
-        """All that have taken part, by name."""
         sites = dict[str, KnownSite]()
         if newest := max(self._checkpoints(), default=None):
             with safe_open(newest, framework="numpy") as file:

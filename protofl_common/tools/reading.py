@@ -16,7 +16,7 @@ from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
 from protofl_common.data.images import read_image
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.table import Rows, name_and_categories, read_columns
 
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ def _read(file: Path, card: "ModelCard", fast: bool) -> Samples:
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
-            colour = read_image(file, shape[1], fast=fast)  # stretched to the model's size
-            return Samples([name], (colour if shape[0] == 3 else _grey(colour))[None], {})
+            image = read_image(file, shape[1], fast=fast)  # stretched to the model's size
+            if shape[0] == 1:
+                image = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
+            return Samples([name], image[None], {})
         rows = _rows(file, card)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
@@ -87,10 +89,6 @@ def _rows(file: Path, card: "ModelCard") -> Inputs:
     if absent := [name for name in names if name not in rows.columns]:
         raise DataError(f"has no column {absent[0]!r}; the model takes {', '.join(names)}")
     return read_columns(rows.columns, card.columns or rows.others, str(file), rows.place, gaps=bool(card.fill))
-
-
-def _grey(colour: Images) -> Images:
-    return np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))[None]
 
 
 @contextmanager

@@ -55,8 +55,7 @@ class FedAvg(ServerStrategy[H]):
         total = sum(upload.train_samples for upload in sent)
         sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
         sets = self.cut(sent, sets, self.starting_point)
-        shares = [upload.train_samples / total for upload in sent]
-        return merge_weights(sets, shares, *self.federation.bounds.weights)
+        return merge_weights(sets, [upload.train_samples / total for upload in sent], *self.federation.bounds.weights)
 
     def cut(
         self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]

@@ -3,7 +3,7 @@
 Other half: `client_app/algorithms/fednh.py`.
 Symbols: W_c the prototype of class c; μ_i^c client i's mean of class c, made of n_i^c samples; s; ρ = ``smoothing``.
 
-First               the W_c are spread evenly over the sphere: orthogonal where C ≤ D (`models/heads.py`)
+First               the W_c are spread evenly over the sphere: orthogonal where C ≤ D (`models/split.py`)
 Bodies and s        as FedAvg
 Prototypes          μ^c = Σ_i n_i^c · μ_i^c / ‖μ_i^c‖
                     W_c ← V_c / ‖V_c‖, where V_c = ρ W_c + (1 − ρ) μ^c / ‖μ^c‖
@@ -21,8 +21,7 @@ from torch.nn.functional import normalize
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.heads import CosineHead, HiddenHead, class_directions
-from protofl_common.models.split import SplitModel
+from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
 from server_app.strategies.base import Federation, FederationError, Payload, Upload
 from server_app.strategies.fedavg import FedAvg
 
@@ -42,8 +41,7 @@ class FedNH(FedAvg[FedNHHparams]):
         model = super().first_model()
         if isinstance(model.head, HiddenHead):
             raise FederationError(f"fednh needs heads of one layer, and that of {self.arch} has two")
-        dim = self.settings.model.feature_dim
-        return SplitModel(model.body, CosineHead(self.num_classes, dim, self.hparams.scale))
+        return SplitModel(model.body, CosineHead(self.num_classes, self.settings.model.feature_dim, self.hparams.scale))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         means = self.merged([self._of_length_one(upload) for upload in uploads], "counts", None)

@@ -22,5 +22,4 @@ class LGFedAvg(FedAvg[H]):
 
     def first_model(self) -> SplitModel:
         settings = self.settings
-        head = initial_head(self.arch, self.num_classes, settings.model, settings.run.seed)
-        return SplitModel(nn.Identity(), head)
+        return SplitModel(nn.Identity(), initial_head(self.arch, self.num_classes, settings.model, settings.run.seed))

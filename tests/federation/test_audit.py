@@ -12,8 +12,7 @@ from protofl_common.report.page import write_report
 from protofl_common.report.reading import INVERSION, Run
 from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.attacks import inversion
-from protofl_common.tools.attacks.audit import audit
-from protofl_common.tools.attacks.membership import Candidates, finding
+from protofl_common.tools.attacks.audit import Candidates, audit, finding
 from protofl_common.tools.cli import main
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page

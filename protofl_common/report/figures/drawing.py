@@ -83,8 +83,7 @@ def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | No
         (INK, "currentColor"),
     ):
         body = re.sub(old, new, body)
-    alt = escape(f"{title}. {caption}", quote=True)
-    svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}">{body}'
+    svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}", quote=True)}">{body}'
     rows = [list(columns), *zip(*columns.values(), strict=True)] if columns else []
     return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"))
 

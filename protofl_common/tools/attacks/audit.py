@@ -12,12 +12,14 @@ has. Other attacks may find more: chance here is no proof of safety.
 """
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protofl_common.backbones.features import features_of
@@ -27,7 +29,7 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
-from protofl_common.data.raw import Images, Inputs, are_images, described
+from protofl_common.data.raw import Images, are_images, described
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
@@ -35,13 +37,60 @@ from protofl_common.privacy.release import large_enough
 from protofl_common.report.reading import AUDIT, INVERSION, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.attacks.inversion import correlations, inverted
-from protofl_common.tools.attacks.membership import Candidates, Floats, finding
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
-Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 MOST_INVERTED, MOST_SHOWN = 20, 12  # prototypes of a client, of its smallest classes; images on the page
+Floats = NDArray[np.float64]
+
+
+class Candidates(NamedTuple):
+    """Scores of samples of one class, higher for likelier members of one client's training data."""
+
+    members: Floats  # [n]
+    others: Floats  # [m], of the same class and origin
+
+    @property
+    def auc(self) -> float:
+        """The chance that a member scores above another; a tie counts half."""
+        above_NM = np.sign(self.members[:, None] - self.others[None, :])
+        return float((above_NM.mean() + 1) / 2)
+
+
+class Finding(NamedTuple):
+    """The result of an attack over the classes of all clients."""
+
+    classes: int  # groups of candidates
+    advantage: float  # 2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all
+    error: float  # its standard deviation under guessing: that of the Mann-Whitney statistic
+    named: int  # classes whose likeliest candidate is a member
+    by_chance: float  # how many that is for guessing
+
+    @property
+    def above_chance(self) -> bool:
+        """Return whether guessing does as well in fewer than 1 of 1000 audits (three deviations)."""
+        return self.advantage > 3 * self.error
+
+
+def finding(groups: Iterable[Candidates]) -> Finding | None:
+    """All groups together; None without any that has members and others."""
+    sound = [group for group in groups if len(group.members) and len(group.others)]
+    if not sound:
+        return None
+    sizes = np.array([(len(group.members), len(group.others)) for group in sound], dtype=float)
+    weights = sizes[:, 0] / sizes[:, 0].sum()
+    variances = 4 * (sizes.sum(axis=1) + 1) / (12 * sizes.prod(axis=1))
+    return Finding(
+        classes=len(sound),
+        advantage=float(weights @ [2 * group.auc - 1 for group in sound]),
+        error=math.sqrt(float(weights**2 @ variances)),
+        named=sum(bool(group.members.max() > group.others.max()) for group in sound),
+        by_chance=float((sizes[:, 0] / sizes.sum(axis=1)).sum()),
+    )
+
+
+Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 
 
 class Inverted(NamedTuple):
@@ -76,7 +125,10 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
             if found is not None:
                 row = {"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance}
                 if attack == "inversion":
-                    row |= _similarity(one for one in images if least <= one.samples <= most)
+                    sized = [image.candidates for image in images if least <= image.samples <= most]
+                    pairs = [(scores.members.mean(), scores.others.mean()) for scores in sized]
+                    means = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0).tolist()
+                    row |= dict(zip(("similarity", "similarity_of_others"), means, strict=True))
                 rows.append(row)
     if not rows:
         raise SettingsError(f"{folder}: nothing to attack: no prototypes or weights, or no test samples")
@@ -85,12 +137,6 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
     if images:
         _keep(sorted(images, key=lambda one: -one.candidates.members.max())[:MOST_SHOWN], folder / INVERSION)
     return rows
-
-
-def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
-    pairs = [(image.candidates.members.mean(), image.candidates.others.mean()) for image in images]
-    members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
-    return {"similarity": float(members), "similarity_of_others": float(others)}
 
 
 def _keep(shown: list[Inverted], file: Path) -> None:
@@ -169,10 +215,10 @@ def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototype
     made = inverted(features, sent.means[rows], data.train_inputs.shape[1:], predictor.card.similarity)
     for image, label in zip(made, sent.labels[rows].tolist(), strict=True):
         members, others = data.train_inputs[data.train_labels == label], data.test_inputs[data.test_labels == label]
-        scores = [_alike(image, candidates) for candidates in (members, others)]
+        scores = [correlations(image[None], torch.from_numpy(part.astype(np.float32)))[0] for part in (members, others)]
         nearest = [part[score.argmax()] for part, score in zip((members, others), scores, strict=True)]
         images = np.stack([(255 * image).byte().numpy(), *nearest])
-        yield Inverted(site, label, len(members), Candidates(*scores), images)
+        yield Inverted(site, label, len(members), Candidates(*(score.double().numpy() for score in scores)), images)
 
 
 def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
@@ -186,8 +232,3 @@ def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
         return values if backbones and width != card.feature_dim else model.body(values)
 
     return features
-
-
-def _alike(image: Tensor, candidates: Inputs) -> Floats:
-    found: Floats = correlations(image[None], torch.from_numpy(candidates.astype(np.float32)))[0].double().numpy()
-    return found

@@ -30,7 +30,8 @@ def inverted(
         for _ in range(STEPS):
             optimizer.zero_grad()
             images = logits.sigmoid()
-            loss_P = _misfit(features(images), sent_PD, similarity) + SMOOTHNESS * _variation(images)
+            variation_P = images.diff(dim=2).abs().mean((1, 2, 3)) + images.diff(dim=3).abs().mean((1, 2, 3))
+            loss_P = _misfit(features(images), sent_PD, similarity) + SMOOTHNESS * variation_P
             loss_P.sum().backward()
             optimizer.step()
         better = loss_P.detach() < least_P
@@ -48,7 +49,3 @@ def _misfit(found_PD: Tensor, sent_PD: Tensor, similarity: str) -> Tensor:
     if similarity == "cosine":
         found_PD, sent_PD = normalize(found_PD, dim=1), normalize(sent_PD, dim=1)
     return (found_PD - sent_PD).square().sum(1) / sent_PD.square().sum(1).clamp(min=1e-12)
-
-
-def _variation(images: Tensor) -> Tensor:
-    return images.diff(dim=2).abs().mean((1, 2, 3)) + images.diff(dim=3).abs().mean((1, 2, 3))

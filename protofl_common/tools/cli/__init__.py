@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, _as_interrupt)
+        signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     try:
         return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
@@ -88,8 +88,3 @@ def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     result: argparse.Namespace = parse(parser_of(command), arguments)
     allow(names_in(getattr(result, "allow_python", "")))
     return result
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """A killed `protofl` ends its run, as one stopped with Ctrl-C does."""
-    raise KeyboardInterrupt

@@ -23,17 +23,7 @@ from protofl_common.runs.figures import MEASURES, Table, as_csv, best_text, cell
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
 from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
-from protofl_common.tools.groups import (
-    ESTIMATED,
-    Estimate,
-    Group,
-    difference,
-    draw_groups,
-    estimated,
-    grouped,
-    holm,
-    run_folders,
-)
+from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
 from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
@@ -73,7 +63,7 @@ def act(arguments: argparse.Namespace) -> int:
         console.print(table_of(groups).on_terminal())
         if extra := len(folders) - sum(len(group.runs) for group in groups):
             print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
-        differences = {group.name: difference(group, groups[0])[0] for group in groups[1:]}
+        differences = {group.name: group.beyond(groups[0])[0] for group in groups[1:]}
         tested = {name: than.p for name, than in differences.items() if than and than.n > 1}
         if len(tested) > 1:
             corrected = ", ".join(f"{printable(name)} {p:.3f}" for name, p in holm(tested).items())
@@ -102,7 +92,7 @@ def table_of(groups: list[Group]) -> Table:
     warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
     rows = []
     for group in groups:
-        than, note = difference(group, groups[0])
+        than, note = group.beyond(groups[0])
         cells = estimated(group.values.values(), than)
         if group is groups[0]:
             cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
@@ -112,7 +102,7 @@ def table_of(groups: list[Group]) -> Table:
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
-    than, note = (None, "") if group is reference else difference(group, reference)
+    than, note = (None, "") if group is reference else group.beyond(reference)
     return {
         "name": group.name,
         "settings": group.settings,

@@ -50,8 +50,7 @@ def act(arguments: argparse.Namespace) -> int:
     runs = runs_in(arguments.folder)
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
-        listed = [_as_dict(run) for run in runs if run.path.exists()]
-        print_json("runs", {"runs": listed, "freed": freed})
+        print_json("runs", {"runs": [_as_dict(run) for run in runs if run.path.exists()], "freed": freed})
     elif not arguments.prune:
         Console().print(_table(runs))
     return 0

@@ -35,14 +35,10 @@ class _Whole(nn.Module):
         logits = self.model.head(features)
         if self.prototypes is None:
             return (logits,)
-        return logits, self._distances(features)
-
-    def _distances(self, features_ND: Tensor) -> Tensor:
-        """As `prototypes.distances`, whose ``cdist`` the exporter does not know."""
-        means_PD = self.prototypes.means if self.prototypes is not None else features_ND
+        means_PD = self.prototypes.means  # distances as in `maths/prototypes.py`, whose ``cdist`` no exporter knows
         if self.similarity == "cosine":
-            features_ND, means_PD = normalize(features_ND, dim=1), normalize(means_PD, dim=1)
-        return (features_ND[:, None] - means_PD).square().sum(2).sqrt()
+            features, means_PD = normalize(features, dim=1), normalize(means_PD, dim=1)
+        return logits, (features[:, None] - means_PD).square().sum(2).sqrt()
 
 
 def write_onnx(trained: TrainedModel, file: Path) -> None:

@@ -80,8 +80,7 @@ class Predictor:
 
     @property
     def inferences(self) -> tuple[str, ...]:
-        able = KINDS if self.prototypes is not None else ("head",)
-        return tuple(way for way in able if way in self.card.accuracy)
+        return tuple(way for way in (KINDS if self.prototypes is not None else ("head",)) if way in self.card.accuracy)
 
     def way(self, by: str | None) -> str:
         """``by`` where this model predicts so, its own way for none; SettingsError for another."""

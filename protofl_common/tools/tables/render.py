@@ -139,7 +139,6 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    """For JSON: an entry for each cell."""
     cells = [_cell_as_dict(table, row, column, results) for row, column in results]
     return {"name": table.name, "title": table.title, "note": table.note, "against": table.against, "cells": cells}
 

@@ -102,8 +102,7 @@ class Search:
         for trial in self.made:
             past = optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
             study.add_trial(past)
-        suggested = study.ask(spaces).params
-        return {key: _rounded(value, self.cell.spaces[key]) for key, value in suggested.items()}
+        return {key: _rounded(value, self.cell.spaces[key]) for key, value in study.ask(spaces).params.items()}
 
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.generator import Generator
-from protofl_common.models.heads import LinearHead
+from protofl_common.models.split import LinearHead
 
 
 def test_by_hand() -> None:

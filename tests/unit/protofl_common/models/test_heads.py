@@ -8,8 +8,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model, initial_head
 from protofl_common.models.fused_linear import fused_linears
-from protofl_common.models.heads import HiddenHead, LinearHead, class_directions
-from protofl_common.models.split import SplitModel
+from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
 
 
 def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
