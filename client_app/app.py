@@ -91,7 +91,8 @@ class Visit:
             limits = client.limits(self.algorithm.templates(declared))
             self.algorithm.receive(unpack_payload(client.content, declared, limits, required=False))
             self.secure_sum = sum_of(client)
-            _ = client.test_set, client.validation_set, client.training and client.train_set  # read now
+            _ = client.instructions.evaluate and (client.test_set, client.validation_set)  # read now what is used
+            _ = client.training and client.train_set
         for protection in self.protections:
             protection.before()
         self.evaluated = Evaluated(self.algorithm)

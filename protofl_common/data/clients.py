@@ -73,7 +73,7 @@ def open_client_data(
         fill, mean, std = _pooled_scale(settings, data.key, seed, clients, domain)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
-    counts_C, hiding = np.bincount(data.labels), np.random.default_rng(derive_seed(seed, "labelled", client, domain))
+    hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
@@ -88,7 +88,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
-        uneven=settings.partition != "own" and bool(counts_C.max() > 2 * counts_C[counts_C > 0].min()),
+        uneven=settings.partition != "own" and data.uneven,
     )
 
 

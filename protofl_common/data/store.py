@@ -36,6 +36,7 @@ class StoredData(RawData):
     key: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    uneven: bool = False  # a class has more than twice another's samples
 
 
 def open_data(settings: DataSettings) -> StoredData:
@@ -107,7 +108,8 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
         if any(len(array) != meta["samples"] for array in arrays.values()):
             return None
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
-        return StoredData(**arrays, **facts, key=folder.name)
+        counts = np.unique(arrays["labels"], return_counts=True)[1]
+        return StoredData(**arrays, **facts, key=folder.name, uneven=bool(counts.max() > 2 * counts.min()))
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

@@ -68,7 +68,9 @@ class LocalGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = key = str(uuid.uuid4())
             task = message, self.run_id, self.nodes[message.metadata.dst_node_id], self.run_config, self.threads
-            self._replies[key] = self._pool.submit(answer, *task) if self._pool else _done(answer(*task))
+            self._replies[key] = reply = self._pool.submit(answer, *task) if self._pool else Future[Message]()
+            if not self._pool:
+                reply.set_result(answer(*task))
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -77,12 +79,6 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
-
-
-def _done(reply: Message) -> Future[Message]:
-    future = Future[Message]()
-    future.set_result(reply)
-    return future
 
 
 def _reply(reply: Future[Message]) -> Message:

@@ -128,8 +128,9 @@ def payload_bytes(content: RecordDict) -> int:
 
 def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:
     """The parameters and buffers of ``module`` that ``entry`` declares, as references."""
-    layers = [f"{name}." for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))]
-    out = layers[max(0, len(layers) - entry.without_last) :]
+    out: list[str] = []
+    if last := entry.without_last:
+        out = [f"{name}." for name, part in module.named_modules() if any(True for _ in part.parameters(False))][-last:]
     if not entry.normalisation:
         out += [f"{name}." for name, part in module.named_modules() if isinstance(part, NORMALISATION)]
     named = {name: value for name, value in module.state_dict().items() if name.startswith(entry.parts)}
