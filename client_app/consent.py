@@ -1,8 +1,8 @@
 """Ask a site's operator about each run. Before a run is approved, nothing of the data is read for it.
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
-It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the
-operator was shown: other settings are another study, and after an upgrade of the code the site asks again.
+It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
+shown: other settings are another study, and after an upgrade of the code the site asks again.
 """
 
 import json
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, replacing
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.study import SHORT, UNSIGNED, Study, id_of, in_text
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
@@ -101,12 +101,12 @@ def requests(folder: Path) -> Iterator[tuple[Path, Request]]:
 
 
 def read(path: Path) -> Request:
-    """Read a request; RefusedMessage where it cannot be read, or stands for other settings than its name says."""
-    with suppress(ValueError, TypeError):
+    """Read a request; SettingsError where it cannot be read, or stands for other settings than its name says."""
+    with suppress(ValueError, TypeError, KeyError):
         request = Request(**json.loads(path.read_text(encoding="utf-8")))
         if request.study.id == path.stem:
             return request
-    raise RefusedMessage("this site's file of the request cannot be read; its operator removes it")
+    raise SettingsError(f"studies/{path.name}: this request of a run cannot be read; remove the file")
 
 
 def write(path: Path, request: Request) -> None:

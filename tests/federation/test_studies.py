@@ -101,6 +101,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     for line in ("WAITS since", "nobody has signed it", "with       any sites", "protected  by nothing"):
         assert line in shown
     assert "leaves     FedProto: in each round " in shown
+    assert "    setting    partition=own\n" in shown
     hospitals.decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes, run_id=2)
     assert images_opened() >= 24
@@ -185,7 +186,7 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     hospitals.decide(config, "north")
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": content["settings"] | {"lr": 1.0}}))
-    assert "file of the request cannot be read" in hospitals.answer("north", config)
+    assert "this request of a run cannot be read" in hospitals.answer("north", config)
 
 
 def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +206,23 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
     assert NodeConfig.of(share | {"approve": True}).approves
     with pytest.raises(SettingsError, match="approve = 1 must be true or false"):
         NodeConfig.of(own | {"approve": 1})
+
+
+def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = signed(hospitals.config(metrics="auc"), purpose="x" * 2000, sites=hospitals.keys(*NAMES))
+    hospitals.answer("north", config)
+    capsys.readouterr()
+    hospitals.operator("north", "requests")
+    shown = capsys.readouterr().out
+    assert "    setting    metrics=auc\n" in shown
+    assert "that key is new to this site" in shown
+    hospitals.decide(config, "north")
+    hospitals.answer("north", signed(hospitals.config(metrics="auc", lr=0.5), sites=hospitals.keys(*NAMES)))
+    capsys.readouterr()
+    hospitals.operator("north", "requests")
+    assert "that key has signed what was approved here" in capsys.readouterr().out
 
 
 # -- a study ----------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from protofl_common.basics.files import locked
 from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import site_folder, site_name
-from protofl_common.experiment.plugins import algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
-from protofl_common.experiment.study import SHORT, Study
+from protofl_common.experiment.study import SHORT, UNSIGNED, Study
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
@@ -24,10 +24,17 @@ from protofl_common.tools.cli.arguments import read_recipe
 def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield for each request of a site its state and what it asks for, those that wait last."""
     every = [request for _, request in requests(site_folder(node))]
+    trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
     for request in sorted(every, key=lambda request: (not request.decision, request.asked)):
         yield f"{request.study.id[:SHORT]}  {state_of(request)}"
-        settings = Settings.from_run_config(default_run_config() | request.settings)
-        yield from (f"    {line}" for line in described(settings))
+        try:
+            lines = [*described(Settings.from_run_config(default_run_config() | request.settings))]
+        except SettingsError as error:
+            lines = [f"this version cannot run it: {line}" for line in str(error).splitlines()]
+        if request.study.by and not request.decision:
+            known = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
+            lines.insert(1, f"           that key {known}")
+        yield from (f"    {line}" for line in lines)
 
 
 def state_of(request: Request) -> str:
@@ -47,15 +54,19 @@ def described(settings: Settings) -> Iterator[str]:
     yield f"with       {', '.join(in_order(study.sites)) or 'any sites'}"
     runs = f"{study.runs} runs" if study.runs else "any number of runs"
     yield f"until      {study.until or 'no end'}; {runs} of {run.rounds} rounds"
-    for algo in (run.algo, *settings.baselines):
-        row = algorithm_named(algo)
-        sent = " and ".join(entry.words for entry in row.exchange.up.values()) or "nothing of the model"
+    rows = [
+        (settings.row, settings.exchange),
+        *((CATALOG[algo], CATALOG[algo].exchange) for algo in settings.baselines),
+    ]
+    for row, exchange in rows:
+        sent = " and ".join(entry.words for entry in exchange.up.values()) or "nothing of the model"
         yield f"leaves     {row.title}: in each round {sent}"
     yield f"           numbers of samples and of right predictions, {run.metrics or 'no other metrics'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
-    changed = [f"{key}={value}" for key, value in values.items() if default_run_config().get(key) != value]
-    yield f"settings   {printable(', '.join(changed))}"
+    for key, value in values.items():  # all of them, whatever a value has: nothing may hide behind a long one
+        if default_run_config().get(key) != value and key not in UNSIGNED and not key.startswith("study"):
+            yield f"setting    {printable(f'{key}={value}')}"
 
 
 def decide(node: Mapping[str, Scalar], digits: str, decision: str, until: str = "", runs: int = 0) -> str:
@@ -90,9 +101,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     """Return the lines of a site's audit log from the day ``since`` on, and what is wrong with the log."""
     path = site_folder(node) / audit.FILE
     if not path.exists():
-        raise SettingsError(
-            f"{path.absolute()}: no audit log; the site has answered nothing, or its state-dir is another"
-        )
+        raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     wrong, shown = [], []
     for _, entry, problem in audit.entries(path):
         wrong += [problem] if problem else []

@@ -521,6 +521,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
     answered = ["state/privacy/north.answered", "state/privacy/north.answered.lock"]
+    answered += ["state/sites/north/audit.jsonl", "state/sites/north/audit.jsonl.lock"]
     assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *answered]
     assert not (home / "state/second-2").exists()
     assert (home / "cache/features/notes").exists()
