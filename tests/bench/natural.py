@@ -107,6 +107,7 @@ def runs_of(table: TableFile, folder: Path) -> dict[str, list[Path]]:
 
 def has_data_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
     same = all(found[key] == row[key] for key in ("dataset", "standardise") if key in row)
+    same = same and found.get("gaussian.priors", "global") == row.get("gaussian.priors", "global")
     return same and Path(found["data-dir"]).name == Path(row["data-dir"]).name
 
 
