@@ -54,6 +54,7 @@ batch-size = 16
 eval-batch-size = 64
 threads = 1
 norm = "group"
+join-timeout = 90.0
 seed = 9
 {more}
 '''

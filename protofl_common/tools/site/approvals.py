@@ -32,8 +32,8 @@ def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
         except SettingsError as error:
             lines = [f"this version cannot run it: {line}" for line in str(error).splitlines()]
         if request.study.by and not request.decision:
-            known = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
-            lines.insert(1, f"           that key {known}")
+            history = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
+            lines.insert(1, f"           that key {history}")
         yield from (f"    {line}" for line in lines)
 
 
