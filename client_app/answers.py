@@ -9,7 +9,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from functools import cache, wraps
 
@@ -59,9 +58,10 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             asked = _asked(message, context) if at_site else ""
             reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
             name = site_name(context.node_config)
-            with suppress(audit.AuditError):
-                if at_site:
-                    _recorded(message, context, refused=reason)
+            try:
+                _ = at_site and _recorded(message, context, refused=reason)
+            except audit.AuditError as full:
+                reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name):
                 reason = f"site {name}: {reason}"  # the server does not know yet who this is
             return Message(Error(ERROR_CODE, reason), reply_to=message)
@@ -83,7 +83,8 @@ def _recorded(message: Message, context: Context, **what: object) -> str:
     meta, config = message.metadata, context.run_config
     instructions = message.content.config_records.get("round", ConfigRecord())
     asked = {"kind": meta.message_type, "run": context.run_id, "name": printable(str(instructions.get("run_name", "")))}
-    asked |= {"round": instructions.get("round", 0), "study": id_of(config), "algo": printable(str(config.get("algo")))}
+    number, algo = instructions.get("round"), printable(str(config.get("algo")))
+    asked |= {"round": number if type(number) is int else 0, "study": id_of(config), "algo": algo}
     return audit.append(site_folder(context.node_config), **asked, **what)
 
 

@@ -4,10 +4,12 @@ Each line has the SHA-256 of the line before. The hash of the last one goes out 
 it into the run's metrics: neither can change or cut what the other has seen. What cannot be recorded does not leave.
 """
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +35,8 @@ def append(folder: Path, **entry: Any) -> str:
             before = _last_line(log)
             time = datetime.now().astimezone().isoformat(timespec="milliseconds")
             line = json.dumps({"time": time, **entry, "before": hash_of(before) if before else START}).encode()
+            if len(line) >= _LONGEST:
+                raise OSError(errno.EFBIG, f"a line of {len(line)} bytes")
             log.write(line + b"\n")
             log.flush()
             os.fsync(log.fileno())
@@ -73,12 +77,11 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     before = START
     with path.open("rb") as log:
         for number, line in enumerate(log, 1):
-            whole = line.endswith(b"\n")
-            try:
+            whole, entry = line.endswith(b"\n"), None
+            with suppress(ValueError):
                 entry = json.loads(line)
-            except ValueError:
-                entry = {}
-            wrong = "is not whole" if not whole or not entry else ""
+            entry = entry if isinstance(entry, dict) else {}
+            wrong = "" if whole and entry else "is no whole line of the log"
             if entry and entry.get("before") != before:
                 wrong = "does not follow the line before it: one was changed, moved or removed"
             before = hash_of(line.rstrip(b"\n"))

@@ -73,7 +73,7 @@ class Client:
         """Return the signature with this site's key, where the study names it; else b""."""
         if not self.peers:
             return b""
-        return site_key(self.site_folder).sign(about_site(self.name, self.run_id, purpose))
+        return site_key(self.site_folder).sign(about_site(self.settings.study, self.name, self.run_id, purpose))
 
     @property
     def peers(self) -> dict[str, str]:

@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, replacing
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.study import SHORT, UNSIGNED, Study, id_of, in_text
+from protofl_common.experiment.study import UNSIGNED, Study, id_of, in_text, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 CODE = code_version()  # of this process: a site forks from one that has imported everything
 FOLDER, KEY_FILE = "studies", "site.key"
 APPROVED, DENIED = "approved", "denied"
+MOST_BYTES = 2**16  # of the settings of a request
 MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill the disk with more
 
 
@@ -66,12 +67,14 @@ def check_consent(config: Mapping[str, Scalar], run_id: int, folder: Path, name:
 def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, folder: Path, name: str) -> None:
     path = folder / FOLDER / f"{study.id}.json"
     request = read(path) if path.exists() else None
+    if request is None:
+        _check_room(config, folder)
     if request is None or (request.decision == APPROVED and request.code != CODE):
         request = ask(folder, config, request.run_ids if request else [])
     if request.decision == DENIED:
         raise RefusedMessage(f"denied at {name}: {study}")
     if not request.decision:
-        raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id[:SHORT]}")
+        raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
     if request.until and date.today() > date.fromisoformat(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
     if run_id not in request.run_ids:
@@ -82,10 +85,16 @@ def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, fol
             write(path, replace(request, run_ids=sorted({*request.run_ids, run_id})))
 
 
-def ask(folder: Path, config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
-    """Write a request, a new one or one after an upgrade, for the operator to decide; ``run_ids``: the runs so far."""
+def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:
+    """RefusedMessage for a request that would help to fill the disk, or to hide the others."""
     if sum(not request.decision for _, request in requests(folder)) >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
+    if (size := len(signed_part(config))) > MOST_BYTES:
+        raise RefusedMessage(f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read")
+
+
+def ask(folder: Path, config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
+    """Write a request, a new one or one after an upgrade, for the operator to decide; ``run_ids``: the runs so far."""
     settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     request = Request(settings, now, CODE, run_ids=[*run_ids])
@@ -95,9 +104,10 @@ def ask(folder: Path, config: Mapping[str, Scalar], run_ids: Sequence[int] = ())
 
 
 def requests(folder: Path) -> Iterator[tuple[Path, Request]]:
-    """Yield the files of all requests at a site, the newest last."""
-    listed = [(path, read(path)) for path in (folder / FOLDER).glob("*.json")]
-    yield from sorted(listed, key=lambda pair: pair[1].asked)
+    """Yield the files of all requests at a site that can be read."""
+    for path in (folder / FOLDER).glob("*.json"):
+        with suppress(SettingsError):
+            yield path, read(path)
 
 
 def read(path: Path) -> Request:

@@ -12,6 +12,7 @@ what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,10 +66,10 @@ class SecureSum:
 
     def __init__(self, client: Client, final: bool) -> None:
         self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
-        self.sum = 2 * client.instructions.round + final
+        self.sum, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
-            self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{client.settings.run.algo}.secagg"
+            self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
 
     def advertise(self) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
@@ -80,7 +81,7 @@ class SecureSum:
         secret = new_secret()
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
         public = public_of(secret)
-        signature = self.client.signature(introducing(self.sum, public)) or bytes(SIGNATURE)
+        signature = self.client.signature(introducing(self.algo, self.sum, public)) or bytes(SIGNATURE)
         return {self.name: public + signature}
 
     def share(self) -> dict[str, bytes]:
@@ -90,11 +91,12 @@ class SecureSum:
         if publics.get(self.name) != public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         for site, both in keys.items():
-            if not is_from_site(self.client.peers, site, self.run_id, introducing(self.sum, both), both[PUBLIC:]):
+            purpose = introducing(self.algo, self.sum, both)
+            if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[PUBLIC:]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
         if len(keys) < FEWEST:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
-        threshold, points = needed(len(keys), self.client.settings.privacy.secagg_threshold), points_of(keys)
+        threshold, points = self._threshold(keys), points_of(keys)
         pair, own = (split(part(progress.secret, which), threshold, points.values()) for which in (PAIR, OWN))
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
@@ -105,7 +107,7 @@ class SecureSum:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(self.client.content, SEALED)
         sites = {self.name, *sealed}
-        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress)):
+        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress.keys)):
             raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():
@@ -132,7 +134,7 @@ class SecureSum:
     def unmask(self) -> dict[str, bytes]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
         progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
-        if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress):
+        if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._write(_Progress(self.run_id, self.sum, "unmask"))
         if self.final and not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
@@ -140,8 +142,9 @@ class SecureSum:
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
-    def _threshold(self, progress: _Progress) -> int:
-        return needed(len(progress.keys), self.client.settings.privacy.secagg_threshold)
+    def _threshold(self, keys: Mapping[str, bytes]) -> int:
+        """Return how many sites must stay: of those that the study names, however few of them the server shows."""
+        return needed(max(len(keys), len(self.client.peers)), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()

@@ -43,6 +43,11 @@ def allow_only(modules: Iterable[str]) -> None:
     _ONLY[:] = [frozenset(modules)]
 
 
+def at_worker() -> bool:
+    """Return whether a worker's operator has named the modules that may be imported."""
+    return bool(_ONLY)
+
+
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
     before = _ALLOWED.set(_ALLOWED.get().union(modules))

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
+from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 
 GROUP = "protofl.algorithms"
@@ -34,6 +35,8 @@ def algorithm_named(name: str) -> Algorithm:
         names = [*CATALOG, *packages]
         choices = f"{', '.join(names)}{did_you_mean(name, names)}"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
+    if at_worker():
+        check_allowed(packages[name].value, "algo")
     try:
         row = packages[name].load()
     except Exception as error:

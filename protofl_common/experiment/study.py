@@ -23,7 +23,6 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import StudySettings, keys_that_change
 
 UNSIGNED = keys_that_change("name") | {"study-signature"}
-SHORT = 12  # digits of an id for people
 _KEY = re.compile(r"[\w-]{43}")
 
 
@@ -44,11 +43,11 @@ class Study:
         if name and not verified(config):
             raise SettingsError(f"study-signature: not {by}'s signature of these settings; sign the study again")
         sites = keys_of_sites(str(config["study-sites"]))
-        until, purpose = str(config["study-until"]), printable(str(config["study-purpose"]))
+        until, purpose = str(config["study-until"]), printable(" ".join(str(config["study-purpose"]).split()))
         return cls(id_of(config), name, by, sites, until, int(config["study-runs"]), purpose)
 
     def __str__(self) -> str:
-        return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id[:SHORT]})"
+        return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id})"
 
     @property
     def is_over(self) -> bool:
@@ -89,14 +88,15 @@ def verified(config: Mapping[str, Scalar]) -> bool:
     return is_signed(str(config["study-by"]).rpartition(":")[2], signature, signed_part(config))
 
 
-def about_site(name: str, run_id: int, purpose: str) -> bytes:
-    """Return what a site signs with its key, for one Flower run: that it introduces itself, or its keys for a sum."""
-    return f"protofl {purpose} of {name} in run {run_id}".encode()
+def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> bytes:
+    """Return what a site signs for one study and Flower run: that it introduces itself, or its keys for a sum."""
+    return f"protofl {purpose} of {name} in run {run_id} of study {study.study_signature}".encode()
 
 
-def is_from_site(sites: Mapping[str, str], name: str, run_id: int, purpose: str, signature: bytes) -> bool:
+def is_from_site(study: StudySettings, name: str, run_id: int, purpose: str, signature: bytes) -> bool:
     """Return whether the site has signed that with its key in the study; True where no site is named."""
-    return not sites or is_signed(sites.get(name, ""), signature, about_site(name, run_id, purpose))
+    sites = keys_of_sites(study.study_sites)
+    return not sites or is_signed(sites.get(name, ""), signature, about_site(study, name, run_id, purpose))
 
 
 def problems(study: StudySettings) -> Iterator[str]:
@@ -110,11 +110,11 @@ def problems(study: StudySettings) -> Iterator[str]:
         yield f"study = {study.study!r}: must be made of ASCII letters, digits, '.', '_' and '-'"
     if not study.study_by or not study.study_signature:
         yield f"study = {study.study!r}: not signed; protofl study sign FILE --key ~/.ssh/id_ed25519"
-    for key, value in (("study-sites", study.study_sites), ("study-by", study.study_by)):
-        for entry in names_in(value):
+    for key, entries in (("study-sites", names_in(study.study_sites)), ("study-by", (study.study_by,))):
+        for entry in entries:
             name, _, public = entry.partition(":")
             if not is_site_name(name) or not _KEY.fullmatch(public):
-                yield f"{key}: {entry!r} must be NAME:KEY; `protofl site key` prints a site's"
+                yield f"{key}: {printable(repr(entry))} must be NAME:KEY; `protofl site key` prints a site's"
     names = [entry.partition(":")[0] for entry in names_in(study.study_sites)]
     if len(names) != len(set(names)):
         yield "study-sites: names a site twice"

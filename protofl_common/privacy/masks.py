@@ -40,9 +40,9 @@ def public_of(secret: bytes) -> bytes:
     return b"".join(private.public_key().public_bytes_raw() for private in privates)
 
 
-def introducing(number: int, keys: bytes) -> str:
-    """Return what a site signs of its public keys for a sum, the first bytes of ``keys``."""
-    return f"keys {keys[:PUBLIC].hex()} for sum {number}"
+def introducing(algo: str, number: int, keys: bytes) -> str:
+    """Return what a site signs of its public keys, the first bytes of ``keys``, for a sum of a run or its baseline."""
+    return f"keys {keys[:PUBLIC].hex()} for sum {number} of {algo}"
 
 
 def are_keys(public: bytes) -> bool:

@@ -246,7 +246,7 @@ class Federation:
         self._card_of[node] = card
         self.problems.pop(node, None)  # it may have waited for approval
         signature, run_id = bytes.fromhex(card.signature), self.run_history.run_id
-        if not is_from_site(self.named, card.name, run_id, "introduction", signature):
+        if not is_from_site(self.settings.study, card.name, run_id, "introduction", signature):
             self.problems[node] = f"{card.name}: not signed by a site of the study"
         elif card.name not in self.cards:
             self.cards[card.name], self.node_of[card.name] = card, node

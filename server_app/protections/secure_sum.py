@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from protofl_common.experiment.study import is_from_site, keys_of_sites
+from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy.masks import (
     OWN,
     PAIR,
@@ -81,13 +81,13 @@ class SecureSum(Channel):
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
-        self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
+        self.threshold = self._needed(sites)
         keys = self._exchange("advertise", {site: {} for site in sites}, PUBLIC + SIGNATURE)
         own = {site: mine[site] for site, mine in keys.items() if set(mine) == {site}}
         self.keys = {site: public for site, public in own.items() if self._may_share(site, public)}
         self._expel(keys.keys() - self.keys.keys(), "keys that are none, or not signed with the site's key")
         self._check_enough(self.keys, "keys")
-        self.threshold = needed(len(self.keys), self.settings.privacy.secagg_threshold)
+        self.threshold = self._needed(self.keys)
         sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
         shared = {site: its for site, its in sealed.items() if set(its) == self.keys.keys() - {site}}
         self._expel(sealed.keys() - shared.keys(), "shares for other sites than the round's")
@@ -114,8 +114,12 @@ class SecureSum(Channel):
     def _may_share(self, site: str, keys: bytes) -> bool:
         """Return whether one can agree on secrets by these keys, and the site has signed them if a study names it."""
         number, run_id = 2 * self.result.number + self.result.final, self.federation.run_history.run_id
-        named, purpose = keys_of_sites(self.settings.study.study_sites), introducing(number, keys)
-        return are_keys(keys) and is_from_site(named, site, run_id, purpose, keys[PUBLIC:])
+        purpose = introducing(self.settings.run.algo, number, keys)
+        return are_keys(keys) and is_from_site(self.settings.study, site, run_id, purpose, keys[PUBLIC:])
+
+    def _needed(self, sites: Collection[str]) -> int:
+        """Return how many must stay to the end: each site asks for its share of all that the study names."""
+        return needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""

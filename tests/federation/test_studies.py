@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
 from client_app import audit, consent
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import NodeConfig
-from protofl_common.experiment.settings import digest_of
-from protofl_common.experiment.study import Study
-from protofl_common.privacy.masks import PUBLIC
+from protofl_common.experiment.settings import Settings, digest_of
+from protofl_common.experiment.study import Study, about_site, in_text, is_from_site
+from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SECAGG, pack_settings
 from server_app.network.membership import FederationError
@@ -60,7 +61,7 @@ class Hospitals(Three):
 
     def decide(self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)) -> None:
         for site in sites or NAMES:
-            assert self.operator(site, words[0], Study.of(config).id[:12], *words[1:]) == 0
+            assert self.operator(site, words[0], Study.of(config).id, *words[1:]) == 0
 
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
@@ -93,7 +94,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     assert images_opened() == 0
     assert any("/north/studies/" in path for path in OPENED)
     for site in NAMES:
-        waits = f"waiting for approval at {site}: a run without a study ({Study.of(config).id[:12]})"
+        waits = f"waiting for approval at {site}: a run without a study ({Study.of(config).id})"
         assert waits in str(refusal.value)
     capsys.readouterr()
     assert hospitals.operator("north", "requests") == 0
@@ -139,7 +140,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
     outcome = run_federation(config, nodes=hospitals.nodes, tamper=south_denies)
     reasons = [row["failed"].get("south", "") for row in outcome.rows]
-    denied = f"denied at south: a run without a study ({Study.of(config).id[:12]})"
+    denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert reasons == ["", "", denied, denied, denied]
     assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
 
@@ -164,8 +165,8 @@ def test_another_setting_and_another_code_are_asked_for_anew(
 def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsys: pytest.CaptureFixture[str]) -> None:
     config = hospitals.config()
     hospitals.answer("north", config)
-    assert hospitals.operator("north", "approve", "0" * 12) == 1
-    assert f"no such request; choose from {Study.of(config).id[:12]}" in capsys.readouterr().err
+    assert hospitals.operator("north", "approve", "0" * 32) == 1
+    assert f"no such request; choose from {Study.of(config).id}" in capsys.readouterr().err
     yesterday = str(TODAY - timedelta(days=1))
     assert hospitals.operator("north", "approve", Study.of(config).id, "--until", yesterday) == 1
     hospitals.decide(config, "north", words=("approve", "--runs", "2", "--until", str(TODAY)))
@@ -225,6 +226,24 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
     assert "that key has signed what was approved here" in capsys.readouterr().out
 
 
+def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_other(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = signed(hospitals.config(), purpose="x" * 100_000)
+    assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
+    config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
+    hospitals.answer("north", config)
+    (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
+    capsys.readouterr()
+    assert hospitals.operator("north", "requests") == 0
+    shown = capsys.readouterr().out
+    assert "1 files in" in shown
+    assert "leaves     FedPer: in each round all weights of the model\n" in shown
+    assert "    setting    fedper.personal-layers=0\n" in shown
+    hospitals.decide(config, "north", words=("deny",))
+    assert "denied at north" in hospitals.answer("north", config)
+
+
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +284,7 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
         ({"study-until": "soon"}, "study-until = 'soon': must be a day"),
         ({"study": "a/b"}, "study = 'a/b': must be made of"),
         ({"study-by": "jane"}, "study-by: 'jane' must be NAME:KEY"),
+        ({"study-by": f"jane:{'A' * 43}, mallory:{'B' * 43}"}, "study-by: 'jane:A+, mallory:B+' must be NAME:KEY"),
         ({"study": ""}, "only with a study"),
         ({"study-signature": ""}, "not signed; protofl study sign"),
     ],
@@ -345,7 +365,7 @@ def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
     for _ in range(2):  # the second signature takes the place of the first
         assert main(["study", "sign", str(file), "--key", str(tmp_path / "id"), "--by", "jane"]) == 0
     shown = capsys.readouterr().out
-    for line in ("study heart", "signed by jane:", "which valves leak", "east, north, south", "2 runs of 3 rounds"):
+    for line in ("study heart", "signed by jane:", "which valves leak", ", north:", "2 runs of 3 rounds"):
         assert line in shown
     assert file.read_text().count("study-signature") == 1
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
@@ -355,6 +375,39 @@ def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
     assert "give --key" in capsys.readouterr().err
     assert main(["study", "sign", str(file), "--key", str(file), "--by", "jane"]) == 1
     assert f"--key {file}:" in capsys.readouterr().err
+
+
+def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
+    sites = hospitals.keys(*NAMES)
+    heart, other = (Settings.from_run_config(signed(hospitals.config(seed=seed), sites=sites)).study for seed in (1, 2))
+    key = consent.site_key(hospitals.consent("north"))
+    keys = bytes(PUBLIC)
+    purpose = introducing("fedproto", 2, keys)
+    signature = key.sign(about_site(heart, "north", 7, purpose))
+    assert is_from_site(heart, "north", 7, purpose, signature)
+    assert not is_from_site(other, "north", 7, purpose, signature)
+    assert not is_from_site(heart, "north", 8, purpose, signature)
+    assert not is_from_site(heart, "south", 7, purpose, signature)
+    for algo, number in (("fedavg", 2), ("fedproto", 3)):
+        assert not is_from_site(heart, "north", 7, introducing(algo, number, keys), signature)
+
+
+def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight sites in a study it names three to each other, whose own threshold would be three: six must stay."""
+    keys = {f"site-{n}": in_text(Ed25519PrivateKey.generate().public_key()) for n in range(5)}
+    sites = ",".join([hospitals.keys(*NAMES), *(f"{name}:{key}" for name, key in keys.items())])
+    monkeypatch.setattr(server_secagg.SecureSum, "_needed", lambda self, sites: 3)
+    config = signed(hospitals.config(secagg=True, min_clients=3, join_timeout=2.0), sites=sites)
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config)
+    with pytest.raises(FederationError):
+        run_federation(config | {"run-name": "few"}, nodes=hospitals.nodes)
+    rows = [json.loads(line) for line in (hospitals.folder / "runs/few/metrics.jsonl").read_text().splitlines()]
+    assert all(row["void"] for row in rows)
+    assert "fewer than 6" in str(rows[0])
 
 
 # -- the audit log ----------------------------------------------------------------------------------------------------
@@ -401,7 +454,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     against = ("--against", str(outcome.folder))
     assert hospitals.operator("north", "audit", *against) == 0
     shown = capsys.readouterr().out
-    assert "fedproto train round 2: sent prototypes (" in shown
+    assert "fedproto train round 2: sent {" in shown
     assert "approved by" in shown
     path = hospitals.consent("north") / audit.FILE
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -410,6 +463,31 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     assert hospitals.operator("north", "audit", *against, "--json") == 1
     (wrong,) = json.loads(capsys.readouterr().out)["wrong"]
     assert wrong.startswith("round 2: the server has seen a line that the log lacks")
+
+
+@pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])
+def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(
+    line: str, hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_with(hospitals.consent("north"), 2)
+    with (hospitals.consent("north") / audit.FILE).open("a") as log:
+        log.write(line + "\n")
+    for options in ((), ("--json",)):
+        assert hospitals.operator("north", "audit", *options) == 1
+        assert "line 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
+def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, hospitals: Hospitals) -> None:
+    config = hospitals.config()
+    grid = LocalGrid(config, hospitals.nodes, run_id=5)
+    content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
+    for _ in range(2):
+        grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])
+    log = hospitals.consent("north") / audit.FILE
+    assert len(log.read_bytes().splitlines()) == 2
+    assert log.stat().st_size < 10_000
+    assert not wrong_in(log)
 
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:

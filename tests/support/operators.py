@@ -21,7 +21,7 @@ def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]
             for site, folder in folders.items():
                 for file in (folder / "studies").glob("*.json"):
                     if not json.loads(file.read_text())["decision"]:
-                        approve(site, file.stem[:12])
+                        approve(site, file.stem)
 
     thread = threading.Thread(target=look)
     thread.start()

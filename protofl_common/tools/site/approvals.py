@@ -1,6 +1,7 @@
 """``protofl site requests``, ``approve``, ``deny`` and ``audit``: what an operator decides, and what was done."""
 
 import getpass
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date, datetime
@@ -10,23 +11,25 @@ from typing import Any
 from client_app import audit
 from client_app.consent import APPROVED, CODE, FOLDER, Request, ask, read, requests, write
 from protofl_common.basics.files import locked
-from protofl_common.basics.text import in_order, printable
+from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import site_folder, site_name
-from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
-from protofl_common.experiment.study import SHORT, UNSIGNED, Study
+from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
+from protofl_common.experiment.study import UNSIGNED, Study
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
 
 def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield for each request of a site its state and what it asks for, those that wait last."""
-    every = [request for _, request in requests(site_folder(node))]
+    folder = site_folder(node)
+    every = [request for _, request in requests(folder)]
+    if unread := len([*(folder / FOLDER).glob("*.json")]) - len(every):
+        yield f"{unread} files in {folder / FOLDER} cannot be read; remove them"
     trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
     for request in sorted(every, key=lambda request: (not request.decision, request.asked)):
-        yield f"{request.study.id[:SHORT]}  {state_of(request)}"
+        yield f"{request.study.id}  {state_of(request)}"
         try:
             lines = [*described(Settings.from_run_config(default_run_config() | request.settings))]
         except SettingsError as error:
@@ -39,7 +42,7 @@ def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
 
 def state_of(request: Request) -> str:
     if not request.decision:
-        return f"WAITS since {request.asked}: protofl site approve {request.study.id[:SHORT]}, or deny"
+        return f"WAITS since {request.asked}: protofl site approve {request.study.id}, or deny"
     runs = f"; {len(request.run_ids)} of {request.most_runs or 'any number of'} runs so far"
     until = f", until {request.until}" if request.until else ""
     upgraded = "; the code has changed since, so it will wait again" if request.code != CODE else ""
@@ -51,49 +54,50 @@ def described(settings: Settings) -> Iterator[str]:
     study, run, values = Study.of(settings.given), settings.run, to_run_config(settings)
     yield f"{study}, signed by {study.by}" if study.name else f"{study}: nobody has signed it"
     yield f"purpose    {study.purpose or 'not said'}"
-    yield f"with       {', '.join(in_order(study.sites)) or 'any sites'}"
+    yield "with       " + (", ".join(f"{name}:{study.sites[name]}" for name in in_order(study.sites)) or "any sites")
     runs = f"{study.runs} runs" if study.runs else "any number of runs"
     yield f"until      {study.until or 'no end'}; {runs} of {run.rounds} rounds"
-    rows = [
-        (settings.row, settings.exchange),
-        *((CATALOG[algo], CATALOG[algo].exchange) for algo in settings.baselines),
-    ]
-    for row, exchange in rows:
-        sent = " and ".join(entry.words for entry in exchange.up.values()) or "nothing of the model"
-        yield f"leaves     {row.title}: in each round {sent}"
-    yield f"           numbers of samples and of right predictions, {run.metrics or 'no other metrics'}"
+    every = [settings, *baselines_of(settings, settings.given).values()]
+    for each in every:
+        sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
+        yield f"leaves     {each.row.title}: in each round {sent}"
+    yield "           numbers of samples and right predictions, which classes it has, losses, seconds; metrics: "
+    yield f"           {printable(run.metrics) or 'accuracy alone'}; statistics: {run.statistics}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
-    for key, value in values.items():  # all of them, whatever a value has: nothing may hide behind a long one
+    if settings.privacy.sums_only and not study.sites:
+        yield "           nobody vouches for the other sites: the run names none by its key"
+    changed = {key: value for each in reversed(every) for key, value in to_run_config(each).items()}
+    for key, value in changed.items():  # all of them, whatever a value has: nothing may hide behind a long one
         if default_run_config().get(key) != value and key not in UNSIGNED and not key.startswith("study"):
-            yield f"setting    {printable(f'{key}={value}')}"
+            yield f"setting    {printable(' '.join(f'{key}={value}'.split()), LONGEST_IN_LOG)}"
 
 
-def decide(node: Mapping[str, Scalar], digits: str, decision: str, until: str = "", runs: int = 0) -> str:
-    """Approve or deny a run, by the first digits of its id or by its file of settings; return a line that says so.
+def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str = "", runs: int = 0) -> str:
+    """Approve or deny a run, by its id or by its file of settings; return a line that says so.
 
-    SettingsError for digits of none or of several, and for an approval of settings that the site would refuse anyway.
+    SettingsError for an id that nobody has asked by, and for an approval of settings that the site would refuse anyway.
     """
     folder, name = site_folder(node), site_name(node)
-    if digits.endswith(".toml"):
-        settings = default_run_config() | read_recipe(digits).settings
-        digits = Study.of(Settings.from_run_config(settings).given).id
-        if not (folder / FOLDER / f"{digits}.json").exists():
+    if study_id.endswith(".toml"):
+        settings = default_run_config() | read_recipe(study_id).settings
+        study_id = Study.of(Settings.from_run_config(settings).given).id
+        if not (folder / FOLDER / f"{study_id}.json").exists():
             ask(folder, settings)
-    named = [path for path, _ in requests(folder) if digits and path.stem.startswith(digits)]
-    if len(named) != 1:
-        choices = ", ".join(path.stem[:SHORT] for path, _ in requests(folder)) or "none: nobody has asked"
-        raise SettingsError(f"{digits}: {'several requests' if named else 'no such request'}; choose from {choices}")
+    path = folder / FOLDER / f"{study_id}.json"
+    if not is_plain_name(study_id) or not path.exists():
+        choices = ", ".join(path.stem for path, _ in requests(folder)) or "none: nobody has asked"
+        raise SettingsError(f"{study_id}: no such request; choose from {choices}")
     if until and date.fromisoformat(until) < date.today():
         raise SettingsError(f"--until {until}: that day is over")
-    with locked(named[0]):
-        request = read(named[0])
+    with locked(path):
+        request = read(path)
         if decision == APPROVED:
             Settings.from_run_config(default_run_config() | request.settings, node)
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
         audit.append(folder, decision=decision, by=user, until=until, runs=runs, code=CODE, study=request.study.id)
         decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=CODE)
-        write(named[0], decided)
+        write(path, decided)
     return f"{name}: {decision}: {request.study}"
 
 
@@ -120,13 +124,13 @@ def compared(node: Mapping[str, Scalar], run: Path) -> Iterator[str]:
 
 
 def in_words(entry: Mapping[str, Any]) -> str:
-    """Return a line for people on an entry of the audit log."""
+    """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     if "decision" in entry:
-        what = f"{entry['decision']} by {entry['by']}"
+        what = f"{entry['decision']} by {entry.get('by')}"
     elif "refused" in entry:
         what = f"refused: {entry['refused']}"
     else:
-        what = "sent " + ", ".join(f"{name} ({size:,} bytes)" for name, size in entry["sent"].items())
+        what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
     about = " ".join(str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key))
     number = f" round {entry['round']}" if entry.get("round") else ""
-    return printable(f"{entry['time']} {str(entry['study'])[:SHORT]} {about}{number}: {what}")
+    return printable(f"{entry.get('time')} {entry.get('study')} {about}{number}: {what}")
