@@ -67,7 +67,8 @@ class Client:
         """The study that a message is about, None for a simulated client; RefusedMessage where it has no consent."""
         if not self.node.is_site:
             return None
-        return check_consent(context.run_config, self.run_id, self.site_folder, self.name, self.node.approves)
+        how = {"approves": self.node.approves, "training": self.training}
+        return check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""

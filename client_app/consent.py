@@ -52,19 +52,25 @@ class Request:
         return min(filter(None, (self.runs, self.study.runs)), default=0)
 
 
-def check_consent(config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, approves: bool) -> Study:
-    """Return the study of a run in which this site may take part now; RefusedMessage where it may not."""
+def check_consent(
+    config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, *, approves: bool, training: bool
+) -> Study:
+    """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
+
+    ``approves``: its operator is asked; ``training``: the message is one of those by which runs are counted.
+    """
     study = Study.of(config)
     if study.is_over:
         raise RefusedMessage(f"{study} ended on {study.until}")
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
     if approves:
-        _check_approved(config, study, run_id, folder, name)
+        _check_approved(config, study, folder, name)
+        _check_runs(study, run_id, folder, name, training)
     return study
 
 
-def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, folder: Path, name: str) -> None:
+def _check_approved(config: Mapping[str, Scalar], study: Study, folder: Path, name: str) -> None:
     path = folder / FOLDER / f"{study.id}.json"
     request = read(path) if path.exists() else None
     if request is None:
@@ -77,12 +83,16 @@ def _check_approved(config: Mapping[str, Scalar], study: Study, run_id: int, fol
         raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
     if request.until and date.today() > date.fromisoformat(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
-    if run_id not in request.run_ids:
-        with locked(path):
-            request = read(path)
-            if request.most_runs and len({*request.run_ids, run_id}) > request.most_runs:
-                raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
-            write(path, replace(request, run_ids=sorted({*request.run_ids, run_id})))
+
+
+def _check_runs(study: Study, run_id: int, folder: Path, name: str, training: bool) -> None:
+    with locked(path := folder / FOLDER / f"{study.id}.json"):
+        request = read(path)
+        now = sorted({*request.run_ids, run_id})
+        if request.most_runs and len(now) > request.most_runs:
+            raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
+        if training and now != request.run_ids:
+            write(path, replace(request, run_ids=now))
 
 
 def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:

@@ -119,8 +119,10 @@ class Federation:
         problems = {node: why for node, why in self.problems.items() if node in self.online}
         if wanted and ready >= wanted:
             return True
-        if self.named or any(WAITING in why for why in problems.values()):
-            return False  # others may yet come, whoever cannot take part
+        reasons = " ".join(problems.values())
+        unheard = [name for name in self.named if name not in self.cards and f"site {name}: " not in reasons]
+        if unheard or WAITING in reasons:
+            return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
             return False
         if not 0 < self._least() <= ready:

@@ -164,17 +164,36 @@ def test_another_setting_and_another_code_are_asked_for_anew(
 
 def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsys: pytest.CaptureFixture[str]) -> None:
     config = hospitals.config()
-    hospitals.answer("north", config)
+    for site in NAMES:
+        hospitals.answer(site, config)
     assert hospitals.operator("north", "approve", "0" * 32) == 1
     assert f"no such request; choose from {Study.of(config).id}" in capsys.readouterr().err
     yesterday = str(TODAY - timedelta(days=1))
     assert hospitals.operator("north", "approve", Study.of(config).id, "--until", yesterday) == 1
-    hospitals.decide(config, "north", words=("approve", "--runs", "2", "--until", str(TODAY)))
-    assert [hospitals.answer("north", config, run_id) for run_id in (1, 2, 1)] == ["", "", ""]
-    assert "north takes part in 2 runs of a run without a study" in hospitals.answer("north", config, 3)
+    hospitals.decide(config, words=("approve", "--runs", "1", "--until", str(TODAY)))
+    assert f"until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies" in capsys.readouterr().out
+    assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
+    assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
+    assert hospitals.answer("north", config, 2) == ""
+    assert "north takes part in 1 runs of a run without a study" in hospitals.answer("north", config, 3)
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
-    assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 1)
+    assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 2)
+
+
+def test_a_study_whose_sites_have_all_answered_does_not_wait(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """South has denied it: the run goes on with the two others, and does not wait for join-timeout."""
+    pauses: list[float] = []
+    monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
+    config = signed(hospitals.config(join_timeout=300.0, num_clients=0), sites=hospitals.keys(*NAMES))
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config, "east", "north")
+    hospitals.decide(config, "south", words=("deny",))
+    assert set(run_federation(config, nodes=hospitals.nodes).summary["clients"]) == {"east", "north"}
+    assert sum(pauses) < 30
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
@@ -452,6 +471,9 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     assert heads == 3 * [set(NAMES)]
     capsys.readouterr()
     against = ("--against", str(outcome.folder))
+    assert hospitals.operator("north", "audit", *against) == 0
+    assert hospitals.operator("north", "audit", "--against", str(outcome.folder.parent)) == 1
+    assert "nothing was compared" in capsys.readouterr().out
     assert hospitals.operator("north", "audit", *against) == 0
     shown = capsys.readouterr().out
     assert "fedproto train round 2: sent {" in shown

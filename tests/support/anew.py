@@ -41,9 +41,11 @@ def read_anew(
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for item in message.items:  # in the order found
         made = proto.RecordDict.Item(key=item.key)
-        if item.key not in RECORDS[kind]:
+        if item.key not in {*RECORDS[kind], "audit"}:
             continue
-        if item.key == "site":
+        if item.key == "audit":
+            made.config_record.CopyFrom(head_anew(item.config_record))
+        elif item.key == "site":
             made.config_record.CopyFrom(site_anew(item.config_record))
         elif item.key == "report":
             allowed = report_names(algo, kind == MessageType.TRAIN, metrics)
@@ -55,7 +57,17 @@ def read_anew(
             made.array_record.CopyFrom(record)
         anew.items.append(made)
     assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
-    return {item.key for item in message.items}, arrays
+    return {item.key for item in message.items} - {"audit"}, arrays
+
+
+def head_anew(record: Any) -> Any:
+    """The head of a site's audit log, a SHA-256."""
+    (item,) = record.items
+    assert item.key == "head"
+    assert re.fullmatch("[0-9a-f]{64}", item.value.string)
+    made = proto.ConfigRecord()
+    made.items.append(proto.ConfigRecord.Item(key="head", value=proto.ConfigRecordValue(string=item.value.string)))
+    return made
 
 
 def bytes_anew(record: Any, size: int) -> Any:

@@ -113,10 +113,15 @@ def key(arguments: argparse.Namespace) -> int:
 
 
 def requests(arguments: argparse.Namespace) -> int:
+    from protofl_common.experiment.node import site_folder
     from protofl_common.tools.site.approvals import listed
     from protofl_common.tools.site.stored import ledgers_at
 
-    print(*(list(listed(arguments.node)) or ["nobody has asked"]), *ledgers_at(arguments.node), sep="\n")
+    print(
+        *(list(listed(arguments.node)) or [f"nobody has asked, by {site_folder(arguments.node).absolute()}"]),
+        *ledgers_at(arguments.node),
+        sep="\n",
+    )
     return 0
 
 

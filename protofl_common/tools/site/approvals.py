@@ -61,8 +61,8 @@ def described(settings: Settings) -> Iterator[str]:
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
-    yield "           numbers of samples and right predictions, which classes it has, losses, seconds; metrics: "
-    yield f"           {printable(run.metrics) or 'accuracy alone'}; statistics: {run.statistics}"
+    yield "           its name, network, device and classes, numbers of samples and of right predictions, losses, seconds"
+    yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}; statistics: {run.statistics}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
     if settings.privacy.sums_only and not study.sites:
@@ -98,7 +98,8 @@ def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str 
         audit.append(folder, decision=decision, by=user, until=until, runs=runs, code=CODE, study=request.study.id)
         decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=CODE)
         write(path, decided)
-    return f"{name}: {decision}: {request.study}"
+    ends = f", until {until}" * bool(until) + f", {runs} runs" * bool(runs)
+    return f"{name}: {decision}: {request.study}{ends}, in {path.parent.absolute()}"
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -117,9 +118,11 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
 def compared(node: Mapping[str, Scalar], run: Path) -> Iterator[str]:
     """Yield a line for each head that the server has of this site, and that the site's log lacks."""
     heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
-    for row in RunFolder(run).each_row():
-        head = row.get("audit", {}).get(site_name(node))
-        if head and head not in heads:
+    rows = [row for row in RunFolder(run).each_row() if site_name(node) in row.get("audit", {})]
+    if not rows:
+        yield f"{run}: no run's folder, or {site_name(node)} has sent nothing in it; nothing was compared"
+    for row in rows:
+        if row["audit"][site_name(node)] not in heads:
             yield f"round {row['round']}: the server has seen a line that the log lacks: it was changed or removed"
 
 
