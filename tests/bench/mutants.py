@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "unmasking a site alone",
         "client_app/protections/secure_sum.py",
-        "or len(sent) < self._threshold(progress)",
+        "or len(sent) < self._threshold(progress.keys)",
         "",
         f"{SECAGG} tries",
     ),
