@@ -71,11 +71,16 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
 
 def _asked(message: Message, context: Context) -> str:
     meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
-    algo = records.get("baseline", context.run_config).get("algo")
+    algo = _algo(message, context)
     if name := records.get("round", ConfigRecord()).get("run_name"):
         run = f"{name!s} ({run})"
     settings = digest_of(context.run_config)
     return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+
+
+def _algo(message: Message, context: Context) -> str:
+    """Return the algorithm that a message is about: the run's, or its baseline's."""
+    return str(message.content.config_records.get("baseline", context.run_config).get("algo"))
 
 
 def _recorded(message: Message, context: Context, **what: object) -> str:
@@ -83,8 +88,8 @@ def _recorded(message: Message, context: Context, **what: object) -> str:
     meta, config = message.metadata, context.run_config
     instructions = message.content.config_records.get("round", ConfigRecord())
     asked = {"kind": meta.message_type, "run": context.run_id, "name": printable(str(instructions.get("run_name", "")))}
-    number, algo = instructions.get("round"), printable(str(config.get("algo")))
-    asked |= {"round": number if type(number) is int else 0, "study": id_of(config), "algo": algo}
+    number, algo = instructions.get("round"), _algo(message, context)
+    asked |= {"round": number if type(number) is int else 0, "study": id_of(config), "algo": printable(algo)}
     return audit.append(site_folder(context.node_config), **asked, **what)
 
 

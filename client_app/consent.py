@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, replacing
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.study import UNSIGNED, Study, id_of, in_text, signed_part
+from protofl_common.experiment.study import UNSIGNED, Study, id_of, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -81,7 +81,7 @@ def _check_approved(config: Mapping[str, Scalar], study: Study, folder: Path, na
         raise RefusedMessage(f"denied at {name}: {study}")
     if not request.decision:
         raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
-    if request.until and date.today() > date.fromisoformat(request.until):
+    if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
 
 

@@ -51,7 +51,12 @@ class Study:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.until) and date.today() > date.fromisoformat(self.until)
+        return is_past(self.until)
+
+
+def is_past(day: str) -> bool:
+    """Return whether a last day, such as ``2027-06-30``, is over; "" never is."""
+    return bool(day) and date.today() > date.fromisoformat(day)
 
 
 def signed_part(config: Mapping[str, Scalar]) -> bytes:

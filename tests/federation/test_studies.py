@@ -512,6 +512,16 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
     assert not wrong_in(log)
 
 
+def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:
+    config = hospitals.config(baselines="local", min_clients=3)
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config)
+    run_federation(config, nodes=hospitals.nodes)
+    lines = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
+    assert [entry["algo"] for entry in lines if entry.get("kind") == "train"] == ["fedproto", "local"]
+
+
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     path = log_with(tmp_path, 3)
     with path.open("a") as log:

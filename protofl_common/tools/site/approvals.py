@@ -4,7 +4,7 @@ import getpass
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
-from protofl_common.experiment.study import UNSIGNED, Study
+from protofl_common.experiment.study import UNSIGNED, Study, is_past
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
@@ -88,7 +88,7 @@ def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str 
     if not is_plain_name(study_id) or not path.exists():
         choices = ", ".join(path.stem for path, _ in requests(folder)) or "none: nobody has asked"
         raise SettingsError(f"{study_id}: no such request; choose from {choices}")
-    if until and date.fromisoformat(until) < date.today():
+    if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
     with locked(path):
         request = read(path)
