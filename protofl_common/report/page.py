@@ -37,7 +37,7 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
     "Data": (clouds.samples,),
     "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
-    "Privacy in figures": (curves.spent, clouds.inversions),
+    "Privacy in figures": (curves.spent,),
     "Time": (curves.time,),
 }
 PAGE = """<!DOCTYPE html>

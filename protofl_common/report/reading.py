@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import flatten
 from protofl_common.runs.figures import compared
 from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
 
-AUDIT, INVERSION = "audit.json", "inversion.safetensors"
+AUDIT = "audit.json"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -53,7 +53,6 @@ class Run:
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
         self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
-        self.inversions = _inversions(folder / INVERSION)  # images [n, 3, channels, H, W], and what of
         self.compared = compared(folder.resolve(), baselines) if baselines else []
 
     @cached_property
@@ -99,12 +98,6 @@ def _audit(file: Path) -> list[dict[str, Any]]:
         findings = json.loads(file.read_text(encoding="utf-8"))
         return findings if isinstance(findings, list) else []
     return []
-
-
-def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | None:
-    with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:
-        return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
-    return None
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:

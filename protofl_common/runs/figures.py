@@ -136,16 +136,14 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
             str(attack["classes"]),
             f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
             f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
-            f"{attack['similarity']:.2f} ({attack['similarity_of_others']:.2f})" if "similarity" in attack else "",
         )
         for attack in findings
     ]
     note = (
         "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
-        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
-        "samples, and with the class's test samples. Other attacks may find more."
+        "± three deviations of guessing. Other attacks may find more."
     )
-    return Table((*heads, "likeness of image (others)"), rows, note)
+    return Table(heads, rows, note)
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost

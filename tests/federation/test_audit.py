@@ -5,13 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
-from protofl_common.report.reading import INVERSION, Run
 from protofl_common.runs.folder import SITES, RunFolder
-from protofl_common.tools.attacks import inversion
 from protofl_common.tools.attacks.audit import Candidates, audit, finding
 from protofl_common.tools.cli import main
 from tests.support.harness import run_config, run_federation
@@ -43,14 +40,12 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
     assert sum(one.above_chance for one in found if one) <= 3
 
 
-def findings(
-    folder: Path, algo: str, clients: int = 4, invert: bool = False, **changes: Any
-) -> tuple[Path, dict[tuple[str, str], Any]]:
+def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple[Path, dict[tuple[str, str], Any]]:
     """Of a run whose clients have joined in another order than that of their numbers, as they do in processes."""
     run = run_federation(run_config(folder, algo=algo, **FEW | changes), clients).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
-    return run, {(one["attack"], one["samples"]): one for one in audit(run, invert)}
+    return run, {(one["attack"], one["samples"]): one for one in audit(run)}
 
 
 def test_a_run_without_protection_names_members_and_says_so_in_red(
@@ -100,83 +95,6 @@ def test_a_run_whose_models_are_elsewhere_is_refused(tmp_path: Path) -> None:
         audit(folder)
 
 
-# -- inversion ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inversion, "BEGINNINGS", 1)
-    monkeypatch.setattr(inversion, "STEPS", 120)
-
-
 def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nothing to attack: with secure aggregation no message is that of one cli"):
         findings(tmp_path, "fedproto", secagg=True)
-
-
-def test_correlation_by_hand() -> None:
-    image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
-    others = torch.stack([image[0] * 0.2 + 0.5, 1 - image[0], torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])])
-    assert inversion.correlations(image, others)[0].tolist() == pytest.approx([1.0, -1.0, 0.0], abs=1e-6)
-
-
-@pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize("similarity", ["l2", "cosine"])
-def test_features_that_tell_all_give_the_image_back(similarity: str) -> None:
-    """Pixels themselves as features; the smoothness costs a little, and of a direction the brightness is not known."""
-    images = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(1))
-    found = inversion.inverted(lambda one: one.flatten(1), images.flatten(1), (1, 6, 6), similarity)
-    assert inversion.correlations(found, images).diagonal().min() > 0.95
-    assert inversion.correlations(found, images.flip(0)).diagonal().max() < 0.5
-
-
-@pytest.mark.usefixtures("_short")
-def test_images_made_from_classes_of_one_sample_look_like_it_and_stand_on_the_page(tmp_path: Path) -> None:
-    run, found = findings(tmp_path, "fedproto", 2, invert=True)
-    small = found["inversion", "1 to 3"]
-    assert small["classes"] == 20
-    assert small["above_chance"]
-    assert small["similarity"] > small["similarity_of_others"] + 0.05
-    page = Page(write_report(run))
-    assert any(attributes.get("id") == "inversions" for _, attributes in page.tags)
-    assert any("test sample, which the client has not trained with" in text for text in page.texts)
-    audit(run)
-    assert not (run / INVERSION).exists()  # no images of another audit than the table's
-
-
-PROTECTED: dict[str, dict[str, Any]] = {
-    "noise": {"dp": "sample", "dp_epsilon": 1.0},
-    "small classes": {"min_class_samples": 4, "partition": "dirichlet", "alpha": 1.0, "train_samples": 0},
-}
-
-
-@pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize("what", PROTECTED)
-def test_under_a_protection_they_show_no_training_sample(what: str, tmp_path: Path) -> None:
-    _, found = findings(tmp_path, "fedproto", 2, invert=True, **PROTECTED[what])
-    assert not any(one["above_chance"] for (attack, _), one in found.items() if attack == "inversion")
-    assert ("inversion", "all") in found
-    assert (("inversion", "1 to 3") in found) == (what == "noise")
-
-
-def test_images_are_made_through_frozen_backbones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few steps, but in the right direction: pixels far from those of the beginning, which is nearly grey."""
-    monkeypatch.setattr(inversion, "BEGINNINGS", 1)
-    monkeypatch.setattr(inversion, "STEPS", 15)
-    shift: dict[str, Any] = {"partition": "pathological", "classes_per_client": 1, "train_samples": 2}
-    run, found = findings(tmp_path, "fedpcl", 1, invert=True, backbones="glyphs", **shift)
-    assert found["inversion", "all"]["classes"] == 1
-    kept = Run(run).inversions
-    assert np.ptp(kept[1][0, 0]) > 100
-
-
-@pytest.mark.parametrize(
-    ("algo", "changes", "said"),
-    [
-        ("fedavg", {}, "nothing to invert: the server has received no client's prototypes"),
-        ("fedproto", {"dataset": "breast-cancer"}, r"only images .* a sample of site-0 is float32 \[30\]"),
-    ],
-)
-def test_what_cannot_be_inverted_is_refused(algo: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=said):
-        findings(tmp_path, algo, 2, invert=True, **changes)

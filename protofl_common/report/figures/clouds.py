@@ -1,4 +1,4 @@
-"""Who has which training samples (FedTGP, Figures 7 to 11); prototypes: margins, maps, and images made from them.
+"""Who has which training samples (FedTGP, Figures 7 to 11); prototypes: their margins, and maps.
 
 A map is a t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figure 5) of few enough points, at random, that the
 page is drawn in seconds; all is seeded. So few points as a t-SNE says nothing of lie by their principal components.
@@ -79,39 +79,6 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption, columns)
-
-
-def inversions(run: Run) -> Iterator[plot.Drawing]:
-    """A row for each image made from a prototype, beside the training and test samples most like it."""
-    if run.inversions is None:
-        return
-    facts, images_N3CHW = run.inversions
-    gap = max(1, images_N3CHW.shape[3] // 8)
-    around = np.pad(images_N3CHW, ((0, 0), (0, 0), (0, 0), (0, gap), (0, gap)), constant_values=255)
-    rows, columns, channels, height, width = around.shape
-    pixels = around.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
-    classes = [run.class_name(fact["label"]) for fact in facts]
-    with plot.canvas(plot.WIDTH, min(1.0 + 0.55 * rows, 8.0)) as (figure, axes):
-        axes.imshow(pixels if channels == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="none")
-        axes.grid(False)
-        axes.set_xticks(width * (np.arange(columns) + 0.5) - gap / 2, ("made", "training", "test"))
-        named = zip(facts, classes, strict=True)
-        names = [f"{plot.short(fact['site'])}, {plot.short(name, 8)} ({fact['samples']})" for fact, name in named]
-        axes.set_yticks(height * (np.arange(rows) + 0.5) - gap / 2, names)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        best = max(facts, key=lambda fact: fact["alike"])
-        caption = (
-            "Images made from the prototypes alone, with the client's model, and the training and test samples of the "
-            f"class that are most like them; in brackets the class's training samples. The {rows} that are most like a "
-            f"training sample; at most their correlation is {best['alike']:.2f}, where that with a test sample, which "
-            f"the client has not trained with, is {best['other']:.2f}."
-        )
-        heads = {"samples": "training samples of the class"}
-        heads |= {"alike": "correlation with a training sample", "other": "correlation with a test sample"}
-        shown = {"client": [fact["site"] for fact in facts], "class": classes}
-        shown |= {head: [fact[key] for fact in facts] for key, head in heads.items()}
-        yield plot.draw(figure, "inversions", "Images made from prototypes", caption, shown)
 
 
 def _map(values_ND: Floats) -> tuple[Floats, str]:

@@ -5,7 +5,6 @@ and its test samples, which come from the same source. For each class of each cl
 
     prototypes   the nearer a candidate's features are to a prototype that the client sent for the class, the likelier
     weights      the surer the model is of the candidate's class, the likelier; where the algorithm sends weights
-    inversion    the more a candidate looks like the image that was made from a prototype, the likelier; where asked for
 
 The model is the one that the client was left with, in a simulation; of a private model that is more than the server
 has. Other attacks may find more: chance here is no proof of safety.
@@ -13,7 +12,7 @@ has. Other attacks may find more: chance here is no proof of safety.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,26 +21,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofl_common.backbones.features import features_of
-from protofl_common.backbones.load import load_backbone
 from protofl_common.basics.files import write_text
-from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
-from protofl_common.data.raw import Images, are_images, described
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import large_enough
-from protofl_common.report.reading import AUDIT, INVERSION, Run
+from protofl_common.report.reading import AUDIT, Run
 from protofl_common.runs.folder import WEIGHTS
-from protofl_common.tools.attacks.inversion import correlations, inverted
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
-MOST_INVERTED, MOST_SHOWN = 20, 12  # prototypes of a client, of its smallest classes; images on the page
 Floats = NDArray[np.float64]
 
 
@@ -93,58 +86,25 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
 Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 
 
-class Inverted(NamedTuple):
-    """An image made from one prototype."""
-
-    site: str
-    label: int
-    samples: int  # training samples of the class
-    candidates: Candidates  # their scores are correlations with the image
-    images: Images  # [3, channels, H, W]: the one made, the training and the test sample of its class most like it
-
-
-def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
+def audit(folder: Path) -> list[dict[str, Any]]:
     """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
     run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if settings.privacy.sums_only:
         raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
-    if invert and run.client_prototypes is None:
-        raise SettingsError(f"{folder}: nothing to invert: the server has received no client's prototypes")
-    scored, images = list[Scored](), list[Inverted]()
+    scored = list[Scored]()
     for number, site in enumerate(in_order(run.sites)):
-        data, predictor, sent = _of_site(run, settings, folder, number, site)
-        scored += _scores(data, predictor, sent, settings)
-        if invert and sent is not None:
-            images += _inverted(site, data, predictor, sent)
-    scored += [("inversion", one.samples, one.candidates) for one in images]
+        scored += _scores(*_of_site(run, settings, folder, number, site), settings)
     rows = []
     for attack in dict.fromkeys(attack for attack, _, _ in scored):
         for size, (least, most) in SIZES.items():
             found = finding(one for name, samples, one in scored if name == attack and least <= samples <= most)
             if found is not None:
-                row = {"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance}
-                if attack == "inversion":
-                    sized = [image.candidates for image in images if least <= image.samples <= most]
-                    pairs = [(scores.members.mean(), scores.others.mean()) for scores in sized]
-                    means = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0).tolist()
-                    row |= dict(zip(("similarity", "similarity_of_others"), means, strict=True))
-                rows.append(row)
+                rows.append({"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance})
     if not rows:
         raise SettingsError(f"{folder}: nothing to attack: no prototypes or weights, or no test samples")
     write_text(folder / AUDIT, json.dumps(rows, indent=2) + "\n")
-    (folder / INVERSION).unlink(missing_ok=True)
-    if images:
-        _keep(sorted(images, key=lambda one: -one.candidates.members.max())[:MOST_SHOWN], folder / INVERSION)
     return rows
-
-
-def _keep(shown: list[Inverted], file: Path) -> None:
-    facts = [{"site": image.site, "label": image.label, "samples": image.samples} for image in shown]
-    for fact, image in zip(facts, shown, strict=True):
-        fact |= {name: round(float(image.candidates[i].max()), 3) for i, name in enumerate(("alike", "other"))}
-    images = torch.from_numpy(np.stack([image.images for image in shown]))
-    write_tensors(file, {"images": images}, {"rows": json.dumps(facts)})
 
 
 def _of_site(
@@ -199,36 +159,3 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
         for attack, score in scores.items():
             numbers = score.double().numpy()
             yield attack, int(inside.sum()), Candidates(numbers[inside], numbers[~inside])
-
-
-def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototypes) -> Iterator[Inverted]:
-    if not are_images(data.train_inputs):
-        raise SettingsError(
-            f"only images can be made from prototypes; a sample of {site} is {described(data.train_inputs)}"
-        )
-    counts = torch.from_numpy(np.bincount(data.train_labels[data.train_labels >= 0], minlength=len(data.classes)))
-    rows = counts[sent.labels].argsort(stable=True)[:MOST_INVERTED]
-    rows = rows[np.isin(sent.labels[rows], data.test_labels) & (counts[sent.labels[rows]] > 0).numpy()]
-    if not len(rows):
-        return
-    features = _features(predictor, sent.means.shape[1])
-    made = inverted(features, sent.means[rows], data.train_inputs.shape[1:], predictor.card.similarity)
-    for image, label in zip(made, sent.labels[rows].tolist(), strict=True):
-        members, others = data.train_inputs[data.train_labels == label], data.test_inputs[data.test_labels == label]
-        scores = [correlations(image[None], torch.from_numpy(part.astype(np.float32)))[0] for part in (members, others)]
-        nearest = [part[score.argmax()] for part, score in zip((members, others), scores, strict=True)]
-        images = np.stack([(255 * image).byte().numpy(), *nearest])
-        yield Inverted(site, label, len(members), Candidates(*(score.double().numpy() for score in scores)), images)
-
-
-def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
-    """Return a function from images [P, channels, H, W] in [0, 1] to that many features; gradients pass through it."""
-    card, model = predictor.card, predictor.model.requires_grad_(False)
-    backbones = [load_backbone(name, predictor.device) for name in card.backbones]
-    mean, std = (torch.tensor(statistic).view(-1, 1, 1) for statistic in (card.mean, card.std))
-
-    def features(images: Tensor) -> Tensor:
-        values = features_of(255 * images, backbones) if backbones else (images - mean) / std
-        return values if backbones and width != card.feature_dim else model.body(values)
-
-    return features

@@ -1,10 +1,8 @@
-"""Attack the messages of a finished simulation: membership inference, and inversion.
+"""Attack the messages of a finished simulation by membership inference.
 
   protofl audit runs/20261121-103501-fedproto-mnist-4711
-  protofl audit runs/20261121-103501-fedproto-mnist-4711 --inversion
 
-An advantage of 0 is guessing, 1 names every member. --inversion makes images from the prototypes, and compares them
-with the training and test images. The page of the run shows the findings when it is drawn again, with such images.
+An advantage of 0 is guessing, 1 names every member. The page of the run shows the findings when it is drawn again.
 """
 
 import argparse
@@ -19,12 +17,11 @@ from protofl_common.tools.cli.arguments import add_allow_python, run_named
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
-    parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
     add_allow_python(parser, "the run")
 
 
 def act(arguments: argparse.Namespace) -> int:
-    findings = audit(run_named(arguments.run), arguments.inversion)
+    findings = audit(run_named(arguments.run))
     table = audit_table(findings)
     table = replace(table, title="what the messages tell", note="± three deviations of guessing", words=(0, 1))
     shown = table.on_terminal()
