@@ -8,7 +8,8 @@
 
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
+what they hide. So would two sums of the same uploads, with a site and without: each remembers whom it was summed with.
+The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 import json
@@ -24,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from flwr.app import Context, Message, RecordDict
 
 from client_app.client import Client
-from protofl_common.basics.files import replacing
+from protofl_common.basics.files import locked, replacing
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy.masks import (
     OWN,
@@ -44,7 +45,7 @@ from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, spli
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
-from protofl_common.wire.schema import Limits, RefusedMessage
+from protofl_common.wire.schema import Limits, Moments, RefusedMessage
 
 _ORDER = ("advertise", "share", "mask", "unmask")
 
@@ -136,11 +137,36 @@ class SecureSum:
         progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
+        self._remember(set(sent))
         self._write(_Progress(self.run_id, self.sum, "unmask"))
         if self.final and not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
+
+    def _remember(self, sites: set[str]) -> None:
+        """RefusedMessage if fewer than `FEWEST` sites make the difference to an earlier sum of the same uploads.
+
+        The server has both sums, so their difference would show it what these sites sent. A site's upload is the same
+        again in a run of the same settings, or its baseline, and class moments are nearly the same under any settings.
+        """
+        study, settings = self.client.study, self.client.settings
+        if study is None or settings.privacy.dp != "none":  # with noise, which is drawn anew, no two are the same
+            return
+        of_moments = not self.final and any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
+        use = "moments" if of_moments else f"{study.id} {self.sum}"
+        with locked(path := self.client.root / "privacy" / f"{self.name}.cohorts"):
+            known: dict[str, list[list[str]]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            for earlier in known.setdefault(use, []):
+                if 0 < len(few := sites.symmetric_difference(earlier)) < FEWEST:
+                    names = " and ".join(sorted(few))
+                    raise RefusedMessage(
+                        f"a sum that would show what {names} sent, beside an earlier one of other sites"
+                    )
+            if sorted(sites) not in known[use]:
+                known[use].append(sorted(sites))
+                with replacing(path, private=True) as beside:
+                    beside.write_text(json.dumps(known), encoding="utf-8")
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""

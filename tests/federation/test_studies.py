@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, in_text, is_from_site
 from protofl_common.privacy.masks import PUBLIC, introducing
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SECAGG, pack_settings
 from server_app.network.membership import FederationError
@@ -427,6 +429,37 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     rows = [json.loads(line) for line in (hospitals.folder / "runs/few/metrics.jsonl").read_text().splitlines()]
     assert all(row["void"] for row in rows)
     assert "fewer than 6" in str(rows[0])
+
+
+GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({}, {}, True),
+        ({}, {"seed": 7}, False),
+        ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
+        (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
+    ],
+)
+def test_no_two_sums_show_by_their_difference_what_a_site_sent(
+    first: dict[str, Any], second: dict[str, Any], refused: bool, hospitals: Hospitals
+) -> None:
+    """Four sites in a sum, then three of them, by the same settings, or with moments that no setting changes."""
+    nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
+    nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}
+    shared = {"secagg": True, "num_clients": 4, "min_clients": 3}
+    config = hospitals.config(**shared | first)
+    assert run_federation(config, nodes=nodes).rows[0]["valid"] == 4
+    del nodes[4]
+    config = hospitals.config(**shared | second) | {"out-dir": str(hospitals.folder / "again")}
+    with suppress(FederationError):  # where the final evaluation is refused, too
+        run_federation(config | {"run-name": "three"}, nodes=nodes, run_id=6)
+    row = RunFolder(hospitals.folder / "again" / "three").rows()[0]
+    assert row["void"] == refused
+    shown = "unmask: a sum that would show what west sent, beside an earlier one of other sites"
+    assert row["failed"] == (dict.fromkeys(NAMES, shown) if refused else {})
 
 
 # -- the audit log ----------------------------------------------------------------------------------------------------
