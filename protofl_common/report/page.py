@@ -20,7 +20,7 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.figures import clouds, curves
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run
-from protofl_common.report.style import CSS, POLICY, SCRIPT
+from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
@@ -44,11 +44,9 @@ PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">{policy}<title>{title} – {name}</title><style>{css}</style></head>
 <body><main><header><h1>{title}</h1><p class="sub">{sub}</p>{state}<nav>{links}</nav></header>
-{body}<footer><p>{footer}</p></footer><script>{script}</script></main></body></html>
+{body}<footer><p>{footer}</p></footer></main></body></html>
 """
 FIGURE = """<figure id="{0.name}"><h3>{0.title}</h3>
-<button type="button" class="copy" aria-live="polite">Copy data</button>
-<textarea aria-label="data of the figure" readonly hidden>{0.data}</textarea>
 <div class="box">{1}</div><figcaption>{0.caption}</figcaption></figure>
 """
 
@@ -117,7 +115,6 @@ def page(run: Run) -> str:
         PAGE,
         policy=Markup(POLICY),
         css=Markup(CSS),
-        script=Markup(SCRIPT),
         title=run.title,
         name=run.name,
         sub=f"{run.name}{f' · {paper}' if paper else ''}",

@@ -1,7 +1,4 @@
-"""How the page looks, one column or two from 900 pixels on, and its script, which copies a figure's data."""
-
-import base64
-import hashlib
+"""How the page looks, one column or two from 900 pixels on, and what the browser may do with it."""
 
 CSS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
@@ -15,7 +12,6 @@ main{max-width:1240px;margin:0 auto;padding:12px}
 h1{font-size:1.6rem;line-height:1.2;margin:.3em 0 .1em;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:1.6em 0 .6em}
 h3{font-size:1rem;margin:0 0 .4em}
-figure h3{padding-right:7em}
 .sub{color:var(--soft);margin:0 0 .8em;overflow-wrap:anywhere}
 nav{display:flex;flex-wrap:wrap;gap:.3em 1.1em}
 a{color:var(--link)}
@@ -25,14 +21,11 @@ a{color:var(--link)}
 .tiles b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .tiles span{color:var(--soft);font-size:.85rem}
 .figures{display:grid;grid-template-columns:minmax(0,1fr);gap:14px}
-figure{position:relative;margin:0;padding:10px;min-width:0}
+figure{margin:0;padding:10px;min-width:0}
 figure svg{display:block;width:100%;height:auto;max-width:560px;margin:0 auto}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
 g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
-.copy{position:absolute;top:8px;right:8px;font:inherit;font-size:.82rem;padding:2px 10px;color:var(--link);
-background:none;border:1px solid var(--line);border-radius:6px;cursor:pointer}
-textarea{width:100%;height:8em;background:var(--page);color:var(--ink)}
 figcaption,.above{color:var(--soft);font-size:.88rem;text-align:left}
 figcaption{margin-top:.5em}
 .above{margin:0;padding:8px 10px 2px}
@@ -54,28 +47,10 @@ footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}
 @media (max-width:500px){th,td{padding:5px 4px}}
 @media (min-width:900px){main{padding:24px}.figures{grid-template-columns:repeat(2,minmax(0,1fr))}
 figure:last-child:nth-child(odd){grid-column:1/-1}}
-@media print{body{background:#fff}figure{break-inside:avoid}.copy{display:none}}
+@media print{body{background:#fff}figure{break-inside:avoid}}
 """
-SCRIPT = """
-addEventListener("click", async event => {
-  const button = event.target.closest("button.copy");
-  if (!button) return;
-  const data = button.nextElementSibling;
-  let copied = true;
-  try { await navigator.clipboard.writeText(data.value); }
-  catch {
-    data.hidden = false;
-    data.select();
-    copied = document.execCommand("copy");
-    if (copied) { data.hidden = true; button.focus(); }
-  }
-  button.textContent = copied ? "Copied" : "Press Ctrl+C";
-});
-"""
-"""Where there is no clipboard, as on a page of plain http, the data are shown and selected."""
-_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
-    f"content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{_HASH}'\">"
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
 )
-"""The browser loads nothing from anywhere, and runs no other script, whatever the clients' names may be."""
+"""The browser loads nothing from anywhere, and runs no script, whatever the clients' names may be."""

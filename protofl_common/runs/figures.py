@@ -69,9 +69,9 @@ def _line(texts: Iterable[str]) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
-def as_csv(rows: Iterable[Iterable[object]], dialect: str = "excel") -> str:
+def as_csv(rows: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, dialect, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

@@ -9,10 +9,11 @@ import pytest
 from flwr.app import MessageType
 from safetensors.numpy import load_file
 
+from protofl_common.report.figures import clouds, curves
 from protofl_common.runs.metrics import human_bytes
 from tests.support.attacks import by, scaled, values_of
 from tests.support.harness import Outcome, client_of, run_config, run_federation
-from tests.support.pages import Page
+from tests.support.pages import Page, drawn
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
 ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "settings"]
@@ -102,11 +103,11 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
-    heads, *_, last = page.data["accuracy-curves"]
+    *_, lines, unit = drawn(curves.means, fedtgp.folder, "line_chart")
+    assert unit == "test accuracy, %"
     for kind, figures in final["accuracy"].items():
         for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
-            shown = dict(zip(heads, last, strict=True))[f"{kind}, {label} (test accuracy, %)"]
-            assert shown == f"{100 * figures[name]:.6g}"
+            assert lines[f"{kind}, {label}"][-1] == 100 * figures[name]
     text = "\n".join(page.texts)
     for way in ("up", "down"):
         assert human_bytes(fedtgp.summary["bytes"][way]) in text
@@ -145,14 +146,14 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
-    heads, *shown = read(fedtgp).data["distribution"]
-    assert heads == ["client", *(f"{label} (training samples)" for label in range(10))]
+    *_, counts_CS, classes, clients, unit, _ = drawn(clouds.samples, fedtgp.folder, "heat_map")
+    assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
         node = {"partition-id": index, "num-partitions": 4}
         data = client_of(fedtgp.grid.run_config, **node).data
         counts = np.bincount(data.train_labels, minlength=10).tolist()
         assert sites[f"site-{index}"]["train-classes"] == counts
-        assert shown[index] == [f"site-{index}", *(str(count or "") for count in counts)]
+        assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
 
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
@@ -164,11 +165,10 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
-    heads, *rounds = page.data["prototype-numbers"]
-    shown = dict(zip(heads, rounds[-1], strict=True))
+    *_, lines, _ = drawn(curves.numbers, fedplvm.folder, "line_chart")
     for site, (_, labels) in sent(fedplvm, 3).items():
         domain = fedplvm.summary["clients"][site]["domain"]
-        assert shown[f"{domain} (prototypes per class)"] == f"{len(labels) / len(np.unique(labels)):.6g}"
+        assert lines[domain][-1] == pytest.approx(len(labels) / len(np.unique(labels)))
 
 
 def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> None:

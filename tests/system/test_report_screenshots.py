@@ -16,7 +16,6 @@ from PIL import Image
 from protofl_common.report.style import POLICY
 from tests.support.browser import CHROMIUM, chromium
 from tests.support.harness import run_config, run_federation
-from tests.support.pages import Page
 
 pytestmark = pytest.mark.system
 
@@ -163,37 +162,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = run_config(tmp_path_factory.mktemp("compared"), algo="fedproto-avg", baselines="local,fedavg,fedproto",
         report=True, **small)  # fmt: skip
     return run_federation(config, clients=3).folder / "report.html"
-
-
-@pytest.mark.parametrize("clipboard", [True, False])
-def test_a_click_copies_the_data_of_a_figure(clipboard: bool, compared: Path) -> None:
-    """From a file, with the page's own policy; without a clipboard the data are shown and selected."""
-    around = compared.with_name("around.html")
-    around.write_text(
-        f"""<!DOCTYPE html><body><iframe src="{compared.name}"></iframe><script>
-        addEventListener("load", async () => {{
-          const inside = document.querySelector("iframe").contentWindow, got = [];
-          const stub = {{writeText: async text => got.push(text)}};
-          Object.defineProperty(inside.navigator, "clipboard", {{value: {json.dumps(clipboard)} ? stub : undefined}});
-          const button = inside.document.querySelector("#accuracy-curves .copy"), data = button.nextElementSibling;
-          button.click();
-          await new Promise(done => setTimeout(done, 200));
-          const chosen = data.value.slice(data.selectionStart, data.selectionEnd);
-          const found = {{said: button.textContent, got: got, hidden: data.hidden, chosen: chosen}};
-          document.body.append(Object.assign(document.createElement("pre"), {{textContent: JSON.stringify(found)}}));
-        }})</script></body>""",
-        encoding="utf-8",
-    )
-    shown = chromium("--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", around.as_uri())
-    text = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
-    assert text is not None, shown
-    found, data = json.loads(unescape(text[1])), Page(compared).data["accuracy-curves"]
-    assert data[0][:2] == ["after round", "prototype, mean (test accuracy, %)"]
-    lines = "".join("\t".join(row) + "\n" for row in data)
-    if clipboard:
-        assert found == {"said": "Copied", "got": [lines], "hidden": True, "chosen": ""}
-    else:
-        assert found == {"said": "Press Ctrl+C", "got": [], "hidden": False, "chosen": lines}
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

@@ -67,10 +67,6 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         f"{method} of the prototypes{f' after round {own.round}' if own.round else ''} (FedTGP, Figure 5): a circle "
         f"for each client and class, a triangle for each global prototype, coloured and named by class.{some}"
     )
-    owners = [own.sites[owner] if owner < len(own.sites) else "" for owner in own.owners[shown].tolist()]
-    (x, y), classes = places.T.tolist(), np.concatenate([labels, merged_labels]).tolist()
-    columns = {"of": [*owners, *["global"] * len(chosen)], "class": [run.class_name(label) for label in classes]}
-    columns |= {"x (no unit)": x, "y (no unit)": y}
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         clients, server = places[: len(shown)], places[len(shown) :]
         axes.scatter(*clients.T, s=16, c=_colours(labels), alpha=0.75, linewidths=0, label="client prototypes")
@@ -78,7 +74,7 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         axes.scatter(*server.T, s=60, c=_colours(merged_labels), **look)
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
-        yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption, columns)
+        yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
 
 def _map(values_ND: Floats) -> tuple[Floats, str]:

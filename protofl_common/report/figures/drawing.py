@@ -6,7 +6,6 @@ suits a light and a dark page. Text stays text.
 """
 
 import io
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from protofl_common.report.reading import Floats
-from protofl_common.runs.figures import as_csv
 
-Columns = Mapping[str, Sequence[object]]  # name, with its unit -> texts and numbers, all of one length
 Names = Sequence[str] | Sequence[int]
 Lines = Mapping[str, Sequence[float]]  # a line's name -> its values over the rounds
 INK = "#010203"  # stands for the colour of the page's text
@@ -53,7 +50,6 @@ class Drawing:
     title: str
     caption: str  # how to read it; plain text
     svg: str
-    data: str  # what it shows, as tab-separated values with a line of names, for a spreadsheet
 
 
 @contextmanager
@@ -64,8 +60,8 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
         yield figure, figure.add_subplot()
 
 
-def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | None = None) -> Drawing:
-    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data."""
+def draw(figure: Any, name: str, title: str, caption: str) -> Drawing:
+    """The figure as SVG in HTML, with ids of its own and no outside references."""
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
@@ -84,8 +80,7 @@ def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | No
     ):
         body = re.sub(old, new, body)
     svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}", quote=True)}">{body}'
-    rows = [list(columns), *zip(*columns.values(), strict=True)] if columns else []
-    return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"))
+    return Drawing(name, title, caption, svg)
 
 
 def line_chart(
@@ -105,8 +100,7 @@ def line_chart(
         many = 3 if max(map(len, lines)) <= 16 else 2
         names = [short(label, int(14 * WIDTH) // many) for label in lines]
         figure.legend(axes.lines, names, loc="outside lower center", ncols=many)
-        columns = {below: places} | {f"{label} ({unit})": values for label, values in lines.items()}
-        return draw(figure, name, title, caption, columns)
+        return draw(figure, name, title, caption)
 
 
 def heat_map(
@@ -122,16 +116,7 @@ def heat_map(
         axes.set_xticks(*some_ticks(texts, 12, 10), rotation=90 if max(map(len, texts)) > 4 else 0, fontsize=9)
         axes.set_xlabel(below)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-        cells = {f"{row} ({unit})": of_row for row, of_row in zip(rows, values_RC.tolist(), strict=True)}
-        return draw(figure, name, title, caption, {below: columns} | cells)
-
-
-def _cell(value: object) -> str:
-    """Blank for NaN. Names come from clients: none is a formula of the spreadsheet."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
-    text = str(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+        return draw(figure, name, title, caption)
 
 
 def line_style(index: int, points: int) -> dict[str, Any]:
