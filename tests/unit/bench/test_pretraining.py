@@ -27,6 +27,7 @@ def few_classes(name: str, classes: int = 5) -> Corpus:
     return Corpus(corpus.draw, (classes, *corpus.classes[1:]), per_class=6, flips=corpus.flips)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tuple(EMBEDDED))
 def test_images_follow_from_seed_and_part(name: str) -> None:
     corpus = few_classes(name)

@@ -72,6 +72,7 @@ def bomb() -> bytes:
     return packed.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["broken", "bomb"])
 def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's own function, which each message of an unknown run goes through, under the patch of site run."""
@@ -130,6 +131,7 @@ client_process.main()
 """
 
 
+@pytest.mark.slow
 def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(ROOT)], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
@@ -452,6 +454,7 @@ def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
     assert "cat" not in said.out
 
 
+@pytest.mark.slow
 def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_names_load_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_cnns_load_without_torchvision() -> None:
     code = "import sys; from protofl_common.models.build import build_model; sys.exit('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -66,6 +66,7 @@ def test_resnets_of_up_to_ten_layers() -> None:
         assert count(f"resnet{layers}-imagenet-stem", width, classes=10) == total + 10 * width + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "own", "width"),
     [

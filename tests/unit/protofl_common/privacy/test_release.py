@@ -160,6 +160,7 @@ def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(head: str
     assert max(lengths) > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", GAUSSIAN_HEADS)
 def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes(head: str) -> None:
     """Beside the diagonal a number stands for two of the matrix, so these have a deviation √½ as large."""

@@ -71,6 +71,7 @@ def test_a_figure_that_is_no_number_is_left_out(mine: list[RoundRow]) -> None:
     assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {"auc": 0.5}
 
 
+@pytest.mark.slow
 def test_metrics_reach_rows_summary_tables_and_the_callback(tmp_path: Path, mine: list[RoundRow]) -> None:
     small = {"train_samples": 20, "test_samples": 40}
     config = run_config(tmp_path, metrics="auc, recall, mine:certain", callback="mine:callback", **small)

@@ -169,6 +169,7 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "all.jpeg").exists()
 
 
+@pytest.mark.slow
 def test_figures_are_read_without_pytorch(tmp_path: Path) -> None:
     """Its import takes seconds."""
     write(tmp_path, "local", LOCAL)

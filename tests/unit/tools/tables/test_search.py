@@ -117,6 +117,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     jsonschema.validate({"command": "table", "format": 1, "tables": [content]}, schema)
 
 
+@pytest.mark.slow
 def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
     parts = tmp_path / "parts" / table.name
     parts.parent.mkdir()
@@ -137,6 +138,7 @@ def test_that_a_search_does_not_count_is_said(table: Path, capsys: pytest.Captur
         assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 17])
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at: int, table: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -160,6 +162,7 @@ def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
     assert sum(run.settings.run.seed == 11 for run in more.launched) == 2
 
 
+@pytest.mark.slow
 def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     launcher = Launcher()
     launcher.broken = lambda run: run.settings.training.lr < 0.02 and run.settings.run.seed > 10
@@ -225,6 +228,7 @@ rows: {{Local: {{settings: {{algo: local}}}}}}
 PLANTED = "site{site},{split},{x:.3f},{y:.3f},{label}\n"
 
 
+@pytest.mark.slow
 def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path: Path) -> None:
     """A real federation on rows whose labels are turned round in the test part: who learns is right on validation data,
     and wrong on test data.

@@ -97,6 +97,7 @@ def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -
     assert sum(terms) / len(labels) == pytest.approx(whole.item(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
     """The mean over many hidings is (1/|K|) Σ_c E[ −log(1 − p_c), where the class is another ]: what the name says."""
     rng = np.random.default_rng(1)
