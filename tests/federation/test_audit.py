@@ -71,6 +71,18 @@ def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
     assert found["prototypes", "1 to 3"]["named"] > 0.9 * found["prototypes", "1 to 3"]["classes"]
 
 
+def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> None:
+    """At ε = 10⁶ there is as good as none, and members are named; at ε = 1 not; without what was sent it says so."""
+    noisy: dict[str, Any] = {"algo": "gaussian", "backbones": "glyphs", "dp": "sample", "gaussian__revocable": True}
+    noisy |= {"dp_feature_clip": 100.0}
+    _, found = findings(tmp_path / "open", **noisy, dp_epsilon=1e6)
+    assert found["prototypes", "all"]["above_chance"]
+    _, found = findings(tmp_path / "closed", **noisy, dp_epsilon=1.0)
+    assert not found["prototypes", "all"]["above_chance"]
+    with pytest.raises(SettingsError, match="what site-0 sent, with noise, is not stored"):
+        findings(tmp_path / "unknown", **noisy | {"gaussian__revocable": False})
+
+
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
     _, found = findings(
         tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=1.0, train_samples=0, min_class_samples=4

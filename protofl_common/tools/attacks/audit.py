@@ -26,6 +26,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import large_enough
@@ -33,6 +34,8 @@ from protofl_common.report.reading import AUDIT, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
+from server_app.checkpoint import stored_run
+from server_app.strategies.gaussian import SAMPLES, sent_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
 Floats = NDArray[np.float64]
@@ -117,13 +120,21 @@ def _of_site(
     if len(data.train_labels) != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
     predictor = Predictor(TrainedModel.read(file))
-    return data, predictor, _sent(run, site) or _class_means(settings, data, predictor)
+    return data, predictor, _sent(run, site) or _class_means(folder, settings, site, data, predictor)
 
 
-def _class_means(settings: Settings, data: ClientData, predictor: Predictor) -> Prototypes | None:
-    """The class means among the moments of frozen features that a client sent, of which a run keeps only the mean."""
+def _class_means(
+    folder: Path, settings: Settings, site: str, data: ClientData, predictor: Predictor
+) -> Prototypes | None:
+    """The class means among the moments of frozen features that a client sent; with noise, those that are stored."""
     if not any(isinstance(entry, Moments) for entry in settings.exchange.up.values()):
         return None
+    if settings.privacy.dp != "none":
+        if (stored := sent_in(stored_run(folder).state).get(site)) is None:
+            raise SettingsError(f"{folder}: what {site} sent, with noise, is not stored; set gaussian.revocable = true")
+        moments = ClassMoments.of({name: value for name, value in stored.items() if name != SAMPLES})
+        present = moments.shares > 0
+        return Prototypes(moments.means()[present].float(), torch.nonzero(present).flatten())
     features_NF, labels_N = predictor.values(data.train_inputs).cpu(), torch.from_numpy(data.train_labels)
     labelled = labels_N != UNLABELLED
     means = class_means(features_NF[labelled], labels_N[labelled].long(), len(data.classes))
@@ -151,6 +162,8 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
         scores: dict[str, Tensor] = {}
         if sent is not None and bool((own := sent.labels == label).any()):
             space = features_ND if sent.means.shape[1] == features_ND.shape[1] else torch.cat(values).cpu()
+            if settings.privacy.dp != "none":
+                space = space.renorm(2, 0, settings.privacy.dp_feature_clip)  # as each sample counted
             of_class = Prototypes(sent.means[own], sent.labels[own])
             scores["prototypes"] = -distances(space[chosen], of_class, predictor.card.similarity).amin(1)
         if sends_weights:
