@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines import copy_checkout
+from tests.support.machines import changed_checkout
 from tests.support.processes import BIN, Connection, superlink, supernode
 
 pytestmark = pytest.mark.system
 
 PROTOFL = str(BIN / "protofl")
-LINE = "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
-"""What whoever submits adds to the client's code."""
 
 
 class Federation:
@@ -22,10 +20,7 @@ class Federation:
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder = folder
-        copy_checkout(changed := folder / "changed")
-        self.changed = changed
-        with (self.changed / "client_app" / "app.py").open("a") as code:
-            code.write(LINE)
+        self.changed = changed_checkout(folder / "changed", "client_app")
         self.link: Connection = running.enter_context(superlink(folder))
         programs = {"east": (PROTOFL, "site", "run"), "south": ("flower-supernode",)}
         for site, program in programs.items():

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines import copy_checkout
+from tests.support.machines import changed_checkout
 from tests.support.processes import BIN, Connection, environment, process, superlink, supernode
 
 pytestmark = pytest.mark.system
 
 PROTOFL = str(BIN / "protofl")
-LINE = "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
-"""What whoever submits adds to the server's code."""
 
 
 class Federation:
@@ -23,10 +21,7 @@ class Federation:
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder = folder
-        copy_checkout(changed := folder / "changed")
-        self.changed = changed
-        with (changed / "server_app" / "app.py").open("a") as code:
-            code.write(LINE)
+        self.changed = changed_checkout(folder / "changed", "server_app")
         self.link: Connection = running.enter_context(superlink(folder, "--isolation", "process"))
         facts = f'site-name="east" partition-id=0 num-partitions=1 state-dir="{folder / "state"}"'
         facts += f' cache-dir="{folder / "cache"}"'
