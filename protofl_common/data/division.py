@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.files import digest, replacing
+from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import key_of, keys_affecting
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
-from protofl_common.data.store import StoredData, cache_root, cached
+from protofl_common.data.store import StoredData, cached
 
 FORMAT = 3  # raise it when the same settings come to mean another division
 UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
@@ -47,7 +47,7 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    root = cache_root(settings)
+    root = cache_folder(settings.cache_dir)
     file = root / _name(data.key, settings, seed, clients, domain)
 
     def build() -> Share | None:

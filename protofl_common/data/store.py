@@ -41,17 +41,13 @@ class StoredData(RawData):
 
 def open_data(settings: DataSettings) -> StoredData:
     """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none."""
-    folder = cache_root(settings) / data_key(settings)
+    folder = cache_folder(settings.cache_dir) / data_key(settings)
     return cached(folder, folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
     """The data set of ``settings`` if the cache has it, else None; never reads or decodes it."""
-    return _opened(cache_root(settings) / data_key(settings))
-
-
-def cache_root(settings: DataSettings) -> Path:
-    return cache_folder(settings.cache_dir)
+    return _opened(cache_folder(settings.cache_dir) / data_key(settings))
 
 
 def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.basics.files import cache_folder
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, DataError, open_client_data
-from protofl_common.data.store import cache_root, data_key, open_data
+from protofl_common.data.store import data_key, open_data
 
 from .conftest import MakeSettings
 
@@ -66,11 +67,9 @@ def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, t
     assert not partial.exists()
 
 
-def test_cache_follows_the_users_cache_folder(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_follows_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root(data_settings(cache_dir="")) == tmp_path / "protofl"
+    assert cache_folder("") == tmp_path / "protofl"
 
 
 def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
