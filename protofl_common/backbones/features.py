@@ -37,7 +37,7 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
             save_file({"features": features}, beside)
         return features
 
-    return cached(file, file, lambda: _opened(file, shape), build)
+    return cached(file, lambda: _opened(file, shape), build)
 
 
 def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:

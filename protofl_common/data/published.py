@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofl_common.basics.files import locked
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, image_files, read_folder, read_images, square_rgb
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
@@ -197,9 +198,8 @@ def read_torchvision(name: str, settings: DataSettings) -> RawData:
 def _download(row: TorchvisionSet, root: Path) -> None:
     """Let torchvision fetch the parts into ``root`` if some are missing; only one process does, the others wait."""
     import torchvision
-    from filelock import FileLock
 
-    with FileLock(root / f".{row.cls}.download.lock"):
+    with locked(root / f".{row.cls}.download"):
         if not _found(row.cls, row.files, root)[1]:
             return
         try:

@@ -51,10 +51,6 @@ def read_table(load: str, settings: DataSettings) -> RawData:
     return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
 
 
-def _folder(settings: DataSettings) -> tuple[Path]:
-    return (data_dir_of(settings),)
-
-
 _own = partial(Source, has_domains=True, has_official=True)  # or not: the data decide
 SOURCES: dict[str, Source] = {
     "digits": Source(read_digits, num_classes=10),
@@ -68,8 +64,8 @@ SOURCES: dict[str, Source] = {
     **{name: _own(read_public, locate_public) for name in PUBLIC},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
-    "image-folder": Source(read_folder, _folder),
-    "domain-folder": Source(read_folder, _folder, has_domains=True),
+    "image-folder": Source(read_folder, lambda settings: (data_dir_of(settings),)),
+    "domain-folder": Source(read_folder, lambda settings: (data_dir_of(settings),), has_domains=True),
     "manifest": _own(own.read_manifest, own.locate_manifest),
     "arrays": _own(own.read_arrays, lambda settings: (own.file_of(settings, own.ARRAYS),)),
     "text-csv": _own(own.read_text, own.locate_text),
