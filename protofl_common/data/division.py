@@ -54,7 +54,7 @@ def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tu
 
 
 class Division:
-    """Of the data by settings that have passed `check_data_settings`."""
+    """Divides the data set; the settings have passed `check_data_settings`."""
 
     def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
         self.data, self.seed, self.domain = data, seed, domain

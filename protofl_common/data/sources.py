@@ -13,7 +13,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import data_dir_of, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
-from protofl_common.data.published import PUBLIC, SETS, locate_public, locate_torchvision, read_public, read_torchvision
+from protofl_common.data.published import OF_TORCHVISION, OTHERS, locate_public, read_public
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
 from protofl_common.data.table import definition_problems
 
@@ -57,11 +57,11 @@ SOURCES: dict[str, Source] = {
     "digit-domains": Source(drawn.read_domains, num_classes=10, domains=tuple(drawn.DOMAINS), has_domains=True),
     "digit-mix": Source(drawn.read_mix, drawn.locate_mix, 10, domains=drawn.REAL + drawn.LOOKS, has_domains=True),
     **{
-        name: Source(partial(read_torchvision, name), partial(locate_torchvision, name), row.classes, has_official=True)
-        for name, row in SETS.items()
+        name: Source(partial(read_public, name), partial(locate_public, name), row.classes, has_official=True)
+        for name, row in OF_TORCHVISION.items()
     },
     "digit5": Source(drawn.read_digit5, drawn.locate_digit5, num_classes=10, has_domains=True, has_official=True),
-    **{name: _own(read_public, locate_public) for name in PUBLIC},
+    **{name: _own(partial(read_public, name), partial(locate_public, name)) for name in OTHERS},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
     "image-folder": Source(read_folder, lambda settings: (data_dir_of(settings),)),
