@@ -16,7 +16,7 @@ from client_app.data import Samples, augment_of, split_unlabelled, to_device
 from client_app.state import StateFolder
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
-from protofl_common.basics.files import digest
+from protofl_common.basics.files import cache_folder, digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in
 from protofl_common.config.datasets import is_own
@@ -25,7 +25,6 @@ from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
-from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.experiment.study import Study, about_site
@@ -128,8 +127,8 @@ class Client:
         names = self.settings.backbones
         if not names:
             return to_device(inputs, labels, self.data, self.device)
-        key = f"{self.settings.data.dataset}-{self.name}"
-        features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
+        cache, key = cache_folder(self.settings.data.cache_dir), f"{self.settings.data.dataset}-{self.name}"
+        features_NF = cached_features(np.asarray(inputs), names, self.device, cache, key)
         return split_unlabelled(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
 
     @cached_property

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from client_app.data import Samples
-from protofl_common.maths.prototypes import Prototypes, distances
-from protofl_common.models.calibration import class_scores
+from protofl_common.maths.prototypes import Prototypes, class_scores, distances
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.evaluation_metrics import evaluate_metrics
 

@@ -18,8 +18,7 @@ from client_app.client import Client
 from client_app.evaluation import Evaluation, features_of
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
-from protofl_common.maths.prototypes import Prototypes, distances
-from protofl_common.models.calibration import class_scores, fit_temperature
+from protofl_common.maths.prototypes import Prototypes, class_scores, distances, fit_temperature
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.wire.records import unpack_best

@@ -21,8 +21,6 @@ from protofl_common.data.store import cached
 
 FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing
 FOLDER = "features"  # under ``cache_dir``
-MOST_IN_MEMORY = 8  # feature sets kept in memory: in simulation a worker serves many clients in turn
-_memory: dict[str, Tensor] = {}  # the one used last stands last
 
 
 def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
@@ -30,22 +28,16 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)
-    features = _memory.pop(entry, None)
-    if features is None:
-        file = cache_dir.expanduser().absolute() / FOLDER / f"{as_file_name(key)}-{entry}.safetensors"
-        shape = (len(images), sum(backbone.width for backbone in backbones))
+    file = cache_dir / FOLDER / f"{as_file_name(key)}-{entry}.safetensors"
+    shape = (len(images), sum(backbone.width for backbone in backbones))
 
-        def build() -> Tensor:
-            computed = extract_features(images, names, device)
-            with replacing(file, private=True) as beside:
-                save_file({"features": computed}, beside)
-            return computed
+    def build() -> Tensor:
+        features = extract_features(images, names, device)
+        with replacing(file, private=True) as beside:
+            save_file({"features": features}, beside)
+        return features
 
-        features = cached(file, file, lambda: _opened(file, shape), build)
-    _memory[entry] = features
-    if len(_memory) > MOST_IN_MEMORY:
-        del _memory[next(iter(_memory))]
-    return features
+    return cached(file, lambda: _opened(file, shape), build)
 
 
 def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:

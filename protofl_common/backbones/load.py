@@ -68,8 +68,6 @@ def _small(name: BackboneName) -> Parts:
     file, network = Path(name.path).expanduser() if name.path else WEIGHTS / f"{name.arch}.json", SmallResNet()
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        if "weights" not in content and "tensors" in content:
-            raise ValueError("its format is an older one; put its tensors into 'weights', see docs/models.md")
         network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
         mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:

@@ -1,4 +1,4 @@
-"""Data sets, their division among clients, and the cache of both (`open_client_data` is the way in).
+"""Data sets and their cache, and their division among clients (`open_client_data` is the way in).
 
 What cannot be read, divided or cached as asked is a `DataError` that names key, value and choices.
 """

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import data_dir_of, read_image
-from protofl_common.data.published import locate_torchvision, read_torchvision
+from protofl_common.data.published import locate_public, read_public
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays, resized
 
 PER_CLASS = 50
@@ -63,14 +63,14 @@ def read_domains(settings: DataSettings) -> RawData:
 
 def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
     """The files of MNIST and USPS, both in ``data-dir``."""
-    return tuple(path for name in REAL for path in locate_torchvision(name, settings))
+    return tuple(path for name in REAL for path in locate_public(name, settings))
 
 
 def read_mix(settings: DataSettings) -> RawData:
     """All domains of ``digit-mix``, without an official test part."""
     parts, drawn = [], read_domains(settings)
     for name in REAL:
-        data = read_torchvision(name, settings)
+        data = read_public(name, settings)
         training = np.flatnonzero(data.official == 0)
         of_each = [training[data.labels[training] == digit][:REAL_PER_CLASS] for digit in range(10)]
         rows = np.sort(np.concatenate(of_each))
@@ -94,7 +94,7 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     for name in DIGIT5:
         with suppress(DataError):
             ours = name == "mnist-m"
-            paths = tuple(data_dir / file for file in MNIST_M) if ours else locate_torchvision(name, settings)
+            paths = tuple(data_dir / file for file in MNIST_M) if ours else locate_public(name, settings)
             complete |= {name: paths} if all(path.exists() for path in paths) else {}
     return complete
 
@@ -105,7 +105,7 @@ def read_digit5(settings: DataSettings) -> RawData:
     if absent := ", ".join(name for name in DIGIT5 if name not in files):
         print(f"protofl: digit5 without {absent}, not in data-dir = {settings.data_dir!r}", file=sys.stderr)
     for name, paths in files.items():
-        data = _mnist_m(*paths) if name == "mnist-m" else read_torchvision(name, settings)
+        data = _mnist_m(*paths) if name == "mnist-m" else read_public(name, settings)
         marks = (np.flatnonzero(data.official == part)[:most] for part, most in enumerate(MOST_OF_DIGIT5))
         images = resized(data.inputs[rows := np.concatenate([*marks])], 32)
         parts.append((np.broadcast_to(images, (len(rows), 3, 32, 32)), data.labels[rows]))

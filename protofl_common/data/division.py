@@ -1,27 +1,22 @@
-"""From a data set to each client's training, test and validation samples; the result is cached beside the data.
+"""From a data set to each client's training, test and validation samples: the same in every process, from the seed.
 
 Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
 validation part aside.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.files import digest, replacing
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.options import key_of, keys_affecting
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
-from protofl_common.data.store import StoredData, cache_root, cached
+from protofl_common.data.store import StoredData, open_data
 
-FORMAT = 3  # raise it when the same settings come to mean another division
 UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
 COMMON = ("official", "official-all")  # values of ``test-from`` with test samples that are in nobody's share
 DEALT_AGAIN = ("n-way-k-shot",)  # clients may share samples: split into training and test before they are dealt out
@@ -36,9 +31,6 @@ class Share:
     validation: Ints
 
 
-PARTS = tuple(field.name for field in fields(Share))
-
-
 def client_share(
     data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
 ) -> Share:
@@ -47,48 +39,13 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    root = cache_root(settings)
-    file = root / _name(data.key, settings, seed, clients, domain)
-
-    def build() -> Share | None:
-        _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
-        return _opened(file, client)
-
-    return cached(file, root / data.key, lambda: _opened(file, client), build)
-
-
-@lru_cache(maxsize=16)
-def _name(data_key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> str:
-    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the name already
-    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
-    return f"{data_key}-division-{digest(FORMAT, seed, clients, domain, shaping)}.npy"
-
-
-def _opened(file: Path, client: int) -> Share | None:
-    """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
-    try:
-        saved, width = _mapped(file, (state := file.stat()).st_mtime_ns, state.st_size), 2 * len(PARTS)
-        bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
-        return Share(*(np.array(saved[start:end]) for start, end in bounds))
-    except (OSError, ValueError, IndexError, EOFError):
-        return None
+    return _divided(data.key, settings, seed, clients, domain)[client]
 
 
 @lru_cache(maxsize=8)
-def _mapped(file: Path, changed: int, size: int) -> Ints:
-    """The file in this state: a process that simulates many clients maps it once."""
-    return np.asarray(np.load(file, mmap_mode="r"))
-
-
-def _write(file: Path, shares: list[Share]) -> None:
-    """Write where parts begin and end, and the parts, common ones once; the caller holds the lock of the data."""
-    parts_of = [[getattr(share, name) for name in PARTS] for share in shares]
-    distinct = {id(part): part for parts in parts_of for part in parts}
-    ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in distinct.values())])
-    place = dict(zip(distinct, pairwise(ends), strict=True))
-    bounds = [place[id(part)] for parts in parts_of for part in parts]
-    with replacing(file, private=True) as beside, beside.open("wb") as opened:
-        np.save(opened, np.concatenate([np.ravel(bounds), *distinct.values()]))
+def _divided(key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> list[Share]:
+    """Every client's share, made once per process; ``key``: that of the stored data."""
+    return Division(open_data(settings), settings, seed, domain).shares(clients)
 
 
 def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
@@ -96,12 +53,9 @@ def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tu
     return (0, 1) if settings.partition == "own" or domain else (client, clients)
 
 
-def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
-    """Every client's share; the settings have passed `check_data_settings`."""
-    return _Division(data, settings, seed, domain).shares(clients)
+class Division:
+    """Divides the data set; the settings have passed `check_data_settings`."""
 
-
-class _Division:
     def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
         self.data, self.seed, self.domain = data, seed, domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings

@@ -11,13 +11,14 @@ others, which come with their natural clients, nothing is.
 - ``har`` (Anguita et al., ESANN 2013): nine signals of 128 steps, six activities, thirty people.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofl_common.basics.files import locked
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, image_files, read_folder, read_images, square_rgb
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
@@ -37,30 +38,41 @@ class PublicSet(NamedTuple):
     origin: str  # where to fetch it
     folder: str  # its name in ``data-dir``, which may be that folder itself
     files: tuple[str, ...]  # what lies in it
+    classes: int = 0  # their number where it is known without reading; 0 where the data decide
+    download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
+
+    def place(self, data_dir: Path) -> tuple[Path, list[str]]:
+        """Return where the files are, in ``data_dir`` or its ``folder``, and those that are missing there."""
+        for root in (data_dir / self.folder, data_dir):
+            missing = [file for file in self.files if not (root / file).exists()]
+            if not missing:
+                break
+        return root, missing
 
 
-def locate_public(settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of the data set; DataError says which are missing, and where they are from."""
-    row = PUBLIC[settings.dataset]
-    root, missing = _found(row.folder, row.files, data_dir_of(settings))
+def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
+    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
+
+    DataError says which are missing, and where they are from.
+    """
+    row = PUBLIC[name]
+    download = row.download if settings.download else None
+    if download and settings.data_dir:
+        Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
+    data_dir = data_dir_of(settings, hint=", or download = true" if row.download else "")
+    if download and row.place(data_dir)[1]:
+        with locked(data_dir / f".{row.folder}.download"):  # only one process downloads, the others wait
+            if row.place(data_dir)[1]:
+                download(data_dir)
+    root, missing = row.place(data_dir)
     if missing:
         where = f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}"
-        absent = f"{', '.join(missing)} is {where}; fetch it from {row.origin}"
-        raise DataError(f"dataset = {settings.dataset!r}: {absent}")
-    return tuple(root / name for name in row.files)
+        raise DataError(f"dataset = {name!r}: {', '.join(missing)} is {where}; fetch it from {row.origin}")
+    return tuple(root / file for file in row.files)
 
 
-def _found(folder: str, files: Sequence[str], data_dir: Path) -> tuple[Path, list[str]]:
-    """The place of the files, ``data_dir`` or its ``folder``, and the files that are missing there."""
-    for root in (data_dir / folder, data_dir):
-        missing = [file for file in files if not (root / file).exists()]
-        if not missing:
-            break
-    return root, missing
-
-
-def read_public(settings: DataSettings) -> RawData:
-    return PUBLIC[settings.dataset].read(locate_public(settings)[0].parent, settings)
+def read_public(name: str, settings: DataSettings) -> RawData:
+    return PUBLIC[name].read(PUBLIC[name].place(data_dir_of(settings))[0], settings)
 
 
 def _domains(root: Path, settings: DataSettings) -> RawData:
@@ -113,100 +125,50 @@ def _har(root: Path, settings: DataSettings) -> RawData:
     return from_arrays(arrays | {"classes": names}, str(root))
 
 
-PUBLIC: dict[str, PublicSet] = {
-    "pacs": PublicSet(_domains, "DomainBed", "PACS", ("art_painting", "cartoon", "photo", "sketch")),
-    "office10": PublicSet(_domains, "Office-Caltech-10", "office10", ("amazon", "caltech", "dslr", "webcam")),
-    "tiny-imagenet": PublicSet(_tiny_imagenet, "cs231n.stanford.edu", "tiny-imagenet-200", ("train", "val")),
-    "fed-isic": PublicSet(_fed_isic, "github.com/owkin/FLamby", "fed_isic2019", ("train_test_split", ISIC_IMAGES)),
-    "fed-heart": PublicSet(_fed_heart, "archive.ics.uci.edu/dataset/45", "heart+disease", HEART_FILES),
-    "har": PublicSet(_har, "archive.ics.uci.edu/dataset/240", "UCI HAR Dataset", ("activity_labels.txt", *PARTS)),
-}
-
-
 # -- torchvision
 
-
-@dataclass(frozen=True)
-class TorchvisionSet:
-    """A data set of torchvision: its class, the files it needs, and the arguments for its two parts."""
-
-    cls: str
-    files: tuple[str, ...]
-    classes: int = 10
-    train: tuple[dict[str, Any], ...] = ({"train": True},)
-    test: tuple[dict[str, Any], ...] = ({"train": False},)
+Arguments = tuple[dict[str, Any], ...]  # of a class of torchvision, for each piece of a part
 
 
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_LIKE_MNIST = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
-_EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for file in _IDX)
-_BALANCED = {"split": "balanced"}
-_TRAIN, _VALIDATION, _TEST = {"split": "train"}, {"split": "val"}, {"split": "test"}
-
-SETS: dict[str, TorchvisionSet] = {
-    **{name: TorchvisionSet(cls, tuple(f"{cls}/raw/{file}" for file in _IDX)) for name, cls in _LIKE_MNIST.items()},
-    "emnist": TorchvisionSet("EMNIST", _EMNIST, 47, (_BALANCED | {"train": True},), (_BALANCED | {"train": False},)),
-    "usps": TorchvisionSet("USPS", ("usps.bz2", "usps.t.bz2")),
-    "svhn": TorchvisionSet("SVHN", ("train_32x32.mat", "test_32x32.mat"), train=(_TRAIN,), test=(_TEST,)),
-    "cifar10": TorchvisionSet("CIFAR10", ("cifar-10-batches-py",)),
-    "cifar100": TorchvisionSet("CIFAR100", ("cifar-100-python",), 100),
-    "flowers102": TorchvisionSet("Flowers102", ("flowers-102",), 102, train=(_TRAIN, _VALIDATION), test=(_TEST,)),
-}
+def _torchvision(
+    cls: str,
+    *files: str,
+    classes: int = 10,
+    train: Arguments = ({"train": True},),
+    test: Arguments = ({"train": False},),
+) -> PublicSet:
+    read, download = partial(_decoded, cls, (train, test)), partial(_downloaded, cls, (*train, *test))
+    return PublicSet(read, "its publisher, or download = true", cls, files, classes, download)
 
 
-def locate_torchvision(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true."""
-    row = SETS[name]
-    if settings.download and settings.data_dir:
-        Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    data_dir = data_dir_of(settings, hint=", or download = true")
-    if settings.download and _found(row.cls, row.files, data_dir)[1]:
-        _download(row, data_dir)
-    root, missing = _found(row.cls, row.files, data_dir)
-    if missing:
-        cure = "set data-dir to the folder that holds it, or download = true"
-        raise DataError(f"dataset = {name!r}: {missing[0]} is not in data-dir = {settings.data_dir!r}; {cure}")
-    return tuple(root / file for file in row.files)
-
-
-def read_torchvision(name: str, settings: DataSettings) -> RawData:
-    """Decode data set ``name``: official training part first, then the official test part.
+def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings: DataSettings) -> RawData:
+    """Decode a data set of torchvision: official training part first, then the official test part.
 
     Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
     training. EMNIST's images, stored on their side, are turned upright.
     """
     import torchvision
 
-    row = SETS[name]
-    root, _ = _found(row.cls, row.files, data_dir_of(settings))
+    pieces = [(arguments, official) for official, part in enumerate(parts) for arguments in part]
     try:
-        parts = [
-            (getattr(torchvision.datasets, row.cls)(str(root), **arguments), official)
-            for official, many in enumerate((row.train, row.test))
-            for arguments in many
-        ]
-        images = [_images(dataset, settings.image_size or DEFAULT_SIZE) for dataset, _ in parts]
+        read = [getattr(torchvision.datasets, cls)(str(root), **arguments) for arguments, _ in pieces]
+        images = [_images(dataset, settings.image_size or DEFAULT_SIZE) for dataset in read]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise DataError(f"dataset = {name!r}: torchvision cannot read the files in {root} ({error})") from error
-    labels = [_labels(dataset) for dataset, _ in parts]
-    official = [np.full(len(part), flag, np.uint8) for part, (_, flag) in zip(labels, parts, strict=True)]
+        raise DataError(f"dataset = {settings.dataset!r}: torchvision cannot read {cls} in {root} ({error})") from error
+    labels = [_labels(dataset) for dataset in read]
+    official = [np.full(len(part), flag, np.uint8) for part, (_, flag) in zip(labels, pieces, strict=True)]
     arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels), "split": np.concatenate(official)}
-    return from_arrays(arrays | {"classes": getattr(parts[0][0], "classes", None) or range(10)}, f"dataset = {name!r}")
+    return from_arrays(arrays | {"classes": getattr(read[0], "classes", None) or range(10)}, f"torchvision's {cls}")
 
 
-def _download(row: TorchvisionSet, root: Path) -> None:
-    """Let torchvision fetch the parts into ``root`` if some are missing; only one process does, the others wait."""
+def _downloaded(cls: str, parts: Arguments, root: Path) -> None:
     import torchvision
-    from filelock import FileLock
 
-    with FileLock(root / f".{row.cls}.download.lock"):
-        if not _found(row.cls, row.files, root)[1]:
-            return
-        try:
-            for arguments in (*row.train, *row.test):
-                getattr(torchvision.datasets, row.cls)(str(root), download=True, **arguments)
-        except (RuntimeError, OSError) as error:
-            raise DataError(f"download = true: torchvision could not fetch {row.cls} ({error})") from error
+    try:
+        for arguments in parts:
+            getattr(torchvision.datasets, cls)(str(root), download=True, **arguments)
+    except (RuntimeError, OSError) as error:
+        raise DataError(f"download = true: torchvision could not fetch {cls} ({error})") from error
 
 
 def _images(dataset: Any, size: int) -> Images:
@@ -224,3 +186,30 @@ def _images(dataset: Any, size: int) -> Images:
 def _labels(dataset: Any) -> Ints:
     names = ("targets", "labels", "_labels")
     return np.asarray(next(getattr(dataset, name) for name in names if hasattr(dataset, name)), dtype=np.int64)
+
+
+_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_LIKE_MNIST = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
+_EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for file in _IDX)
+_BALANCED: dict[str, Any] = {"split": "balanced"}
+_TRAIN, _VALIDATION, _TEST = {"split": "train"}, {"split": "val"}, {"split": "test"}
+OF_TORCHVISION: dict[str, PublicSet] = {
+    **{name: _torchvision(cls, *(f"{cls}/raw/{file}" for file in _IDX)) for name, cls in _LIKE_MNIST.items()},
+    "emnist": _torchvision(
+        "EMNIST", *_EMNIST, classes=47, train=(_BALANCED | {"train": True},), test=(_BALANCED | {"train": False},)
+    ),
+    "usps": _torchvision("USPS", "usps.bz2", "usps.t.bz2"),
+    "svhn": _torchvision("SVHN", "train_32x32.mat", "test_32x32.mat", train=(_TRAIN,), test=(_TEST,)),
+    "cifar10": _torchvision("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": _torchvision("CIFAR100", "cifar-100-python", classes=100),
+    "flowers102": _torchvision("Flowers102", "flowers-102", classes=102, train=(_TRAIN, _VALIDATION), test=(_TEST,)),
+}
+OTHERS: dict[str, PublicSet] = {
+    "pacs": PublicSet(_domains, "DomainBed", "PACS", ("art_painting", "cartoon", "photo", "sketch")),
+    "office10": PublicSet(_domains, "Office-Caltech-10", "office10", ("amazon", "caltech", "dslr", "webcam")),
+    "tiny-imagenet": PublicSet(_tiny_imagenet, "cs231n.stanford.edu", "tiny-imagenet-200", ("train", "val")),
+    "fed-isic": PublicSet(_fed_isic, "github.com/owkin/FLamby", "fed_isic2019", ("train_test_split", ISIC_IMAGES)),
+    "fed-heart": PublicSet(_fed_heart, "archive.ics.uci.edu/dataset/45", "heart+disease", HEART_FILES),
+    "har": PublicSet(_har, "archive.ics.uci.edu/dataset/240", "UCI HAR Dataset", ("activity_labels.txt", *PARTS)),
+}
+PUBLIC = OF_TORCHVISION | OTHERS

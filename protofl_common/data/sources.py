@@ -13,7 +13,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import data_dir_of, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
-from protofl_common.data.published import PUBLIC, SETS, locate_public, locate_torchvision, read_public, read_torchvision
+from protofl_common.data.published import OF_TORCHVISION, OTHERS, locate_public, read_public
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
 from protofl_common.data.table import definition_problems
 
@@ -51,25 +51,21 @@ def read_table(load: str, settings: DataSettings) -> RawData:
     return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
 
 
-def _folder(settings: DataSettings) -> tuple[Path]:
-    return (data_dir_of(settings),)
-
-
 _own = partial(Source, has_domains=True, has_official=True)  # or not: the data decide
 SOURCES: dict[str, Source] = {
     "digits": Source(read_digits, num_classes=10),
     "digit-domains": Source(drawn.read_domains, num_classes=10, domains=tuple(drawn.DOMAINS), has_domains=True),
     "digit-mix": Source(drawn.read_mix, drawn.locate_mix, 10, domains=drawn.REAL + drawn.LOOKS, has_domains=True),
     **{
-        name: Source(partial(read_torchvision, name), partial(locate_torchvision, name), row.classes, has_official=True)
-        for name, row in SETS.items()
+        name: Source(partial(read_public, name), partial(locate_public, name), row.classes, has_official=True)
+        for name, row in OF_TORCHVISION.items()
     },
     "digit5": Source(drawn.read_digit5, drawn.locate_digit5, num_classes=10, has_domains=True, has_official=True),
-    **{name: _own(read_public, locate_public) for name in PUBLIC},
+    **{name: _own(partial(read_public, name), partial(locate_public, name)) for name in OTHERS},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
-    "image-folder": Source(read_folder, _folder),
-    "domain-folder": Source(read_folder, _folder, has_domains=True),
+    "image-folder": Source(read_folder, lambda settings: (data_dir_of(settings),)),
+    "domain-folder": Source(read_folder, lambda settings: (data_dir_of(settings),), has_domains=True),
     "manifest": _own(own.read_manifest, own.locate_manifest),
     "arrays": _own(own.read_arrays, lambda settings: (own.file_of(settings, own.ARRAYS),)),
     "text-csv": _own(own.read_text, own.locate_text),

@@ -41,25 +41,21 @@ class StoredData(RawData):
 
 def open_data(settings: DataSettings) -> StoredData:
     """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none."""
-    folder = cache_root(settings) / data_key(settings)
-    return cached(folder, folder, lambda: _opened(folder), lambda: _build(folder, settings))
+    folder = cache_folder(settings.cache_dir) / data_key(settings)
+    return cached(folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
     """The data set of ``settings`` if the cache has it, else None; never reads or decodes it."""
-    return _opened(cache_root(settings) / data_key(settings))
+    return _opened(cache_folder(settings.cache_dir) / data_key(settings))
 
 
-def cache_root(settings: DataSettings) -> Path:
-    return cache_folder(settings.cache_dir)
-
-
-def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
-    """Open a cache entry; where that gives None, build it, one process at a time under the ``lock``."""
+def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
+    """Open a cache entry; where that gives None, build it, one process at a time."""
     opened = open_it()
     if opened is None:
         try:
-            with locked(lock):
+            with locked(entry):
                 opened = open_it()
                 if opened is None:
                     opened = build()

@@ -1,6 +1,7 @@
 """Class prototypes: computing them, as means or by clusters (FedPLVM, FPL), and predicting with them.
 
-Symbols: N samples, P prototypes, C classes, D feature dimension, K clusters.
+Probabilities, and the distance of a strange sample, are calibrated by a site's own samples outside training. Symbols:
+N samples, P prototypes, C classes, D feature dimension, K clusters.
 
 FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the connected components
 as clusters, and repeats on their means: a hierarchy of partitions without a parameter.
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 MAX_COMPARED = 4096  # prototypes of which `margins` takes all pairs: 17 million distances
+TEMPERATURES = torch.logspace(-4, 4, 161)  # times the mean squared distance: the choices of T
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,34 @@ def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2
     if similarity == "cosine":
         features_ND, means = normalize(features_ND, dim=1), normalize(means, dim=1)
     return torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def class_scores(distances_NP: Tensor, labels_P: Tensor, num_classes: int) -> Tensor:
+    """−d² from the nearest prototype of each class [N, C], −∞ for classes without one (Snell et al., NeurIPS 2017)."""
+    scores_NC = distances_NP.new_full((len(distances_NP), num_classes), -math.inf)
+    labels_NP = labels_P.expand(len(distances_NP), -1)
+    return scores_NC.scatter_reduce_(1, labels_NP, -distances_NP.square(), "amax")
+
+
+def fit_temperature(scores_NC: Tensor, labels_N: Tensor) -> float:
+    """T for which softmax(scores / T) fits the labels best (Guo et al., ICML 2017); 1 without known classes."""
+    known_N = scores_NC.gather(1, labels_N[:, None])[:, 0].isfinite()
+    scores_NC, labels_N = scores_NC[known_N], labels_N[known_N]
+    scale = float(-scores_NC[scores_NC.isfinite()].mean()) if len(scores_NC) else 0.0
+    if scale <= 0:
+        return 1.0
+    losses = torch.stack([cross_entropy(scores_NC / (scale * t), labels_N) for t in TEMPERATURES])
+    return scale * float(TEMPERATURES[losses.argmin()])
+
+
+def unknown_above(distances_N: Tensor, share: float) -> float:
+    """The distance above which a sample counts as unknown; ``distances_N`` [N] ascending, of such samples.
+
+    Of new samples like these, at most ``share`` are above it on average (split conformal prediction: the k-th smallest
+    with k = ⌈(N + 1)(1 − share)⌉). ∞, so that none is, when N is too small for that.
+    """
+    k = math.ceil((len(distances_N) + 1) * (1 - share))
+    return float(distances_N[k - 1]) if k <= len(distances_N) else math.inf
 
 
 def margins(prototypes: Prototypes, num_classes: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from protofl_common.backbones.load import classifier_name, without_head
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
+from protofl_common.config.architectures import ARCHITECTURES, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
@@ -41,7 +41,6 @@ def initial_model(
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
     """A head that fits a model of ``arch``, built without the body, whose code need not be here."""
     values = _arguments(settings, seed, "global")
-    _check(arch, values["head"], num_classes, settings.feature_dim)
     with seeded(values["seed"]):
         return _head(arch, num_classes, settings.feature_dim, values["head"], values["head_seed"]).eval()
 
@@ -50,7 +49,7 @@ def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]
     return {
         "feature_dim": settings.feature_dim,
         "seed": derive_seed(seed, "model", owner),
-        "head": "trainable" if settings.head == "trainable" else "orthogonal-frozen",
+        "head": settings.head,
         "head_seed": derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
     }
 
@@ -67,14 +66,15 @@ def build_model(
 ) -> SplitModel:
     """A model on the CPU; its initial weights are a function of the arguments alone, torch's global RNG is untouched.
 
-    ``head`` is one of ``HEADS``. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies
-    can have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
+    ``head`` is as the setting. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can
+    have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
 
-    Raises ValueError for an unknown architecture or kind of head, and for inputs and sizes that it cannot have.
+    Raises ValueError for an unknown architecture, and for inputs that it cannot have.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
-    _check(arch, head, num_classes, feature_dim)
+    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
+        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
@@ -84,7 +84,7 @@ def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: i
     name, hidden = body_and_hidden(arch)
     made = HiddenHead(feature_dim, hidden, num_classes) if hidden else LinearHead(feature_dim, num_classes)
     made.dropout = CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0
-    if head == "orthogonal-frozen":
+    if head != "trainable":
         if head_seed is not None:
             torch.default_generator.manual_seed(head_seed)
         freeze_orthogonally(made)
@@ -158,16 +158,6 @@ def _trunk(arch: str, channels: int) -> nn.Module:
         size, bias = (first.kernel_size, first.stride, first.padding), first.bias is not None
         network.set_submodule(name, nn.Conv2d(channels, first.out_channels, *size, bias=bias))
     return network
-
-
-def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
-    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
-        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
-    if head not in HEADS:
-        raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")
-    for name, value in (("num_classes", num_classes), ("feature_dim", feature_dim)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, below 1")
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from protofl_common.basics.files import TensorFileError, write_text
@@ -20,40 +21,53 @@ from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.runs.folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
+from protofl_common.runs.folder import CARD, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
-LARGEST = 2**24  # of a whole number on a card
+
+
+def _no_control_characters(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("control characters")
+    return text
+
+
+Text = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_no_control_characters)]
+Whole = Annotated[int, Field(ge=0, le=2**24)]
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that is not a tensor."""
+    """All that is not a tensor. Of a card that a stranger may have written nothing else is read, nor of other types."""
 
-    run: str
-    flower_run: str
-    site: str
-    domain: str
-    algorithm: str  # as the setting ``algo`` names it
-    round: int  # after which it was left
-    arch: str
-    input_shape: tuple[int, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
-    input_type: str  # of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    run: Text
+    flower_run: Text
+    site: Text
+    domain: Text
+    algorithm: Text  # as the setting ``algo`` names it
+    round: Whole  # after which it was left
+    arch: Text
+    input_shape: tuple[Whole, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
+    input_type: Annotated[str, Field(pattern="^(uint8|int64|float32)$")]  # of images, of tokens, of other numbers
     mean: tuple[float, ...]
     std: tuple[float, ...]  # per channel or feature, pixels in [0, 1]; the model gets (x − mean) / std; () for tokens
-    backbones: tuple[str, ...]  # frozen backbones in front of the model, which then is given their features
-    features_in: int  # how many these are; 0 without backbones
-    feature_dim: int  # D
-    classes: tuple[str, ...]  # names in label order
-    inference: str  # how it predicts unless told otherwise: ``head`` or ``prototype``
-    similarity: str  # how it compares with prototypes: ``l2``, or ``cosine``
-    accuracy: dict[str, float]  # of each way to predict, on the site's test samples, after that round
-    test_samples: int
-    temperature: float  # T of the probabilities by prototype, see `calibration`
-    calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
-    chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
+    backbones: tuple[Text, ...]  # frozen backbones in front of the model, which then is given their features
+    features_in: Whole  # how many these are; 0 without backbones
+    feature_dim: Annotated[Whole, Field(gt=0)]  # D
+    classes: Annotated[tuple[Text, ...], Field(min_length=1)]  # names in label order
+    inference: Annotated[str, Field(pattern="^(head|prototype)$")]  # how it predicts unless told otherwise
+    similarity: Annotated[str, Field(pattern="^(l2|cosine)$")]  # how it compares with prototypes
+    accuracy: dict[Text, float]  # of each way to predict, on the site's test samples, after that round
+    test_samples: Whole
+    temperature: float  # T of the probabilities by prototype, see `fit_temperature`
+    calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]
+    """The data that choose ``inference``, T and the limit of unknown inputs."""
+    chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]
+    """The data that chose this round as the best; "": it is the run's last."""
     fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
-    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
+    columns: tuple[Text, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
 @dataclass(frozen=True)
@@ -114,9 +128,16 @@ class TrainedModel:
         if facts.get("format") != FORMAT:
             raise SettingsError(f"{file} is no model of this version ({FORMAT})")
         try:
-            card = _card(json.loads(facts["card"]))
-        except (ValueError, KeyError) as error:
-            raise SettingsError(f"{file}: its card is not one of a model ({error})") from error
+            card = TypeAdapter(ModelCard).validate_json(facts.get("card", ""))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            value = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
+            which = printable(f"{''.join(map(str, problem['loc'][:1]))}{value}: {problem['msg']}")
+            raise SettingsError(f"{file}: its card is not one of a model ({which})") from error
+        if len(card.std) != len(card.mean) or len(card.fill) not in (0, len(card.mean)):
+            raise SettingsError(f"{file}: its card has not as many deviations, or values to fill in, as means")
+        if math.prod(card.input_shape) > MOST_NUMBERS:
+            raise SettingsError(f"{file}: its card has a too large input_shape, {list(card.input_shape)}")
         weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
         prototypes = None
         if "prototypes.means" in tensors:
@@ -134,35 +155,3 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
     labels = prototypes.labels
     whole = labels.dtype == torch.int64 and prototypes.means.shape == (len(labels), card.feature_dim) and len(labels)
     return bool(whole and labels.min() >= 0 and labels.max() < len(card.classes))
-
-
-def _card(facts: Any) -> ModelCard:
-    """A card that a stranger may have written; ValueError names what is wrong with it."""
-    kinds = get_type_hints(ModelCard)
-    facts = {"fill": [], "columns": []} | facts if isinstance(facts, dict) else facts  # cards of before have none
-    if not isinstance(facts, dict) or facts.keys() != kinds.keys():
-        raise ValueError("not the entries of a card")
-    choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
-    choices |= {"input_type": ("uint8", "int64", "float32"), "calibrated_on": ("validation", "test")}
-    choices |= {"chosen_on": ("", "validation", "test")}
-    for name, value in facts.items():
-        if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
-            raise ValueError(f"{name} = {printable(repr(value))}")
-    means = len(facts["mean"])
-    fitting = means == len(facts["std"]) and len(facts["fill"]) in (0, means)
-    if not fitting or math.prod(facts["input_shape"]) > MOST_NUMBERS:
-        raise ValueError("its input_shape is too large, or it has not as many means as deviations")
-    return ModelCard(**facts | {name: tuple(value) for name, value in facts.items() if isinstance(value, list)})
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
-    if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(entry, get_args(kind)[0]) for entry in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_is(entry, str) and _is(value[entry], float) for entry in value)
-    if kind is str:
-        return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
-    if kind is int:
-        return type(value) is int and 0 <= value <= LARGEST
-    return type(value) in (int, float) and math.isfinite(value)

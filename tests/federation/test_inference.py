@@ -16,7 +16,7 @@ from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.data import DataError
 from protofl_common.data.images import read_image
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
+from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
@@ -207,7 +207,7 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "another network": ({"arch": "resnet10"}, "the weights are not of the network on the model's card"),
     "a huge one": ({"feature_dim": 10**7}, "its prototypes are not of the model on its card"),
     "a huge input": ({"input_shape": [3, 2048, 2048]}, "the weights are not of the network on the model's card"),
-    "no network": ({"arch": None}, "not the entries of a card"),
+    "no network": ({"arch": None}, "its card is not one of a model (arch: Field required)"),
     "fewer classes": ({"classes": ["one"]}, "its prototypes are not of the model on its card"),
     "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),
     "a site that does": ({"site": "\x1b[2J"}, "site = "),

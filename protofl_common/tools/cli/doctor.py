@@ -21,12 +21,13 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.raw import described
-from protofl_common.data.store import cache_root, open_data
-from protofl_common.experiment.settings import Settings, app_folder, default_run_config
+from protofl_common.data.store import open_data
+from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
@@ -119,7 +120,7 @@ def _cores(asked: argparse.Namespace) -> Found:
 
 def _folders(asked: argparse.Namespace) -> Found:
     settings = default_run_config() | asked.settings
-    cache = cache_root(Settings.from_run_config(default_run_config() | {"cache-dir": settings["cache-dir"]}).data)
+    cache = cache_folder(str(settings["cache-dir"]))
     places = {"out-dir": Path(str(settings["out-dir"])), "cache-dir": cache, "TMPDIR": Path(tempfile.gettempdir())}
     for name, path in places.items():
         there, other = existing(path), f"{name}=FOLDER" if "-" in name else "export TMPDIR=FOLDER"

@@ -34,7 +34,7 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 
 
 def act(arguments: argparse.Namespace) -> int:
-    from protofl_common.models.calibration import unknown_above
+    from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
     from protofl_common.tools.inference import onnx_file

@@ -1,14 +1,6 @@
 """The figure of a cell, and how it is read from the run's folder.
 
-A figure has four parts; a table, its columns and its rows each name some of them:
-
-    when    final (after the last round), last-5 (mean of the last 5), best (of the evaluations by all sites that with
-            the best mean on validation data; without any, that with the best figure on test data)
-    what    head, prototype: accuracy in percent · head/auc, …: a metric of the setting ``metrics`` · validation/head,
-            …: the same on the clients' validation data · prototypes-sent, prototypes-received: per client · numbers:
-            that travel in a round, both ways, all clients together
-    domain  accuracy over the clients of this domain only; "": over all
-    over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
+A figure has four parts (`LEGAL`, docs/tables.md); a table, its columns and its rows each name some of them.
 """
 
 import re

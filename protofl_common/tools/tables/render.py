@@ -139,25 +139,23 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    cells = [_cell_as_dict(table, row, column, results) for row, column in results]
+    chosen = {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
+    cells = [
+        {
+            "row": row,
+            "column": column,
+            "state": result.state,
+            "reason": result.reason,
+            "figure": result.figure,
+            "paper": table.rows[row].paper.get(column, ""),
+            "values": {str(seed): value for seed, value in result.values.items()},
+            "estimate": Estimate.of(result.numbers).as_dict() if result.values else None,
+            "difference": than.as_dict(test=True) if (than := _beyond(table, row, column, results)) else None,
+            "search": asdict(result.found) | chosen if result.found else None,
+        }
+        for (row, column), result in results.items()
+    ]
     return {"name": table.name, "title": table.title, "note": table.note, "against": table.against, "cells": cells}
-
-
-def _cell_as_dict(table: TableFile, row: str, column: str, results: Results) -> dict[str, Any]:
-    result, than = results[row, column], _beyond(table, row, column, results)
-    return {
-        "row": row,
-        "column": column,
-        "state": result.state,
-        "reason": result.reason,
-        "figure": result.figure,
-        "paper": table.rows[row].paper.get(column, ""),
-        "values": {str(seed): value for seed, value in result.values.items()},
-        "estimate": Estimate.of(result.numbers).as_dict() if result.values else None,
-        "difference": than and than.as_dict(test=True),
-        "search": result.found
-        and {**asdict(result.found), "seeds": list(table.trial_seeds), "chosen-on": "validation"},
-    }
 
 
 def csv_of_cells(table: TableFile, results: Results) -> str:

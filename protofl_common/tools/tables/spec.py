@@ -1,23 +1,4 @@
-"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe.
-
-    title: what stands above it
-    source: paper and table
-    note: a line or more on how ours differs from the paper's (optional)
-    recipe: the name of a recipe (optional); a column or a row may name another
-    seeds: [1, 2, 3]
-    figure: {when: best, what: prototype}          # see `metrics`; a column or a row may say more
-    settings: {rounds: 100}                        # for all runs (optional)
-    columns:
-      practical: {recipe: …, settings: {…}, figure: {…}, clients: 50}      # each part optional
-    rows:
-      FedAvg:                                                              # the table's settings
-      FedTGP: {settings: {algo: fedtgp}, paper: [97.58 ± 0.05]}            # the paper's numbers, by column
-      FedGen: {paper: [97.35 ± 0.02]}                                      # only the paper's: nothing runs
-      FedProx: {settings: {algo: fedprox}, grid: {fedprox.mu: [0.01, 0.1]}}  # a row for each combination of values
-    against: FedProto                              # the others' differences from this row, paired over seeds (optional)
-    trials: 12                                     # what --search tries for each cell, on validation data,
-    trial-seeds: [1001]                            #   with seeds that are none of `seeds`;
-    search: {lr: {log: [0.001, 0.1]}, momentum: [0, 0.9]}   # over what; columns and rows may say more. {range: [1, 5]}
+"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe (docs/tables.md).
 
 What is nearer to the run wins: recipe, settings of the table, of the column, of the row, of the command line, seed.
 """

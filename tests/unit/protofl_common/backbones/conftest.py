@@ -1,10 +1,7 @@
 """A few of the embedded digit-domains' images."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from protofl_common.backbones import features
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -15,11 +12,3 @@ NAMES = ("glyphs", "fractals", "scenes")
 @pytest.fixture(scope="session")
 def digit_domains() -> RawData:
     return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
-
-
-@pytest.fixture
-def _forgotten() -> Iterator[None]:
-    """Nothing is in memory before and after."""
-    features._memory.clear()
-    yield
-    features._memory.clear()

@@ -1,4 +1,4 @@
-"""Features are computed once: memory, disk, damage."""
+"""Features are computed once: disk, damage."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones import features as feature_cache
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.network import Backbone
 from protofl_common.data.raw import DataError, Images
@@ -21,7 +20,7 @@ def images() -> Images:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch, _forgotten: None) -> list[int]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the batch's size whenever a backbone is really run."""
     batches: list[int] = []
     real = Backbone.features
@@ -39,8 +38,6 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     assert runs == [6, 6]
     assert torch.equal(first, extract_features(images, NAMES, CPU))
     runs.clear()
-    assert cached_features(images, NAMES, CPU, tmp_path, "site 1/train") is first  # from memory
-    feature_cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first)  # from disk
     assert runs == []
     (file,) = tmp_path.glob("features/*.safetensors")
@@ -74,7 +71,6 @@ def test_damaged_files_are_made_anew(images: Images, runs: list[int], tmp_path: 
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()
     file.write_bytes(sound[:-5] if damage is None else damage)
-    feature_cache._memory.clear()
     runs.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
     assert runs == [6, 6]
@@ -92,14 +88,7 @@ def test_files_of_other_content_are_made_anew(
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     save_file({"features": wrong}, file)
-    feature_cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
-
-
-def test_memory_is_bounded(images: Images, runs: list[int], tmp_path: Path) -> None:
-    for start in range(256, 256 - 2 * feature_cache.MOST_IN_MEMORY, -1):
-        cached_features(images[:1] + np.uint8(start % 256), NAMES[:1], CPU, tmp_path, "x")
-        assert len(feature_cache._memory) <= feature_cache.MOST_IN_MEMORY
 
 
 def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:

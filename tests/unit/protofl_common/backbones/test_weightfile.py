@@ -52,14 +52,6 @@ def test_round_trip(file: Path) -> None:
     assert again.read_bytes() == file.read_bytes()
 
 
-def test_older_format_is_refused_with_what_to_do(file: Path) -> None:
-    content = json.loads(file.read_text())
-    del content["weights"]
-    file.write_text(json.dumps(content | {"format": 1, "tensors": {}}))
-    with pytest.raises(BackboneError, match=r"older one; put its tensors into 'weights', see docs/models\.md"):
-        read(file)
-
-
 def _flipped(content: dict[str, Any]) -> None:
     content["weights"] = "B" + content["weights"][1:]
 

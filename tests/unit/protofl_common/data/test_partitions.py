@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protofl_common.data import open_client_data
-from protofl_common.data.division import divide
+from protofl_common.data.division import Division
 from protofl_common.data.store import open_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
@@ -37,7 +37,7 @@ def test_shares_are_disjoint_and_depend_on_the_seed(
 def test_the_same_seed_divides_alike(data_settings: MakeSettings, dataset: str, partition: str) -> None:
     settings = data_settings(dataset=dataset, partition=partition, shots=5)
     data = open_data(settings)
-    one, two = (divide(data, settings, seed=5, clients=6) for _ in range(2))
+    one, two = (Division(data, settings, 5, "").shares(6) for _ in range(2))
     for first, second in zip(one, two, strict=True):
         np.testing.assert_array_equal(first.train, second.train)
         np.testing.assert_array_equal(first.test, second.test)

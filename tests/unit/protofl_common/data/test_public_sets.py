@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from protofl_common.data import DataError
-from protofl_common.data.published import PUBLIC, SIGNALS
+from protofl_common.data.published import OTHERS, SIGNALS
 from protofl_common.data.store import StoredData, open_data
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
@@ -21,7 +21,7 @@ def image(file: Path, grey: int = 90) -> None:
 
 
 def pacs(root: Path) -> dict[str, Any]:
-    for domain in (*PUBLIC["pacs"].files, "kfold-lists"):
+    for domain in (*OTHERS["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
             image(root / "PACS" / domain / name / "pic_001.jpg")
     return {"clients": ("art_painting", "cartoon", "photo", "sketch"), "classes": ("dog", "house"), "split": [0] * 8}
@@ -89,22 +89,22 @@ def test_a_public_set_has_its_natural_clients_classes_and_split(
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
     assert data.official.tolist() == wanted["split"]
     assert data.labels.tolist() == wanted.get("labels", data.labels.tolist())
-    folder = PUBLIC[name].folder
+    folder = OTHERS[name].folder
     if (tmp_path / folder).is_dir():  # which data-dir may be itself
         assert read(data_settings, name, tmp_path / folder).labels.tolist() == data.labels.tolist()
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", OTHERS)
 def test_what_is_missing_is_named_with_where_to_fetch_it(
     name: str, data_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    *there, last = PUBLIC[name].files
+    *there, last = OTHERS[name].files
     for file in there:
         (tmp_path / file).mkdir()
     with pytest.raises(DataError) as caught:
         read(data_settings, name, tmp_path)
     assert f"dataset = '{name}': {last} is neither in data-dir = " in str(caught.value)
-    assert PUBLIC[name].origin in str(caught.value)
+    assert OTHERS[name].origin in str(caught.value)
 
 
 def test_hearts_with_gaps_stay_where_they_are_filled(
@@ -120,7 +120,7 @@ def test_hearts_with_gaps_stay_where_they_are_filled(
 
 def test_images_of_skin_that_are_not_there_are_counted(data_settings: MakeSettings, tmp_path: Path) -> None:
     fed_isic(tmp_path)
-    (tmp_path / "fed_isic2019" / PUBLIC["fed-isic"].files[1] / "ISIC_1.jpg").unlink()
+    (tmp_path / "fed_isic2019" / OTHERS["fed-isic"].files[1] / "ISIC_1.jpg").unlink()
     with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
         read(data_settings, "fed-isic", tmp_path)
 

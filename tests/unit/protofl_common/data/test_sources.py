@@ -67,7 +67,7 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
 
 
 def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2 is not in data-dir"):
+    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
         open_data(data_settings(dataset="digit-mix", data_dir=str(mnist_dir)))
 
 

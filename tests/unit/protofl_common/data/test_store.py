@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.basics.files import cache_folder
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, DataError, open_client_data
-from protofl_common.data.store import cache_root, data_key, open_data
+from protofl_common.data.division import _divided
+from protofl_common.data.store import data_key, open_data
 
 from .conftest import MakeSettings
 
@@ -49,14 +51,6 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path) -> None:
-    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
-    before = _first(settings)
-    (division,) = tmp_path.glob("*.npy")
-    division.write_bytes(division.read_bytes()[:700])
-    np.testing.assert_array_equal(before.train_inputs, _first(settings).train_inputs)
-
-
 def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
@@ -66,11 +60,9 @@ def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, t
     assert not partial.exists()
 
 
-def test_cache_follows_the_users_cache_folder(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_follows_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root(data_settings(cache_dir="")) == tmp_path / "protofl"
+    assert cache_folder("") == tmp_path / "protofl"
 
 
 def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -80,12 +72,12 @@ def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Pat
 
 
 def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: Path) -> None:
-    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    settings, before = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path)), _divided.cache_info()
     for client in range(4):
         open_client_data(settings, seed=3, partition=client, num_partitions=4)
-    assert len(list(tmp_path.glob("*.npy"))) == 1
+    assert _divided.cache_info().misses == before.misses + 1
     open_client_data(settings, seed=4, partition=0, num_partitions=4)
-    assert len(list(tmp_path.glob("*.npy"))) == 2
+    assert _divided.cache_info().misses == before.misses + 2
 
 
 def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
