@@ -25,7 +25,6 @@ from protofl_common.data.raw import DataError, Images, RawData, class_names
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 DEFAULT_SIZE = 64  # pixels a side when ``image-size`` is 0: photographs have no common size of their own
 MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
-FAST = 4  # a fast reading decodes a JPEG file to at least that many times the wanted size
 PATIENCE = 5.0  # seconds between two lines of progress
 
 
@@ -124,16 +123,14 @@ def square_rgb(image: Any, size: int) -> Images:
     return np.asarray(rgb).transpose(2, 0, 1)
 
 
-def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
-    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size."""
+def read_image(file: Path, size: int) -> Images:
+    """One image file as uint8 [3, size, size]."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
-            if fast:
-                image.draft("RGB", (FAST * size, FAST * size))
             return square_rgb(image, size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

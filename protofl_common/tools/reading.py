@@ -35,9 +35,9 @@ class Samples(NamedTuple):
     problems: dict[str, str]  # file that could not be read -> why
 
 
-def read_ahead(files: Sequence[Path], card: "ModelCard", *, fast: bool = False) -> Iterator[Samples]:
+def read_ahead(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
     """Yield the samples of ``files`` in batches, as the model of the ``card`` takes them, in their order."""
-    read = partial(_read, card=card, fast=fast)
+    read = partial(_read, card=card)
     batches = [files[start : start + FILES] for start in range(0, len(files), FILES)]
     with ThreadPoolExecutor() as pool:
         ahead = pool.map(read, batches[0])
@@ -53,12 +53,12 @@ def _joined(parts: list[Samples]) -> Samples:
     return Samples(names, np.concatenate(inputs) if inputs else None, problems)
 
 
-def _read(file: Path, card: "ModelCard", fast: bool) -> Samples:
+def _read(file: Path, card: "ModelCard") -> Samples:
     shape, kind = card.input_shape, card.input_type
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
-            image = read_image(file, shape[1], fast=fast)  # stretched to the model's size
+            image = read_image(file, shape[1])  # stretched to the model's size
             if shape[0] == 1:
                 image = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
             return Samples([name], image[None], {})

@@ -104,18 +104,6 @@ def test_a_long_path_stands_in_one_line(
     assert second.endswith("two\\nlines.png")
 
 
-def test_a_large_photo_read_fast_is_nearly_the_same(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(2).integers(0, 255, (30, 40, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((800, 600), resample=2).save(tmp_path / "photo.jpg")
-    shape = (3, 28, 28)
-    (whole,), (fast,) = (
-        [one.inputs for one in reading.read_ahead([tmp_path / "photo.jpg"], card_of(shape), fast=fast)]
-        for fast in (False, True)
-    )
-    assert fast is not None
-    assert 0 < np.abs(whole.astype(int) - fast).max() <= 3
-
-
 def test_a_name_that_is_no_text(model: Path, images: Path, tmp_path: Path) -> None:
     name = tmp_path / b"\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())

@@ -51,7 +51,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="a row per sample (of a run: RUN/predictions.csv)")
-    parser.add_argument("--fast", action="store_true", help="decode large JPEG files smaller: nearly the same")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
@@ -73,7 +72,7 @@ def act(arguments: argparse.Namespace) -> int:
     files, console = _files(arguments.files), Console(stderr=True)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    batches = read_ahead(files, predictor.card, fast=arguments.fast)
+    batches = read_ahead(files, predictor.card)
     by, width = predictor.way(arguments.by), max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
     shows_rows, problems = not (arguments.json or arguments.out), dict[str, str]()
     hidden = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
