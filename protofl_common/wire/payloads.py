@@ -30,13 +30,7 @@ MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 StateDict = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class ClientStatistics:
-    counts: Tensor  # [C] int64: labelled training samples of each class
-    similarity: Tensor | None = None  # [K] float32: how alike prototypes of one frozen backbone and of all are
-
-
-Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
+Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
 Kind = TypeVar("Kind")
 
 
@@ -71,9 +65,6 @@ class Payload:
 
     def counts(self, name: str) -> Tensor | None:
         return self._get(name, Tensor)
-
-    def statistics(self, name: str = "statistics") -> ClientStatistics | None:
-        return self._get(name, ClientStatistics)
 
     def _get(self, name: str, kind: type[Kind]) -> Kind | None:
         if self.declared is not None and name not in self.declared:
@@ -370,23 +361,13 @@ class CountsCodec(Codec):
         return sums["counts"].round().long()
 
 
-class StatisticsCodec(Codec):
-    """Statistics for the report."""
+class StatisticsCodec(CountsCodec):
+    """The same for the report, where all may be 0: small classes are left out."""
 
-    def template(self) -> Template:
-        backbones = {"similarity": ("float32", (self.limits.backbones,))} if self.limits.backbones else {}
-        return {"counts": ("int64", (self.limits.num_classes,)), **backbones}
-
-    def pack(self, value: ClientStatistics) -> StateDict:
-        return {name: array for name, array in vars(value).items() if array is not None}
-
-    def checked(self, arrays: StateDict) -> ClientStatistics:
-        value = ClientStatistics(**arrays)
-        if int(value.counts.min()) < 0:
+    def checked(self, arrays: StateDict) -> Tensor:
+        if int(arrays["counts"].min()) < 0:
             raise RefusedMessage(f"{self.name} counts below 0")
-        if value.similarity is not None and float(value.similarity.abs().max()) > 1.001:
-            raise RefusedMessage(f"{self.name} similarity outside -1..1")
-        return value
+        return arrays["counts"]
 
 
 _CODECS: dict[type[Entry], type[Codec]] = {

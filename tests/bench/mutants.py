@@ -129,7 +129,6 @@ MUTANTS = [
     ),
     Mutant(
         "a similarity of small classes",
-        "client_app/statistics.py",
         "[large_P].mean()",
         ".mean()",
         "tests/federation/test_wire_privacy.py -k similarity",
