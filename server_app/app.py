@@ -25,7 +25,6 @@ from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
-from server_app.protections.secure_sum import check_number
 from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
 from server_app.strategies import built
@@ -78,7 +77,6 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         callbacks = callbacks_of(run)
         federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
         federation.gather(run.start.sites, run.start.num_partitions)
-        check_number(federation)
         run.strategy = built(federation)
         run.strategy.restore(run.start.state)
         try:
