@@ -56,19 +56,15 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name, self.site_folder = self.node.name, site_folder(node)
-        self.study = self._study(context) if message else None
+        self.study: Study | None = None  # that the message is about, where it comes to a site
+        if message and self.node.is_site:
+            how = {"approves": self.node.approves, "training": self.training}
+            self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
         if self.settings.machine.threads:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
-
-    def _study(self, context: Context) -> Study | None:
-        """The study that a message is about, None for a simulated client; RefusedMessage where it has no consent."""
-        if not self.node.is_site:
-            return None
-        how = {"approves": self.node.approves, "training": self.training}
-        return check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""

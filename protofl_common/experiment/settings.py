@@ -323,12 +323,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
 
 
-def _study_problems(settings: Settings) -> Iterator[str]:
-    return study.problems(settings.study)
-
-
 RULES = (  # what values must mean together
-    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, _study_problems),
+    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
     *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
 

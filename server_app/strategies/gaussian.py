@@ -15,6 +15,7 @@ later run (``start-from``) can add sites: its sum begins with the stored ones, o
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
+from protofl_common.runs.attributes import restore_attributes
 from protofl_common.runs.folder import RunFolder
 from server_app.checkpoint import stored_run
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
@@ -95,9 +97,6 @@ def pooled(sent: Mapping[str, StateDict], settings: Settings, clients: int = 0) 
 
 def sent_in(state: Mapping[str, Tensor]) -> Sent:
     """Return what each site sent, from the state of a checkpoint."""
-    sent: Sent = {}
-    for key, value in state.items():
-        if key.startswith("sent/"):
-            _, site, name = key.split("/")
-            sent.setdefault(site, {})[name] = value
-    return sent
+    stored = SimpleNamespace(sent={})
+    restore_attributes(stored, ["sent"], state)
+    return dict(stored.sent)

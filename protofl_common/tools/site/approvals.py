@@ -106,12 +106,9 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     path = site_folder(node) / audit.FILE
     if not path.exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
-    wrong, shown = [], []
-    for _, entry, problem in audit.entries(path):
-        wrong += [problem] if problem else []
-        if str(entry.get("time", "")) >= since:
-            shown.append(entry)
-    return shown, wrong
+    lines = [*audit.entries(path)]
+    shown = [entry for _, entry, _ in lines if str(entry.get("time", "")) >= since]
+    return shown, [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> Iterator[str]:
