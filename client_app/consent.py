@@ -60,7 +60,7 @@ def check_consent(
     ``approves``: its operator is asked; ``training``: the message is one of those by which runs are counted.
     """
     study = Study.of(config)
-    if study.is_over:
+    if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")

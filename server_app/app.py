@@ -13,7 +13,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
-from protofl_common.experiment.study import Study
+from protofl_common.experiment.study import Study, is_past
 from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
@@ -45,7 +45,7 @@ def federate(grid: Grid, context: Context) -> Path:
     find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
-        if (study := Study.of(context.run_config)).is_over:
+        if is_past((study := Study.of(context.run_config)).until):
             raise SettingsError(f"study-until = {study.until!r}: the study is over")
         allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)

@@ -95,16 +95,15 @@ def _check_entry(entry: Entry, value: Value, report: Report, card: SiteCard) -> 
             if alien := sorted(set(value.labels.tolist()) - set(card.present)):
                 names = ", ".join(card.classes[label] for label in alien[:3])
                 raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
-            _check_counts(value.counts, report.train_samples)
+            counts = value.counts
         case Tensor():
             if not isinstance(entry, Statistics) and not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
-            _check_counts(value, report.train_samples)
-
-
-def _check_counts(counts: Tensor | None, samples: int) -> None:
-    if counts is not None and (total := float(counts.double().sum())) > samples:
-        raise RefusedMessage(f"counts of {total:g} samples, but it has {samples} for training")
+            counts = value
+        case _:
+            counts = None
+    if counts is not None and (total := float(counts.double().sum())) > report.train_samples:
+        raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
 
 
 class VoidRound(Exception):

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofl_common.basics.text import as_file_name, is_site_name, names_in
+from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import (
-    LIBRARY_NETWORK,
-    allow,
-    check_allowed,
-    is_inside,
-    is_python_name,
-    module_of,
-)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
@@ -137,9 +130,8 @@ def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
 
 
 def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Every permission and limit of a site: what its node config says, else the default."""
-    defaults = PERMISSIONS | LIMITS
-    return defaults | {key: node[key] for key in defaults if key in node}
+    """Return what a node config says, with the defaults of what it does not say."""
+    return {**DEFAULTS, **node}
 
 
 def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
@@ -253,13 +245,13 @@ def _not_named(
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):
-        if not is_inside(module, names_in(allowed["allow-python"])):
+        if not python_names.is_inside(module, names_in(allowed["allow-python"])):
             yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
     for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
-        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+        if python_names.LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
             yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
@@ -269,24 +261,24 @@ def _not_named(
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
-    return named + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+    names = [(key, name) for key, name in _named_in(config) if key not in AT_THE_SERVER]
+    return named + [(f"{key} = {name!r}", python_names.module_of(name)) for key, name in names]
 
 
-def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+def _named_in(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
-        for name in filter(is_python_name, names_in(config.get(key))):
+        for name in filter(python_names.is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name
 
 
 def allow_named(config: Mapping[str, Scalar]) -> None:
     """Allow the modules that these settings name: a person who may say so has typed or submitted them."""
-    allow([module_of(name) for _, name in python_names(config)])
+    python_names.allow([python_names.module_of(name) for _, name in _named_in(config)])
 
 
 def check_named(config: Mapping[str, Scalar]) -> None:
     """SettingsError where these settings, which may be a stranger's, name a module that is not allowed."""
-    for key, name in python_names(config):
-        check_allowed(name, key)
+    for key, name in _named_in(config):
+        python_names.check_allowed(name, key)

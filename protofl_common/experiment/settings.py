@@ -68,11 +68,6 @@ class Settings(Sections):
     given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
 
     @property
-    def digest(self) -> str:
-        """Stands for what was given; only introductions need it, so it is not made for each message."""
-        return digest_of(self.given)
-
-    @property
     def row(self) -> Algorithm:
         return algorithm_named(self.run.algo)
 

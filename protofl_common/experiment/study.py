@@ -49,10 +49,6 @@ class Study:
     def __str__(self) -> str:
         return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id})"
 
-    @property
-    def is_over(self) -> bool:
-        return is_past(self.until)
-
 
 def is_past(day: str) -> bool:
     """Return whether a last day, such as ``2027-06-30``, is over; "" never is."""

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import TypeVar, get_origin, get_type_hints
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -166,10 +166,8 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
-    flat: dict[str, Any] = {name: getattr(report, name) for name in COUNTS}
-    for name in names:
-        flat |= {f"{name}.{key}": number for key, number in getattr(report, name).items()}
-    return MetricRecord(flat)
+    nested = {f"{group}.{key}": number for group in names for key, number in getattr(report, group).items()}
+    return MetricRecord({name: getattr(report, name) for name in COUNTS} | nested)
 
 
 def unpack_report(

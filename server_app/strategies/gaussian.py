@@ -28,7 +28,7 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import restore_attributes
 from protofl_common.runs.folder import RunFolder
-from server_app.checkpoint import stored_run
+from server_app.checkpoint import newest_whole
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 SAMPLES = "samples"
@@ -72,7 +72,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
     def _stored_in(self, run: Path) -> Sent:
         """Return what the sites of an earlier run sent; SettingsError if that is not stored, or cannot be added."""
         what, wanted = f"gaussian.start-from = {str(run)!r}", to_run_config(self.settings)
-        earlier = stored_run(run)
+        earlier = newest_whole(run, without=f"{what}: no folder of a run")
         for key in ALIKE:
             if earlier.settings.get(key) != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {earlier.settings.get(key)!r}")

@@ -37,9 +37,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
     words = "check: settings of a run; purge: runs, or caches/; approve, deny: a request's id, or a run's file"
     parser.add_argument("words", nargs="*", help=words)
-    parser.add_argument("--until", type=_day, default="", metavar="DAY", help="approve: the last day, as 2027-06-30")
+    parser.add_argument("--until", type=date.fromisoformat, metavar="DAY", help="approve: the last day, as 2027-06-30")
     parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
-    parser.add_argument("--since", type=_day, default="", metavar="DAY", help="audit: only lines from that day on")
+    parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="audit: only lines from that day on")
     parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
     parser.add_argument(
         "--start-method",
@@ -116,12 +116,12 @@ def decide(arguments: argparse.Namespace) -> int:
     if len(arguments.words) != 1:
         one = "give one id, which protofl site requests shows, or one file of settings"
         raise SettingsError(f"site {arguments.action}: {one}")
-    print(approvals.decide(arguments.node, arguments.words[0], decision, arguments.until, arguments.runs))
+    print(approvals.decide(arguments.node, arguments.words[0], decision, str(arguments.until or ""), arguments.runs))
     return 0
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    entries, wrong = approvals.log_of(arguments.node, arguments.since)
+    entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
     if arguments.against:
         wrong += approvals.compared(arguments.node, arguments.against)
     if arguments.json:
@@ -131,10 +131,6 @@ def audit(arguments: argparse.Namespace) -> int:
         print(*map(approvals.in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
         print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))
-
-
-def _day(text: str) -> str:
-    return text and date.fromisoformat(text).isoformat()
 
 
 ACTIONS = {action.__name__: action for action in (run, check, status, purge, key, requests, audit)}
