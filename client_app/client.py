@@ -201,9 +201,8 @@ class Client:
     @property
     def statistics_declared(self) -> Declared:
         """Return what it may tell for the report; its node config, or of own data its silence, may forbid it."""
-        allowed = self.node.statistics
-        if allowed is None:
-            allowed = self.settings.data.partition != "own"
+        divided, allowed = self.settings.data.partition != "own", self.node.statistics
+        allowed = divided if allowed is None else allowed
         return statistics_declared(self.settings.run.statistics if allowed else "none")
 
     @property
