@@ -5,8 +5,6 @@ Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 
 5.4); the risk itself is `losses/positive_unlabelled.py`.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +46,7 @@ class Batch:
     features: Tensor  # z = f(x), [B, D]
     logits: Tensor  # g(z), [B, C]
 
-    def only(self, mask_B: Tensor) -> Batch:
+    def only(self, mask_B: Tensor) -> "Batch":
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 

@@ -5,14 +5,12 @@ beside it, the rest. The last `NEWEST` are there: where the newest is damaged, t
 Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from filelock import FileLock, Timeout
@@ -61,7 +59,7 @@ class Checkpoint:
                 other.unlink()
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path) -> Self:
         """Read a file; TensorFileError if it is damaged, SettingsError if it is of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:

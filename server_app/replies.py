@@ -1,10 +1,9 @@
 """Replies of clients: what makes one valid, the upload that it is read as, and the result of a round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from flwr.app import RecordDict
 from torch import Tensor
@@ -32,7 +31,7 @@ class Upload:
         """n of FedAvg's weights: its samples, as far as `protections/uploads.py` lets them count."""
         return min(self.report.train_samples, self.most)
 
-    def having(self, **entries: Value) -> Upload:
+    def having(self, **entries: Value) -> Self:
         return replace(self, payload=Payload(**self.payload.entries | entries))
 
 

@@ -1,10 +1,9 @@
 """DP-SGD: a training step whose result says little of any one sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ class PrivateStep(Step):
     empty = False  # Whether nobody was drawn: the batch is a sample that counts nothing, so noise is added still
 
     @classmethod
-    def of(cls, step: Step, plan: Plan) -> PrivateStep:
+    def of(cls, step: Step, plan: Plan) -> Self:
         return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
 
     def __post_init__(self) -> None:

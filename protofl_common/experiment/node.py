@@ -1,11 +1,10 @@
 """The node config: who a client is, and what the operator of its machine demands and allows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from protofl_common.basics.text import as_file_name, is_site_name, names_in
 from protofl_common.config import python_names
@@ -81,7 +80,7 @@ class NodeConfig:
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
-    def of(cls, node: Mapping[str, Scalar]) -> NodeConfig:
+    def of(cls, node: Mapping[str, Scalar]) -> Self:
         """Read and check a node config; SettingsError names the key."""
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")

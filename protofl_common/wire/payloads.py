@@ -1,7 +1,5 @@
 """Payloads of the algorithms, packed, checked and summed by what their rows of the catalog declare."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -45,7 +43,7 @@ class Payload:
         self.entries = {name: value for name, value in entries.items() if value is not None}
         self.declared: Declared | None = None  # of a payload that was received: what could have been sent
 
-    def without_undeclared_counts(self, declared: Declared) -> Payload:
+    def without_undeclared_counts(self, declared: Declared) -> "Payload":
         """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""
         counted = {name for name, entry in vectors_in(declared).items() if entry.counts}
         entries = {
