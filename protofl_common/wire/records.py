@@ -15,7 +15,6 @@ from protofl_common.runs.evaluation_metrics import METRICS, RECALL
 from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.schema import RefusedMessage
 
-_MAX_SCALARS = 64
 _MOST_CLAIMED = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
 ROUNDING = 1e-6
 _LARGEST_FIGURE = 1e30  # magnitude of a number in a report; sums over clients stay finite
@@ -181,8 +180,6 @@ def unpack_report(
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
-    if len(flat) > _MAX_SCALARS + 2 * len(metrics):
-        raise RefusedMessage(f"a report of {len(flat)} numbers")
     names = report_names(losses, metrics)
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {group: {} for group in names}

@@ -18,6 +18,7 @@ from flwr.common.constant import TIMESTAMP_TOLERANCE
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
+from client_app import protections
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
@@ -43,9 +44,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
         listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
         listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
-        from client_app.protections import names
-
-        listed.append(Finding(FACT, "protections", names(settings, is_site=True)))
+        listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
     return worst_first(listed)
 
 

@@ -461,7 +461,7 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
         (changed(seconds__train=-1.0), "odd entry seconds.train"),
         (changed(class_counts=[1, 2]), "class_counts"),
         (changed(secret=3), "odd entry secret"),
-        (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "numbers"),
+        (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "odd entry losses.0"),
     ],
 )
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
