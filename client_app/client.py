@@ -28,7 +28,7 @@ from protofl_common.data.raw import Ints
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
-from protofl_common.experiment.study import Study, about_site
+from protofl_common.experiment.study import about_site
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
@@ -56,10 +56,10 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name, self.site_folder = self.node.name, site_folder(node)
-        self.study: Study | None = None  # that the message is about, where it comes to a site
+        self.peers: dict[str, str] = {}  # the sites that the study names, each with its key
         if message and self.node.is_site:
             how = {"approves": self.node.approves, "training": self.training}
-            self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
+            self.peers = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how).sites
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
@@ -71,11 +71,6 @@ class Client:
         if not self.peers:
             return b""
         return site_key(self.site_folder).sign(about_site(self.settings.study, self.name, self.run_id, purpose))
-
-    @property
-    def peers(self) -> dict[str, str]:
-        """The sites that the study names, each with its key; {} where there are none."""
-        return self.study.sites if self.study else {}
 
     @cached_property
     def data(self) -> ClientData:
