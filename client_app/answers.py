@@ -8,9 +8,10 @@ the setting that they are about. A simulated client's log is the server's, so it
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache, wraps
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -47,50 +48,41 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
-        at_site = is_site(context.node_config)
+        config, node, at_site = context.run_config, context.node_config, is_site(context.node_config)
+        about, folder = _about(message, context), site_folder(node)
+        asked = _asked(about, digest_of(config)) if at_site else ""
         try:
             content = work(message, context)
             if at_site:
-                log("INFO", f"{_asked(message, context)}: {_sent(content)}")
-                content = RecordDict({**content, **pack_head(_recorded(message, context, **audit.about(content)))})
+                log("INFO", f"{asked}: {_sent(content)}")
+                content = RecordDict({**content, **pack_head(audit.append(folder, **about, **audit.of_reply(content)))})
             return Message(content, reply_to=message)
         except Exception as error:
-            asked = _asked(message, context) if at_site else ""
-            reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
-            name = site_name(context.node_config)
+            reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
-                _ = at_site and _recorded(message, context, refused=reason)
+                _ = at_site and audit.append(folder, **about, refused=reason)
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
-            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name):
+            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):
                 reason = f"site {name}: {reason}"  # the server does not know yet who this is
             return Message(Error(ERROR_CODE, reason), reply_to=message)
 
     return handler
 
 
-def _asked(message: Message, context: Context) -> str:
-    meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
-    algo = _algo(message, context)
-    if name := records.get("round", ConfigRecord()).get("run_name"):
-        run = f"{name!s} ({run})"
-    settings = digest_of(context.run_config)
-    return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+def _about(message: Message, context: Context) -> dict[str, Any]:
+    """Return what a message is about, for a log, whatever its records have; of a baseline's, its algorithm."""
+    records, config = message.content.config_records, context.run_config
+    instructions = records.get("round", ConfigRecord())
+    number, algo = instructions.get("round"), records.get("baseline", config).get("algo")
+    about = {"kind": message.metadata.message_type, "run": context.run_id}
+    about |= {"name": printable(str(instructions.get("run_name", ""))), "round": number if type(number) is int else 0}
+    return about | {"study": id_of(config), "algo": printable(str(algo))}
 
 
-def _algo(message: Message, context: Context) -> str:
-    """Return the algorithm that a message is about: the run's, or its baseline's."""
-    return str(message.content.config_records.get("baseline", context.run_config).get("algo"))
-
-
-def _recorded(message: Message, context: Context, **what: object) -> str:
-    """Write into the site's audit log how a message was answered; return the log's head."""
-    meta, config = message.metadata, context.run_config
-    instructions = message.content.config_records.get("round", ConfigRecord())
-    asked = {"kind": meta.message_type, "run": context.run_id, "name": printable(str(instructions.get("run_name", "")))}
-    number, algo = instructions.get("round"), _algo(message, context)
-    asked |= {"round": number if type(number) is int else 0, "study": id_of(config), "algo": printable(algo)}
-    return audit.append(site_folder(context.node_config), **asked, **what)
+def _asked(about: Mapping[str, Any], settings: str) -> str:
+    run = f"{about['name']} ({about['run']})" if about["name"] else about["run"]
+    return printable(f"run {run}, settings {settings}, {about['algo']}, {about['kind']} {about['round']}")
 
 
 def _sent(content: RecordDict) -> str:

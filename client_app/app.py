@@ -18,7 +18,6 @@ from client_app.evaluation import Evaluation, evaluate
 from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
-from client_app.statistics import statistics_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
 from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
@@ -51,14 +50,15 @@ def train_round(message: Message, context: Context) -> RecordDict:
 def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate only, leave the model, and send what the report may show."""
     with Visit(message, context) as visit:
-        if visit.client.is_new:
+        client = visit.client
+        if client.is_new:
             visit.train_late()
-        evaluated = visit.evaluate()
-        statistics, declared = statistics_of(visit.algorithm)
+        evaluated, declared = visit.evaluate(), client.statistics_declared
+        counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes) if declared else None
         with visit.timed("save"):
-            leave_model(evaluated, WEIGHTS, visit.client.instructions.round)
-            visit.client.states.finish(visit.client.instructions.round)
-        return visit.reply(Payload(statistics=statistics), {}, declared)
+            leave_model(evaluated, WEIGHTS, client.instructions.round)
+            client.states.finish(client.instructions.round)
+        return visit.reply(Payload(statistics=counts_C), {}, declared)
 
 
 @app.query("best")

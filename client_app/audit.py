@@ -60,7 +60,7 @@ def _last_line(log: IO[bytes]) -> bytes:
     return lines[-1] if lines else b""
 
 
-def about(content: RecordDict) -> dict[str, Any]:
+def of_reply(content: RecordDict) -> dict[str, Any]:
     """Return what the log says of a reply: its records, its bytes of arrays, and a digest of all of it."""
     digest, sizes = hashlib.sha256(), dict[str, int]()
     for name in sorted(content):

@@ -34,7 +34,7 @@ from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
-from protofl_common.wire.schema import Limits, RefusedMessage, Template
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Template, statistics_declared
 
 OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
@@ -55,29 +55,25 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name, self.site_folder = self.node.name, site_folder(node)
-        self.study = self._study(context) if message else None
+        self.study: Study | None = None  # in which this site takes part now; None for a simulated client
+        if message and self.node.is_site:
+            how = {"approves": self.node.approves, "training": self.training}
+            self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
         if self.settings.machine.threads:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
-    def _study(self, context: Context) -> Study | None:
-        """The study that a message is about, None for a simulated client; RefusedMessage where it has no consent."""
-        if not self.node.is_site:
-            return None
-        how = {"approves": self.node.approves, "training": self.training}
-        return check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
-
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
-        if not self.peers:
+        if not self.named_sites:
             return b""
         return site_key(self.site_folder).sign(about_site(self.settings.study, self.name, self.run_id, purpose))
 
     @property
-    def peers(self) -> dict[str, str]:
-        """The sites that the study names, each with its key; {} where there are none."""
+    def named_sites(self) -> dict[str, str]:
+        """The sites that the study names, this one among them, each with its key; {} where it names none."""
         return self.study.sites if self.study else {}
 
     @cached_property
@@ -200,6 +196,13 @@ class Client:
         clients = max(10, self.node.num_partitions, self.settings.federation.num_clients)
         many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
+
+    @property
+    def statistics_declared(self) -> Declared:
+        """Return what it may tell for the report; its node config, or of own data its silence, may forbid it."""
+        divided, allowed = self.settings.data.partition != "own", self.node.statistics
+        allowed = divided if allowed is None else allowed
+        return statistics_declared(self.settings.run.statistics if allowed else "none")
 
     @property
     def stated_samples(self) -> int:

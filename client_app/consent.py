@@ -15,9 +15,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.files import locked, replacing
+from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.study import UNSIGNED, Study, id_of, in_text, is_past, signed_part
+from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -49,7 +49,7 @@ class Request:
     @property
     def most_runs(self) -> int:
         """How many runs may take place; 0: any number."""
-        return min(filter(None, (self.runs, self.study.runs)), default=0)
+        return min(filter(None, (self.runs, int(self.settings["study-runs"]))), default=0)
 
 
 def check_consent(
@@ -60,64 +60,58 @@ def check_consent(
     ``approves``: its operator is asked; ``training``: the message is one of those by which runs are counted.
     """
     study = Study.of(config)
-    if study.is_over:
+    if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
     if approves:
-        _check_approved(config, study, folder, name)
-        _check_runs(study, run_id, folder, name, training)
+        path = folder / FOLDER / f"{study.id}.json"
+        if not path.exists():
+            _check_room(config, folder)
+        with locked(path):
+            _check_approved(config, study, run_id, path, name, training)
     return study
 
 
-def _check_approved(config: Mapping[str, Scalar], study: Study, folder: Path, name: str) -> None:
-    path = folder / FOLDER / f"{study.id}.json"
+def _check_approved(
+    config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, training: bool
+) -> None:
+    """RefusedMessage unless the run has been approved, and is not one too many; asks the operator, and counts runs."""
     request = read(path) if path.exists() else None
-    if request is None:
-        _check_room(config, folder)
     if request is None or (request.decision == APPROVED and request.code != CODE):
-        request = ask(folder, config, request.run_ids if request else [])
+        write(path, request := new_request(config, request.run_ids if request else ()))
     if request.decision == DENIED:
         raise RefusedMessage(f"denied at {name}: {study}")
     if not request.decision:
         raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
     if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
-
-
-def _check_runs(study: Study, run_id: int, folder: Path, name: str, training: bool) -> None:
-    with locked(path := folder / FOLDER / f"{study.id}.json"):
-        request = read(path)
-        now = sorted({*request.run_ids, run_id})
-        if request.most_runs and len(now) > request.most_runs:
-            raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
-        if training and now != request.run_ids:
-            write(path, replace(request, run_ids=now))
+    now = sorted({*request.run_ids, run_id})
+    if request.most_runs and len(now) > request.most_runs:
+        raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
+    if training and now != request.run_ids:
+        write(path, replace(request, run_ids=now))
 
 
 def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:
     """RefusedMessage for a request that would help to fill the disk, or to hide the others."""
-    if sum(not request.decision for _, request in requests(folder)) >= MOST_REQUESTS:
+    if sum(not request.decision for request in requests(folder)) >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
     if (size := len(signed_part(config))) > MOST_BYTES:
         raise RefusedMessage(f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read")
 
 
-def ask(folder: Path, config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
-    """Write a request, a new one or one after an upgrade, for the operator to decide; ``run_ids``: the runs so far."""
+def new_request(config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
+    """Return a request for the operator to decide, a new one or one after an upgrade; ``run_ids``: the runs so far."""
     settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    request = Request(settings, now, CODE, run_ids=[*run_ids])
-    with locked(path := folder / FOLDER / f"{id_of(settings)}.json"):
-        write(path, request)
-    return request
+    return Request(settings, datetime.now().astimezone().isoformat(timespec="seconds"), CODE, run_ids=[*run_ids])
 
 
-def requests(folder: Path) -> Iterator[tuple[Path, Request]]:
-    """Yield the files of all requests at a site that can be read."""
+def requests(folder: Path) -> Iterator[Request]:
+    """Yield all requests at a site that can be read."""
     for path in (folder / FOLDER).glob("*.json"):
         with suppress(SettingsError):
-            yield path, read(path)
+            yield read(path)
 
 
 def read(path: Path) -> Request:
@@ -130,8 +124,7 @@ def read(path: Path) -> Request:
 
 
 def write(path: Path, request: Request) -> None:
-    with replacing(path, private=True) as beside:
-        beside.write_text(json.dumps(asdict(request), indent=1), encoding="utf-8")
+    write_text(path, json.dumps(asdict(request), indent=1), private=True)
 
 
 def site_key(folder: Path) -> Ed25519PrivateKey:
@@ -139,6 +132,5 @@ def site_key(folder: Path) -> Ed25519PrivateKey:
     path = folder / KEY_FILE
     with locked(path):
         if not path.exists():
-            with replacing(path, private=True) as beside:
-                beside.write_text(Ed25519PrivateKey.generate().private_bytes_raw().hex(), encoding="utf-8")
+            write_text(path, Ed25519PrivateKey.generate().private_bytes_raw().hex(), private=True)
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))

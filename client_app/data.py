@@ -5,8 +5,6 @@ FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` a
 image of a batch has its own draw, as there, but the whole batch is changed at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,7 +76,7 @@ class Samples:
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
-    def with_unlabelled(self) -> Samples:
+    def with_unlabelled(self) -> "Samples":
         """All N + U samples, those without a label at the end, with the label `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self

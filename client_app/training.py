@@ -5,8 +5,6 @@ Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 
 5.4); the risk itself is `losses/positive_unlabelled.py`.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,8 @@ from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # Inputs, labels and indices of each
 LossTerms = dict[str, Tensor]
 
 
@@ -46,7 +46,7 @@ class Batch:
     features: Tensor  # z = f(x), [B, D]
     logits: Tensor  # g(z), [B, C]
 
-    def only(self, mask_B: Tensor) -> Batch:
+    def only(self, mask_B: Tensor) -> "Batch":
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
@@ -104,10 +104,9 @@ class Step:
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
         return {**terms, "total": total}
 
-    def batches(
-        self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
+    def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
+        joined = any(isinstance(part, BATCH_NORM) for part in nn.ModuleList(self.modules).modules())
+        return shuffled_batches(data, batch_size, generator, no_single=joined, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:
         """In force while a training loop uses this step."""
@@ -214,7 +213,6 @@ def train(
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
-    joined = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in nn.ModuleList(step.modules).modules())
     sums: dict[str, Tensor] = {}
     seen = taken = 0
     limit = settings.local_steps if epochs is None else 0
@@ -223,7 +221,7 @@ def train(
     with step.session():
         for epoch in passes:
             size, drop_last = batch_size or settings.batch_size, settings.drop_last
-            batches = step.batches(data, size, generator, no_single=joined, drop_last=drop_last)
+            batches = step.batches(data, size, generator, drop_last)
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
                 for name, value in step(inputs, labels, index).items():
@@ -247,7 +245,7 @@ def check_finite(weights: Sequence[tuple[str, Tensor]]) -> None:
 
 def shuffled_batches(
     data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool = False, drop_last: bool = False
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Batches:
     """One epoch: inputs, labels and indices of the data in a new random order, in batches; the last may be smaller.
 
     ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one

@@ -13,7 +13,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
-from protofl_common.experiment.study import Study
+from protofl_common.experiment.study import Study, is_past
 from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
@@ -25,7 +25,6 @@ from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
-from server_app.protections.secure_sum import check_number
 from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
 from server_app.strategies import built
@@ -46,7 +45,7 @@ def federate(grid: Grid, context: Context) -> Path:
     find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
-        if (study := Study.of(context.run_config)).is_over:
+        if is_past((study := Study.of(context.run_config)).until):
             raise SettingsError(f"study-until = {study.until!r}: the study is over")
         allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)
@@ -78,7 +77,6 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         callbacks = callbacks_of(run)
         federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
         federation.gather(run.start.sites, run.start.num_partitions)
-        check_number(federation)
         run.strategy = built(federation)
         run.strategy.restore(run.start.state)
         try:

@@ -5,14 +5,12 @@ beside it, the rest. The last `NEWEST` are there: where the newest is damaged, t
 Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from filelock import FileLock, Timeout
@@ -61,7 +59,7 @@ class Checkpoint:
                 other.unlink()
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path) -> Self:
         """Read a file; TensorFileError if it is damaged, SettingsError if it is of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
@@ -75,22 +73,19 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in (folder / FOLDER).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
 
 
-def newest_whole(folder: Path) -> Checkpoint:
-    """The newest checkpoint that is not damaged; a line for each that is, and TensorFileError if all are."""
-    *newer, oldest = checkpoints(folder)
-    for path in newer:
+def newest_whole(folder: Path, without: str) -> Checkpoint:
+    """The newest checkpoint that is not damaged, with a line for each that is.
+
+    TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
+    """
+    if not (paths := checkpoints(folder)):
+        raise SettingsError(f"{without}, there is no checkpoint in {folder / FOLDER}")
+    for path in paths[:-1]:
         try:
             return Checkpoint.read(path)
         except TensorFileError as error:
             say(f"{error}; going back a round")
-    return Checkpoint.read(oldest)
-
-
-def stored_run(folder: Path) -> Checkpoint:
-    """Return the newest whole checkpoint of a run; SettingsError where there is none."""
-    if not checkpoints(folder):
-        raise SettingsError(f"{folder}: no checkpoint of a run in it; give the folder of a run")
-    return newest_whole(folder)
+    return Checkpoint.read(paths[-1])
 
 
 def check_free(folder: Path) -> None:
@@ -104,9 +99,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code_version())
-    if not checkpoints(folder):
-        raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
-    newest = newest_whole(folder)
+    newest = newest_whole(folder, without="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
     if newest.code != code_version():
         say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code_version()}")

@@ -1,10 +1,9 @@
 """Replies of clients: what makes one valid, the upload that it is read as, and the result of a round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from flwr.app import RecordDict
 from torch import Tensor
@@ -12,9 +11,9 @@ from torch import Tensor
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
-from protofl_common.wire.payloads import ClientStatistics, Payload, Value, check_size, unpack_payload
+from protofl_common.wire.payloads import Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
-from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Statistics
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Upload:
         """n of FedAvg's weights: its samples, as far as `protections/uploads.py` lets them count."""
         return min(self.report.train_samples, self.most)
 
-    def having(self, **entries: Value) -> Upload:
+    def having(self, **entries: Value) -> Self:
         return replace(self, payload=Payload(**self.payload.entries | entries))
 
 
@@ -83,10 +82,11 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
     for name, value in payload.entries.items():
-        _check_entry((payload.declared or {}).get(name, Entry()).claims(value), report, card)
+        entry = (payload.declared or {}).get(name, Entry())
+        _check_entry(entry, entry.claims(value), report, card)
 
 
-def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
+def _check_entry(entry: Entry, value: Value, report: Report, card: SiteCard) -> None:
     match value:
         case Prototypes():
             if len(value) > report.train_samples:
@@ -94,18 +94,15 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
             if alien := sorted(set(value.labels.tolist()) - set(card.present)):
                 names = ", ".join(card.classes[label] for label in alien[:3])
                 raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
-            _check_counts("counts", value.counts, report.train_samples)
+            counts = value.counts
         case Tensor():
-            if not set(value.nonzero().flatten().tolist()) <= set(card.present):
+            if not isinstance(entry, Statistics) and not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
-            _check_counts("counts", value, report.train_samples)
-        case ClientStatistics():
-            _check_counts("statistics", value.counts, report.train_samples)
-
-
-def _check_counts(what: str, counts: Tensor | None, samples: int) -> None:
-    if counts is not None and (total := float(counts.double().sum())) > samples:
-        raise RefusedMessage(f"{what} of {total:g} samples, but it has {samples} for training")
+            counts = value
+        case _:
+            counts = None
+    if counts is not None and (total := float(counts.double().sum())) > report.train_samples:
+        raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
 
 
 class VoidRound(Exception):
@@ -124,7 +121,7 @@ class RoundResult:
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
     prototypes: dict[str, Prototypes] = field(default_factory=dict)  # Site -> those of valid replies, in order
-    statistics: dict[str, ClientStatistics] = field(default_factory=dict)  # Site -> what the report may show
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # Site -> [C], its samples of each class
     metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
     means: Means | None = None  # Over all samples, where secure aggregation hides the figures of single sites
     epsilon: float | None = None  # What the run has cost of privacy by now; None where nothing is private

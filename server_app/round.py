@@ -55,8 +55,8 @@ def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange)
     try:
         uploads = _uploads(strategy, exchange, result, channel, AT_ONCE, {})
         for upload in channel.accept(uploads, federation, result):
-            if declared and (statistics := upload.payload.statistics()) is not None:
-                result.statistics[upload.site] = statistics
+            if declared and (counts_C := upload.payload.counts("statistics")) is not None:
+                result.statistics[upload.site] = counts_C
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result
@@ -123,7 +123,6 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         max_norm=settings.bounds.max_prototype_norm,
         max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
-        backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
         noise=8 * count_noise(plan.table_noise) if plan else 0.0,  # deviations, which no honest client exceeds
         longest=settings.privacy.dp_feature_clip,

@@ -49,7 +49,13 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """The loss of Alg. 1; it also adds the batch to F̄, as the algorithm does."""
-        self._note(batch)
+        outputs_BC = batch.logits.detach().double()
+        if self.hparams.outputs == "probabilities":
+            outputs_BC = softmax(outputs_BC, dim=1)
+        labels_BC = one_hot(batch.labels, len(self.counts_C))
+        self.sums_CC += labels_BC.double().T @ outputs_BC
+        self.counts_C += labels_BC.sum(0)
+        self.seen_N[batch.index] = True
         terms = super().loss(batch)
         if self.teacher is not None and self.hparams.gamma > 0:
             if self.hparams.outputs == "logits":
@@ -58,15 +64,6 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
                 distance = class_distillation(batch.logits, batch.labels, *self.teacher)
             terms["distillation"] = self.hparams.gamma * distance
         return terms
-
-    def _note(self, batch: Batch) -> None:
-        outputs_BC = batch.logits.detach().double()
-        if self.hparams.outputs == "probabilities":
-            outputs_BC = softmax(outputs_BC, dim=1)
-        labels_BC = one_hot(batch.labels, len(self.counts_C))
-        self.sums_CC += labels_BC.double().T @ outputs_BC
-        self.counts_C += labels_BC.sum(0)
-        self.seen_N[batch.index] = True
 
     def upload(self) -> Payload:
         labels_P = torch.nonzero(self.counts_C).flatten()

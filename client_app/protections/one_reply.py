@@ -10,7 +10,7 @@ import json
 from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.state import StateError
-from protofl_common.basics.files import locked, replacing
+from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
@@ -44,8 +44,7 @@ class OneReply(Protection):
                 last, final = self._check(answers)
                 answers.pop(self.key, None)
                 answers[self.key] = (number, final) if self.client.training else (last, max(1, number))
-                with replacing(self.file, private=True) as beside:
-                    beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
+                write_text(self.file, json.dumps(dict(list(answers.items())[-MOST:])) + "\n", private=True)
         except OSError as error:
             raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
 

@@ -1,10 +1,9 @@
 """DP-SGD: a training step whose result says little of any one sample."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
-from client_app.training import LossTerms, Step
+from client_app.training import BATCH_NORM, Batches, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
@@ -42,19 +41,17 @@ class PrivateStep(Step):
     empty = False  # Whether nobody was drawn: the batch is a sample that counts nothing, so noise is added still
 
     @classmethod
-    def of(cls, step: Step, plan: Plan) -> PrivateStep:
+    def of(cls, step: Step, plan: Plan) -> Self:
         return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
 
     def __post_init__(self) -> None:
         self.draw, self.alone = fresh_draw(), nn.ModuleList(self.modules)
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.alone.modules()):
+        if any(isinstance(part, BATCH_NORM) for part in self.alone.modules()):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
         self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]
 
-    def batches(
-        self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = not len(drawn)

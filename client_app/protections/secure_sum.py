@@ -25,22 +25,10 @@ from cryptography.exceptions import InvalidTag
 from flwr.app import Context, Message, RecordDict
 
 from client_app.client import Client
-from protofl_common.basics.files import locked, replacing
+from client_app.state import StateError
+from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
-from protofl_common.privacy.masks import (
-    OWN,
-    PAIR,
-    PUBLIC,
-    SEALED,
-    SIGNATURE,
-    introducing,
-    masked,
-    new_secret,
-    opened,
-    part,
-    public_of,
-    seal,
-)
+from protofl_common.privacy import masks
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
@@ -79,41 +67,42 @@ class SecureSum:
         if last and reached > (self.sum, False):
             asked, sent = _called(self.sum), _called(last.sum)
             raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
-        secret = new_secret()
+        secret = masks.new_secret()
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
-        public = public_of(secret)
-        signature = self.client.signature(introducing(self.algo, self.sum, public)) or bytes(SIGNATURE)
+        public = masks.public_of(secret)
+        signature = self.client.signature(masks.introducing(self.algo, self.sum, public)) or bytes(masks.SIGNATURE)
         return {self.name: public + signature}
 
     def share(self) -> dict[str, bytes]:
         """For each peer its shares of the secret, sealed."""
-        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, PUBLIC + SIGNATURE)
-        publics = {site: both[:PUBLIC] for site, both in keys.items()}
-        if publics.get(self.name) != public_of(progress.secret) or len(set(publics.values())) < len(keys):
+        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, masks.PUBLIC + masks.SIGNATURE)
+        publics = {site: both[: masks.PUBLIC] for site, both in keys.items()}
+        if publics.get(self.name) != masks.public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         for site, both in keys.items():
-            purpose = introducing(self.algo, self.sum, both)
-            if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[PUBLIC:]):
+            purpose = masks.introducing(self.algo, self.sum, both)
+            if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
         if len(keys) < FEWEST:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
-        threshold, points = self._threshold(keys), points_of(keys)
-        pair, own = (split(part(progress.secret, which), threshold, points.values()) for which in (PAIR, OWN))
+        secret, threshold, points = progress.secret, self._threshold(keys), points_of(keys)
+        halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
+        pair, own = (split(half, threshold, points.values()) for half in halves)
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
-        return {peer: seal(progress.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+        return {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
 
     def peers(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
-        progress, sealed = self._passed("share"), unpack_by_site(self.client.content, SEALED)
+        progress, sealed = self._passed("share"), unpack_by_site(self.client.content, masks.SEALED)
         sites = {self.name, *sealed}
         if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress.keys)):
             raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():
             try:
-                shares[peer] = opened(progress.secret, progress.keys[peer], f"{peer} {self.name}", text)
+                shares[peer] = masks.opened(progress.secret, progress.keys[peer], f"{peer} {self.name}", text)
             except InvalidTag:
                 shares[peer] = b""
         self._progress = replace(progress, shares=shares)
@@ -127,7 +116,7 @@ class SecureSum:
         parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        sent = masked(vector, progress.secret, self.name, peers).view(np.int64)
+        sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
         self._write(replace(progress, stage="mask", secret=b""))
         return content, without_figures(report)
@@ -145,32 +134,35 @@ class SecureSum:
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
     def _remember(self, sites: set[str]) -> None:
-        """RefusedMessage if fewer than `FEWEST` sites make the difference to an earlier sum of the same uploads.
+        """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has both sums, so their difference would show it what these sites sent. A site's upload is the same
-        again in a run of the same settings, or its baseline, and class moments are nearly the same under any settings.
+        The server has every earlier sum of the same uploads. If fewer than `FEWEST` sites make the difference, it would
+        show what they sent. A site's upload is the same in another run of these settings, and in a baseline of the run
+        it may be; class moments of frozen features are nearly the same under any settings.
         """
         study, settings = self.client.study, self.client.settings
         if study is None or settings.privacy.dp != "none":  # with noise, which is drawn anew, no two are the same
             return
         of_moments = not self.final and any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
         use = "moments" if of_moments else f"{study.id} {self.sum}"
-        with locked(path := self.client.root / "privacy" / f"{self.name}.cohorts"):
-            known: dict[str, list[list[str]]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            for earlier in known.setdefault(use, []):
-                if 0 < len(few := sites.symmetric_difference(earlier)) < FEWEST:
-                    names = " and ".join(sorted(few))
-                    raise RefusedMessage(
-                        f"a sum that would show what {names} sent, beside an earlier one of other sites"
-                    )
-            if sorted(sites) not in known[use]:
-                known[use].append(sorted(sites))
-                with replacing(path, private=True) as beside:
-                    beside.write_text(json.dumps(known), encoding="utf-8")
+        path = self.client.root / "privacy" / f"{self.name}.cohorts"
+        try:
+            with locked(path):
+                cohorts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+                earlier: list[list[str]] = cohorts.setdefault(use, [])
+                _check_difference(sites, earlier)
+                if sorted(sites) not in earlier:
+                    earlier.append(sorted(sites))
+                    write_text(path, json.dumps(cohorts), private=True)
+        except RefusedMessage:
+            raise
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            why = f"cannot be read or written ({error}): whom this site was summed with is not known"
+            raise StateError(f"state-dir: {path} {why}") from error
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        return needed(max(len(keys), len(self.client.peers)), self.client.settings.privacy.secagg_threshold)
+        return needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
@@ -187,8 +179,14 @@ class SecureSum:
         return _Progress(**values | {"secret": bytes.fromhex(values["secret"])})
 
     def _write(self, progress: _Progress) -> None:
-        with replacing(self.path, private=True) as beside:
-            beside.write_text(json.dumps(asdict(progress), default=bytes.hex), encoding="utf-8")
+        write_text(self.path, json.dumps(asdict(progress), default=bytes.hex), private=True)
+
+
+def _check_difference(sites: set[str], earlier: list[list[str]]) -> None:
+    for cohort in earlier:
+        if 0 < len(few := sites.symmetric_difference(cohort)) < FEWEST:
+            names = " and ".join(sorted(few))
+            raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
 
 
 def blank_secrets(folder: Path) -> None:
@@ -196,8 +194,7 @@ def blank_secrets(folder: Path) -> None:
     for file in folder.glob("*.secagg"):
         rows = json.loads(file.read_text(encoding="utf-8"))
         rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
-        with replacing(file, private=True) as beside:
-            beside.write_text(json.dumps(rows), encoding="utf-8")
+        write_text(file, json.dumps(rows), private=True)
 
 
 def _called(number: int) -> str:

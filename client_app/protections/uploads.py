@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.release import large_enough, noised
 from protofl_common.runs.evaluation_metrics import RECALL
-from protofl_common.wire.payloads import ClientStatistics, Payload, Value
+from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report
 
 
@@ -61,8 +61,6 @@ class SmallClasses(Protection):
     def _of_large_classes(self, name: str, value: Value) -> Value:
         if isinstance(value, Tensor):
             return torch.where(value < self.least, 0, value)
-        if isinstance(value, ClientStatistics):
-            return replace(value, counts=torch.where(value.counts < self.least, 0, value.counts))
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:

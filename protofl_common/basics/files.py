@@ -50,9 +50,9 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` in one step; OSError leaves it as it was."""
-    with replacing(path) as beside:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace ``path`` in one step, as `replacing` does; OSError leaves it as it was."""
+    with replacing(path, private=private) as beside:
         beside.write_text(text, encoding="utf-8")
 
 

@@ -1,24 +1,16 @@
 """The node config: who a client is, and what the operator of its machine demands and allows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from protofl_common.basics.text import as_file_name, is_site_name, names_in
+from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import (
-    LIBRARY_NETWORK,
-    allow,
-    check_allowed,
-    is_inside,
-    is_python_name,
-    module_of,
-)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
@@ -66,17 +58,9 @@ AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports fo
 NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
-NODE_KEYS = (
-    "site-name",
-    *PARTITION_KEYS,
-    "domain",
-    "approve",
-    "statistics",
-    *NODE_OVERRIDES,
-    *DEMANDS,
-    *PERMISSIONS,
-    *LIMITS,
-)
+FLAGS: dict[str, Scalar] = {"approve": False, "statistics": False}
+DEFAULTS = dict.fromkeys(PARTITION_KEYS, 0) | FLAGS | {"min-class-samples": 1} | PERMISSIONS | LIMITS
+NODE_KEYS = ("site-name", *DEFAULTS, "domain", "require-dp", *NODE_OVERRIDES)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
@@ -96,21 +80,20 @@ class NodeConfig:
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
-    def of(cls, node: Mapping[str, Scalar]) -> NodeConfig:
+    def of(cls, node: Mapping[str, Scalar]) -> Self:
         """Read and check a node config; SettingsError names the key."""
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         if not is_site_name(name := site_name(node)):
             made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
             raise SettingsError(f"node-config: site-name = {name!r} must be made of at most 100 {made_of}")
+        if wrong := [*wrong_values(node)]:
+            raise SettingsError("\n".join(wrong))
         shared = "partition-id" in node and "data-dir" not in node
-        for key in ("statistics", "approve"):
-            if not isinstance(node.get(key, False), bool):
-                raise SettingsError(f"node-config: {key} = {node[key]!r} must be true or false")
         return cls(
             name=name,
-            partition=_whole(node, "partition-id"),
-            num_partitions=_whole(node, "num-partitions"),
+            partition=int(node.get("partition-id", 0)),
+            num_partitions=int(node.get("num-partitions", 0)),
             domain=str(node.get("domain", "")),
             is_site=is_site(node),
             has_own_data=has_own_data(node),
@@ -145,17 +128,9 @@ def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
     return (float(limits[1]), float(limits[3] or DELTA)) if limits else None
 
 
-def _whole(node: Mapping[str, Scalar], key: str) -> int:
-    value = node.get(key, 0)
-    if not isinstance(value, int) or value < 0:
-        raise SettingsError(f"node-config: {key} = {value!r} must be a whole number at least 0")
-    return value
-
-
 def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Every permission and limit of a site: what its node config says, else the default."""
-    defaults = PERMISSIONS | LIMITS
-    return defaults | {key: node[key] for key in defaults if key in node}
+    """Return what a node config says, with the defaults of what it does not say."""
+    return {**DEFAULTS, **node}
 
 
 def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
@@ -176,16 +151,14 @@ def instead(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[
 
 def refusals(node: Mapping[str, Scalar], config: dict[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
     """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
+    if wrong := [*wrong_values(node)]:
+        return wrong
     return [*_demanded(node, config), *permission_problems(node, config), *definition_problems(node, asked)]
 
 
 def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
-    least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
-    if type(least) is not int or least < 1:
-        yield f"node-config: min-class-samples = {least!r} must be a whole number at least 1"
-        return
-    if type(asked) is int:
-        config["min-class-samples"] = max(asked, least)
+    if type(asked := config.get("min-class-samples")) is int:
+        config["min-class-samples"] = max(asked, int(node.get("min-class-samples", 1)))
     if "require-dp" not in node:
         return
     wanted, demand = required_dp(node), f"require-dp = {node['require-dp']!r}"
@@ -205,10 +178,8 @@ def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator
 
 
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
-    """A line for each value of the run's ``config`` that the site does not allow; or for permissions that are none."""
+    """A line for each value of the run's ``config`` that the site does not allow."""
     allowed = allowed_by(node)
-    if wrong := list(_wrong_permissions(allowed)):
-        return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
 
@@ -219,13 +190,15 @@ def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar])
     return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
-def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
-    kinds = {bool: "true or false", str: "a string of names, separated by commas", int: "a whole number at least 1"}
-    for key, default in (PERMISSIONS | LIMITS).items():
-        value = allowed[key]
-        if type(value) is not type(default) or (type(value) is int and value < 1):
-            yield f"node-config: {key} = {value!r} must be {kinds[type(default)]}"
-    for name in names_in(allowed["allow-algorithms"]):
+def wrong_values(node: Mapping[str, Scalar]) -> Iterator[str]:
+    """A line for each value of a node config that nobody could mean, whatever a run asks."""
+    kinds = {bool: "true or false", str: "a string of names, separated by commas"}
+    for key, default in DEFAULTS.items():
+        value, least = node.get(key, default), int(key not in PARTITION_KEYS)
+        if type(value) is not type(default) or (type(value) is int and value < least):
+            wanted = kinds.get(type(default), f"a whole number at least {least}")
+            yield f"node-config: {key} = {value!r} must be {wanted}"
+    for name in names_in(node.get("allow-algorithms")):
         if name not in ("all", *CATALOG) and name not in (others := installed()):
             choices = ", ".join(["all", *CATALOG, *others])
             yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
@@ -271,13 +244,13 @@ def _not_named(
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):
-        if not is_inside(module, names_in(allowed["allow-python"])):
+        if not python_names.is_inside(module, names_in(allowed["allow-python"])):
             yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
     for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
-        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+        if python_names.LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
             yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
@@ -287,24 +260,24 @@ def _not_named(
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
-    return named + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+    names = [(key, name) for key, name in _named_in(config) if key not in AT_THE_SERVER]
+    return named + [(f"{key} = {name!r}", python_names.module_of(name)) for key, name in names]
 
 
-def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+def _named_in(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
-        for name in filter(is_python_name, names_in(config.get(key))):
+        for name in filter(python_names.is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name
 
 
 def allow_named(config: Mapping[str, Scalar]) -> None:
     """Allow the modules that these settings name: a person who may say so has typed or submitted them."""
-    allow([module_of(name) for _, name in python_names(config)])
+    python_names.allow([python_names.module_of(name) for _, name in _named_in(config)])
 
 
 def check_named(config: Mapping[str, Scalar]) -> None:
     """SettingsError where these settings, which may be a stranger's, name a module that is not allowed."""
-    for key, name in python_names(config):
-        check_allowed(name, key)
+    for key, name in _named_in(config):
+        python_names.check_allowed(name, key)

@@ -5,6 +5,7 @@ run configuration chooses no folders, and nothing that its operator does not all
 """
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,6 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> 
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
-Typed = tuple[tuple[str, type, Scalar], ...]  # can be compared: 1, 1.0 and true differ
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,6 @@ class Settings(Sections):
 
     hparams: Hparams
     given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
-
-    @property
-    def digest(self) -> str:
-        """Stands for what was given; only introductions need it, so it is not made for each message."""
-        return digest_of(self.given)
 
     @property
     def row(self) -> Algorithm:
@@ -155,14 +150,12 @@ class Settings(Sections):
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
             return cls._read(run_config, node)
-        return cls._read_once(
-            *(tuple((key, type(value), value) for key, value in each.items()) for each in (run_config, node))
-        )
+        return cls._read_once(json.dumps([dict(run_config), dict(node)]))  # in which 1, 1.0 and true differ
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, run_config: Typed, node_config: Typed) -> Self:
-        return cls._read(*({key: value for key, _, value in each} for each in (run_config, node_config)))
+    def _read_once(cls, configs: str) -> Self:
+        return cls._read(*json.loads(configs))
 
     @classmethod
     def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
@@ -323,12 +316,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
 
 
-def _study_problems(settings: Settings) -> Iterator[str]:
-    return study.problems(settings.study)
-
-
 RULES = (  # what values must mean together
-    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, _study_problems),
+    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
     *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
 

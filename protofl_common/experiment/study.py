@@ -40,7 +40,7 @@ class Study:
     def of(cls, config: Mapping[str, Scalar]) -> "Study":
         """Read the study of a run's settings, defaults included; SettingsError where the signature is not theirs."""
         name, by = str(config["study"]), str(config["study-by"])
-        if name and not verified(config):
+        if name and not is_signed(by.rpartition(":")[2], str(config["study-signature"]), signed_part(config)):
             raise SettingsError(f"study-signature: not {by}'s signature of these settings; sign the study again")
         sites = keys_of_sites(str(config["study-sites"]))
         until, purpose = str(config["study-until"]), printable(" ".join(str(config["study-purpose"]).split()))
@@ -48,10 +48,6 @@ class Study:
 
     def __str__(self) -> str:
         return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id})"
-
-    @property
-    def is_over(self) -> bool:
-        return is_past(self.until)
 
 
 def is_past(day: str) -> bool:
@@ -76,21 +72,13 @@ def in_text(key: Ed25519PublicKey) -> str:
     return urlsafe_b64encode(key.public_bytes_raw()).decode().rstrip("=")
 
 
-def is_signed(key: str, signature: bytes, about: bytes) -> bool:
-    """Return whether the owner of the public ``key`` has signed these bytes."""
+def is_signed(key: str, signature: str, about: bytes) -> bool:
+    """Return whether ``signature``, hexadecimal digits, is of these bytes, by the owner of the public ``key``."""
     try:
-        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(signature, about)
+        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(bytes.fromhex(signature), about)
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def verified(config: Mapping[str, Scalar]) -> bool:
-    try:
-        signature = bytes.fromhex(str(config["study-signature"]))
-    except ValueError:
-        return False
-    return is_signed(str(config["study-by"]).rpartition(":")[2], signature, signed_part(config))
 
 
 def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> bytes:
@@ -101,7 +89,7 @@ def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> by
 def is_from_site(study: StudySettings, name: str, run_id: int, purpose: str, signature: bytes) -> bool:
     """Return whether the site has signed that with its key in the study; True where no site is named."""
     sites = keys_of_sites(study.study_sites)
-    return not sites or is_signed(sites.get(name, ""), signature, about_site(study, name, run_id, purpose))
+    return not sites or is_signed(sites.get(name, ""), signature.hex(), about_site(study, name, run_id, purpose))
 
 
 def problems(study: StudySettings) -> Iterator[str]:
@@ -120,8 +108,7 @@ def problems(study: StudySettings) -> Iterator[str]:
             name, _, public = entry.partition(":")
             if not is_site_name(name) or not _KEY.fullmatch(public):
                 yield f"{key}: {printable(repr(entry))} must be NAME:KEY; `protofl site key` prints a site's"
-    names = [entry.partition(":")[0] for entry in names_in(study.study_sites)]
-    if len(names) != len(set(names)):
+    if len(names_in(study.study_sites)) > len(keys_of_sites(study.study_sites)):
         yield "study-sites: names a site twice"
     try:
         date.fromisoformat(study.study_until or "2000-01-01")

@@ -32,7 +32,6 @@ Size = Literal["parameters", "train-samples", "validation-samples", "test-sample
 SIZES: tuple[Size, ...] = get_args(Size)
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
-BACKBONES = "Behind the accuracies: how alike the prototypes of one frozen backbone and of all are (FedPCL, Figure 3)."
 FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
     "Data": (clouds.samples,),
@@ -231,19 +230,15 @@ def _troubles(run: Run) -> Markup:
 def _clients(run: Run) -> Markup:
     last = {kind: row["clients"] for kind, row in run.last.items()}
     sizes = [key for key in SIZES if key != "validation-samples" or any(key in facts for facts in run.sites.values())]
-    similar = any("backbone-similarity" in facts for facts in run.sites.values())
-    rows, backbones = [], [str(name) for name in run.facts.get("backbones", [])] if similar else []
+    rows = []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
         line += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
         shares = (clients[site]["accuracy"].get(kind) if site in clients else None for kind, clients in last.items())
-        line += ["–" if share is None else f"{100 * share:.1f}" for share in shares]
-        alike = facts.get("backbone-similarity", [None] * len(backbones))
-        rows.append([*line, *("–" if value is None else f"{value:.2f}" for value in alike)])
+        rows.append([*line, *("–" if share is None else f"{100 * share:.1f}" for share in shares)])
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
-    note = f"{BACKBONES} {_hidden(run)}" if backbones else _hidden(run)
-    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last), *backbones]
-    shown = table(Table(heads, rows, note.strip()), words=True)
+    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last)]
+    shown = table(Table(heads, rows, _hidden(run)), words=True)
     return shown if len(rows) <= 20 else _folded(f"{len(rows)} clients", shown)
 
 
@@ -262,7 +257,7 @@ def _footer(run: Run) -> str:
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("statistics", "none") == "none" and run.rows:
-        texts.append('statistics = "summary" lets clients tell class counts, and similarities of frozen backbones')
+        texts.append('statistics = "summary" lets clients tell class counts')
     return " · ".join(filter(None, texts))
 
 

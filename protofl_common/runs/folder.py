@@ -106,7 +106,6 @@ SiteFacts = TypedDict(
         "validation-samples": int,
         "train-classes": list[int],
         "test-classes": list[int],
-        "backbone-similarity": list[float | None],
     },
     total=False,
 )
@@ -117,7 +116,6 @@ class Sites(TypedDict, total=False):
     algorithm: str
     paper: str
     classes: list[str]
-    backbones: list[str]
     sites: dict[str, SiteFacts]
 
 

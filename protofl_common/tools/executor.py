@@ -9,8 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -50,12 +50,10 @@ class Executor(SubprocessExecutor):
         return LaunchResult.accepted()
 
 
-@contextmanager
-def in_place_of_flowers(executor: Executor) -> Iterator[None]:
+def in_place_of_flowers(executor: Executor) -> AbstractContextManager[object]:
     """Have Flower's loop, which asks for tasks, hand them to ``executor``; an error where it has no such name."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    with patch.object(run_superexec, "get_executor", lambda *_, **__: executor):
-        yield
+    return patch.object(run_superexec, "get_executor", lambda *_, **__: executor)
 
 
 def own_code() -> dict[str, str]:

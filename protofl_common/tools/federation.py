@@ -1,20 +1,19 @@
 """A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows."""
 
-from __future__ import annotations
-
 import ssl
 import sys
 import time
 from contextlib import redirect_stdout
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.run import Run
 
 from protofl_common.config.options import SettingsError
-
-if TYPE_CHECKING:
-    from flwr.proto.node_pb2 import NodeInfo
-    from flwr.supercore.run import Run
 
 SUBMISSIONS = 10  # the latest, of which a line is shown
 PATIENCE = 10.0  # seconds
@@ -37,8 +36,6 @@ def ask(name: str) -> Federation:
     from click.exceptions import Exit
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
-    from flwr.common.serde import run_from_proto
-    from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 
     try:
         connection = read_superlink_connection(name)

@@ -9,8 +9,7 @@ Settings may name the Python modules MODULES (with commas) and no others. Only t
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -34,8 +33,7 @@ def run_installed(grid: Grid, context: Context, **_: Any) -> Context:
     return context
 
 
-@contextmanager
-def installed_code(out_dir: str) -> Iterator[None]:
+def installed_code(out_dir: str) -> AbstractContextManager[object]:
     """Put the installed code and settings in the bundle's place; an error where another Flower has no such names."""
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,
@@ -44,8 +42,8 @@ def installed_code(out_dir: str) -> Iterator[None]:
         "get_fused_config_from_dir": lambda _, override: default_run_config() | override | {"out-dir": out_dir},
         "run_": run_installed,
     }
-    with patch.multiple(RUNTIME, **ours):
-        yield
+    patched: AbstractContextManager[object] = patch.multiple(RUNTIME, **ours)
+    return patched
 
 
 if __name__ == "__main__":

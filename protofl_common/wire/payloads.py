@@ -1,7 +1,5 @@
 """Payloads of the algorithms, packed, checked and summed by what their rows of the catalog declare."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -30,13 +28,7 @@ MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 StateDict = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class ClientStatistics:
-    counts: Tensor  # [C] int64: labelled training samples of each class
-    similarity: Tensor | None = None  # [K] float32: how alike prototypes of one frozen backbone and of all are
-
-
-Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
+Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
 Kind = TypeVar("Kind")
 
 
@@ -51,7 +43,7 @@ class Payload:
         self.entries = {name: value for name, value in entries.items() if value is not None}
         self.declared: Declared | None = None  # of a payload that was received: what could have been sent
 
-    def without_undeclared_counts(self, declared: Declared) -> Payload:
+    def without_undeclared_counts(self, declared: Declared) -> "Payload":
         """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""
         counted = {name for name, entry in vectors_in(declared).items() if entry.counts}
         entries = {
@@ -71,9 +63,6 @@ class Payload:
 
     def counts(self, name: str) -> Tensor | None:
         return self._get(name, Tensor)
-
-    def statistics(self, name: str = "statistics") -> ClientStatistics | None:
-        return self._get(name, ClientStatistics)
 
     def _get(self, name: str, kind: type[Kind]) -> Kind | None:
         if self.declared is not None and name not in self.declared:
@@ -370,23 +359,13 @@ class CountsCodec(Codec):
         return sums["counts"].round().long()
 
 
-class StatisticsCodec(Codec):
-    """Statistics for the report."""
+class StatisticsCodec(CountsCodec):
+    """The same for the report, where all may be 0: small classes are left out."""
 
-    def template(self) -> Template:
-        backbones = {"similarity": ("float32", (self.limits.backbones,))} if self.limits.backbones else {}
-        return {"counts": ("int64", (self.limits.num_classes,)), **backbones}
-
-    def pack(self, value: ClientStatistics) -> StateDict:
-        return {name: array for name, array in vars(value).items() if array is not None}
-
-    def checked(self, arrays: StateDict) -> ClientStatistics:
-        value = ClientStatistics(**arrays)
-        if int(value.counts.min()) < 0:
+    def checked(self, arrays: StateDict) -> Tensor:
+        if int(arrays["counts"].min()) < 0:
             raise RefusedMessage(f"{self.name} counts below 0")
-        if value.similarity is not None and float(value.similarity.abs().max()) > 1.001:
-            raise RefusedMessage(f"{self.name} similarity outside -1..1")
-        return value
+        return arrays["counts"]
 
 
 _CODECS: dict[type[Entry], type[Codec]] = {

@@ -30,7 +30,6 @@ class Limits:
     max_norm: float = math.inf
     weights: Mapping[str, Template] = field(default_factory=dict)  # Declared entry of weights -> its arrays
     max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
-    backbones: int = 0  # K, the frozen backbones that statistics compare
     frozen_dim: int = 0  # the features of all frozen backbones together
     noise: float = 0.0  # how far it may move a sum of class moments, of features of length 1; 0: they are exact
     longest: float = math.inf  # of the features whose moments have noise
@@ -141,12 +140,11 @@ class Counts(Entry):
 
 @dataclass(frozen=True)
 class Statistics(Entry):
-    """Statistics of a client's data for the report, in the reply to the final evaluation only.
+    """How many training samples of each class a client has, for the report, in the reply to the final evaluation only.
 
-    How many training samples of each class it has; with frozen backbones, how much of its prototypes each backbone
-    alone explains (FedPCL, Figure 3). By default there are none: several papers promise that no class counts cross the
-    wire. In a simulation the report shows the division of the data all the same: the server divides it once more by
-    itself. A site with data of its own sends nothing unless its node config says ``statistics=true``.
+    By default this is not sent: several papers promise that no class counts cross the wire. In a simulation the report
+    shows the division of the data all the same: the server divides it once more by itself. A site with data of its own
+    sends nothing unless its node config says ``statistics=true``.
     """
 
 

@@ -62,18 +62,15 @@ class Artifacts(Callback):
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         self._write()
         facts = _division(run)
-        for site, statistics in result.statistics.items():
-            facts.setdefault(site, {})["train-classes"] = statistics.counts.tolist()
-            if statistics.similarity is not None:
-                facts[site]["backbone-similarity"] = _numbers(statistics.similarity)
+        for site, counts_C in result.statistics.items():
+            facts.setdefault(site, {})["train-classes"] = counts_C.tolist()
         _write_sites(run, facts)
 
 
 def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
     cards, row = run.federation.cards, run.strategy.row
     sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
-    classes, backbones = list(next(iter(cards.values())).classes), list(run.settings.backbones)
-    whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": classes, "backbones": backbones}
+    whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": list(next(iter(cards.values())).classes)}
     run.files.write(SITES, {**whole, "sites": sites})
 
 

@@ -13,7 +13,8 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.wire.records import SiteCard
+from protofl_common.privacy import shamir
+from protofl_common.wire.records import MOST_SITES, SiteCard
 
 Cards = Mapping[str, SiteCard]
 
@@ -76,7 +77,7 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
 
 
 def check_number(settings: Settings, sites: int, liars: int) -> None:
-    """FederationError where a round asks fewer sites than it needs replies, or than can outvote one of them."""
+    """FederationError where a round asks fewer sites than it needs: for replies, against liars, or for a secure sum."""
     federation, merging = settings.federation, settings.bounds.merging
     asked = number_asked(sites, federation.participation)
     share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
@@ -87,6 +88,9 @@ def check_number(settings: Settings, sites: int, liars: int) -> None:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
         raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
+    if settings.privacy.secagg and not shamir.FEWEST <= asked <= MOST_SITES:
+        why = f"{shamir.FEWEST} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
+        raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
 
 
 def number_asked(sites: int, participation: float) -> int:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
-from protofl_common.experiment.settings import Settings
+from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site, keys_of_sites
 from protofl_common.wire.records import WAITING, SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
@@ -220,7 +220,8 @@ class Federation:
         self._ask_again = {node: at for node, at in self._ask_again.items() if node not in due}
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
         if new := sorted(self.online - self._asked)[: max(0, AT_ONCE - len(self.online & waiting))]:
-            content = RecordDict({**pack_baseline(self.baseline), **pack_settings(self.settings.digest)})
+            settings = pack_settings(digest_of(self.settings.given))
+            content = RecordDict({**pack_baseline(self.baseline), **settings})
             questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in new]
             sent = [message for message, taken in push_each(self.grid, questions) if taken]
             self._asked |= {message.metadata.dst_node_id for message in sent}

@@ -11,26 +11,13 @@ from functools import partial
 import numpy as np
 
 from protofl_common.experiment.study import is_from_site
-from protofl_common.privacy.masks import (
-    OWN,
-    PAIR,
-    PUBLIC,
-    SEALED,
-    SIGNATURE,
-    are_keys,
-    introducing,
-    own_mask,
-    pair_mask,
-    part,
-    public_of,
-)
-from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, recovered
+from protofl_common.privacy import masks
+from protofl_common.privacy.shamir import SHARE, needed, points_of, recovered
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
-from protofl_common.wire.records import FINAL, MOST_SITES, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
-from server_app.network.admission import number_asked
 from server_app.network.exchange import MessageExchange, Records
-from server_app.network.membership import Federation, FederationError
+from server_app.network.membership import Federation
 from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
@@ -55,16 +42,6 @@ def channel_of(exchange: MessageExchange, result: RoundResult, expected: Expecte
     return SecureSum(exchange, result, expected) if exchange.federation.settings.privacy.secagg else Channel(expected)
 
 
-def check_number(federation: Federation) -> None:
-    """FederationError where a round asks too few sites for a sum, or too many."""
-    settings = federation.settings
-    asked = number_asked(len(federation.cards), share := settings.federation.participation)
-    if settings.privacy.secagg and not FEWEST <= asked <= MOST_SITES:
-        of_all = "" if share == 1 else f" (participation = {share:g})"
-        why = f"{FEWEST} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
-        raise FederationError(f"secagg = true: a round asks {asked} sites{of_all}; {why}")
-
-
 class SecureSum(Channel):
     """One sum of what is ``expected`` of each site; the result says what goes wrong."""
 
@@ -82,13 +59,13 @@ class SecureSum(Channel):
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = self._needed(sites)
-        keys = self._exchange("advertise", {site: {} for site in sites}, PUBLIC + SIGNATURE)
+        keys = self._exchange("advertise", {site: {} for site in sites}, masks.PUBLIC + masks.SIGNATURE)
         own = {site: mine[site] for site, mine in keys.items() if set(mine) == {site}}
         self.keys = {site: public for site, public in own.items() if self._may_share(site, public)}
         self._expel(keys.keys() - self.keys.keys(), "keys that are none, or not signed with the site's key")
         self._check_enough(self.keys, "keys")
         self.threshold = self._needed(self.keys)
-        sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
+        sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), masks.SEALED)
         shared = {site: its for site, its in sealed.items() if set(its) == self.keys.keys() - {site}}
         self._expel(sealed.keys() - shared.keys(), "shares for other sites than the round's")
         self._check_enough(shared, "shares of their keys")
@@ -114,8 +91,8 @@ class SecureSum(Channel):
     def _may_share(self, site: str, keys: bytes) -> bool:
         """Return whether one can agree on secrets by these keys, and the site has signed them if a study names it."""
         number, run_id = 2 * self.result.number + self.result.final, self.federation.run_history.run_id
-        purpose = introducing(self.settings.run.algo, number, keys)
-        return are_keys(keys) and is_from_site(self.settings.study, site, run_id, purpose, keys[PUBLIC:])
+        purpose = masks.introducing(self.settings.run.algo, number, keys)
+        return masks.are_keys(keys) and is_from_site(self.settings.study, site, run_id, purpose, keys[masks.PUBLIC :])
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
@@ -126,8 +103,8 @@ class SecureSum(Channel):
         total, points = np.zeros(self.size, np.uint64), points_of(self.keys)
         conflicts: list[set[str]] = []
         for site in self.shared:
-            which = OWN if site in sent else PAIR
-            public = part(self.keys[site], which)
+            which = masks.OWN if site in sent else masks.PAIR
+            public = masks.part(self.keys[site], which)
             its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
             solution = recovered(its_shares, self.threshold, partial(_fit, public))
             if solution is None:
@@ -139,11 +116,11 @@ class SecureSum(Channel):
             liars = [peer for peer in sent if points[peer] in wrong]
             self._refuse(liars, f"a wrong share of a key of {site}: one of the two lies")
             conflicts += [{site, liar} for liar in liars]
-            if which == OWN:
-                total += own_mask(secret, self.size)
+            if which == masks.OWN:
+                total += masks.own_mask(secret, self.size)
             else:
                 for peer in sent:
-                    total -= pair_mask(secret, site, peer, self.keys[peer], self.size)
+                    total -= masks.pair_mask(secret, site, peer, self.keys[peer], self.size)
         if conflicts and len(in_all := set.intersection(*conflicts)) == 1:
             self._expel(in_all, "wrong shares of keys")
         return total
@@ -173,4 +150,4 @@ class SecureSum(Channel):
 
 
 def _fit(public: bytes, secret: bytes) -> bool:
-    return public_of(secret) == public
+    return masks.public_of(secret) == public

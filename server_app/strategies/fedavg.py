@@ -51,11 +51,10 @@ class FedAvg(ServerStrategy[H]):
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
         """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
-        sent = [upload for upload in uploads if upload.payload.weights()]
-        total = sum(upload.train_samples for upload in sent)
-        sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
-        sets = self.cut(sent, sets, self.starting_point)
-        return merge_weights(sets, [upload.train_samples / total for upload in sent], *self.federation.bounds.weights)
+        total = sum(upload.train_samples for upload in uploads)
+        sets = self.cut(uploads, [upload.payload.weights() or {} for upload in uploads], self.starting_point)
+        shares = [upload.train_samples / total for upload in uploads]
+        return merge_weights(sets, shares, *self.federation.bounds.weights)
 
     def cut(
         self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]

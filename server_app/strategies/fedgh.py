@@ -47,7 +47,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
-        if not parameters or not uploads:
+        if not parameters:
             return {}
         optimizer = torch.optim.SGD(parameters, lr=self.hparams.server_lr)
 

@@ -22,4 +22,4 @@ class FedProto(ServerStrategy[FedProtoHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
-        return {}
+        return super().merge(uploads)

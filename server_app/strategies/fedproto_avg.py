@@ -5,7 +5,6 @@ Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strate
 """
 
 from protofl_common.experiment.catalog import FedProtoHparams
-from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 
@@ -14,6 +13,3 @@ class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     """Keeps the global model and the global prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-
-    def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        return FedAvg.merge(self, uploads) | FedProto.merge(self, uploads)

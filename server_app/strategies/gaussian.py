@@ -15,6 +15,7 @@ later run (``start-from``) can add sites: its sum begins with the stored ones, o
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
+from protofl_common.runs.attributes import restore_attributes
 from protofl_common.runs.folder import RunFolder
-from server_app.checkpoint import stored_run
+from server_app.checkpoint import newest_whole
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 SAMPLES = "samples"
@@ -70,7 +72,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
     def _stored_in(self, run: Path) -> Sent:
         """Return what the sites of an earlier run sent; SettingsError if that is not stored, or cannot be added."""
         what, wanted = f"gaussian.start-from = {str(run)!r}", to_run_config(self.settings)
-        earlier = stored_run(run)
+        earlier = newest_whole(run, without=f"{what}: no folder of a run")
         for key in ALIKE:
             if earlier.settings.get(key) != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {earlier.settings.get(key)!r}")
@@ -95,9 +97,6 @@ def pooled(sent: Mapping[str, StateDict], settings: Settings, clients: int = 0) 
 
 def sent_in(state: Mapping[str, Tensor]) -> Sent:
     """Return what each site sent, from the state of a checkpoint."""
-    sent: Sent = {}
-    for key, value in state.items():
-        if key.startswith("sent/"):
-            _, site, name = key.split("/")
-            sent.setdefault(site, {})[name] = value
-    return sent
+    stored = SimpleNamespace(sent={})
+    restore_attributes(stored, ["sent"], state)
+    return dict(stored.sent)

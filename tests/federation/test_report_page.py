@@ -43,11 +43,6 @@ def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run(tmp_path_factory.mktemp("fedplvm"), 5, algo="fedplvm", rounds=3)
 
 
-@pytest.fixture(scope="module")
-def fedpcl(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(tmp_path_factory.mktemp("fedpcl"), 3, algo="fedpcl", statistics="summary", train_samples=20)
-
-
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Site -> means and labels, from the wire."""
     found = {}
@@ -169,18 +164,6 @@ def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     for site, (_, labels) in sent(fedplvm, 3).items():
         domain = fedplvm.summary["clients"][site]["domain"]
         assert lines[domain][-1] == pytest.approx(len(labels) / len(np.unique(labels)))
-
-
-def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> None:
-    page = read(fedpcl)
-    told = {}
-    for message, reply in fedpcl.grid.log:
-        if message.metadata.message_type == MessageType.EVALUATE:
-            record = reply.content.array_records["statistics"]
-            told[message.metadata.dst_node_id - 1000] = values_of(record["similarity"])
-    (heads, *rows) = next(table for table in page.tables if table[0][:2] == ["client", "domain"])
-    assert heads[-3:] == ["glyphs", "fractals", "scenes"]
-    assert [row[-3:] for row in rows] == [[f"{value:.2f}" for value in told[site]] for site in range(3)]
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:

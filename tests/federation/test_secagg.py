@@ -255,7 +255,7 @@ def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
         return shares | {3: bytes(SHARE)} if secret in lying else shares
 
     lying: set[bytes] = set()
-    own = client_secagg.new_secret
+    own = client_secagg.masks.new_secret
 
     def noted() -> bytes:
         secret = own()
@@ -266,7 +266,7 @@ def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
 
     drawn: list[bytes] = []
     monkeypatch.setattr(client_secagg, "split", wrong_for_one)
-    monkeypatch.setattr(client_secagg, "new_secret", noted)
+    monkeypatch.setattr(client_secagg.masks, "new_secret", noted)
     found = federation(tmp_path, rounds=2)
     assert [list(row["refused"]) for row in found.rows] == 3 * [["site-2"]]
     assert "a wrong share of a key of site-0: one of the two lies" in found.rows[0]["refused"]["site-2"]

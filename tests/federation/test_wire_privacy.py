@@ -8,7 +8,6 @@ means) of the model that the client keeps, and none is the feature of a single s
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +22,11 @@ from safetensors.torch import load_file
 
 from client_app import app as client_module
 from client_app import introduction
-from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.introduction import card_of
 from client_app.protections import secure_sum
 from client_app.state import StateError
-from client_app.statistics import backbone_similarity, statistics_level
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
@@ -401,20 +399,6 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
         unequal(tmp_path, "fedproto", 999)
 
 
-def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
-    """It is the same where a sample of one small class is of another."""
-    facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
-    client = client_of(run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts))
-    labels = client.train_set.labels.clone()
-    small = [label for label in labels.unique().tolist() if label not in client.large_classes]
-    algorithm = client_half(client.settings.row)(client, 1)
-    told = backbone_similarity(algorithm)
-    labels[(labels == small[0]).nonzero()[0]] = small[1]
-    client.__dict__["train_set"] = replace(client.train_set, labels=labels)
-    assert len(client.large_classes)
-    assert torch.equal(backbone_similarity(algorithm), told)
-
-
 @pytest.mark.parametrize("least", [3, 25])
 def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_path: Path) -> None:
     """Fewer than 20, or than ``min-class-samples`` if that is more; those of more do."""
@@ -456,9 +440,8 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
 @pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
 def test_statistics_are_told_once_after_the_last_round(algo: str, tmp_path: Path) -> None:
     """The training replies are those of a run without: FedTGP's hold no counts."""
-    arrays = (*STATISTICS["summary"], *(("similarity",) if algo == "fedpcl" else ()))
     outcome = federation(tmp_path, algo, statistics="summary")
-    assert_private(outcome, tmp_path, algo, arrays)
+    assert_private(outcome, tmp_path, algo, STATISTICS["summary"])
     assert not any(outcome.summary["trouble"].values())
     finals = outcome.exchanged(MessageType.EVALUATE)
     assert len(finals) == CLIENTS
@@ -468,8 +451,6 @@ def test_statistics_are_told_once_after_the_last_round(algo: str, tmp_path: Path
         (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
-        if algo == "fedpcl":
-            assert told["similarity"].shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +484,7 @@ def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, statistics="summary", partition=partition)
-    assert statistics_level(client_of(config, **node)) == told
+    assert set(client_of(config, **node).statistics_declared) == {name for name in ("statistics",) if told != "none"}
 
 
 def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:

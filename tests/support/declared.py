@@ -54,7 +54,7 @@ SITE = {
 }
 
 STATISTICS: dict[str, tuple[str, ...]] = {"none": (), "summary": ("counts",)}
-"""Arrays of the record ``statistics`` of the final evaluation, by setting; with frozen backbones ``similarity`` too."""
+"""Arrays of the record ``statistics`` of the final evaluation, by setting."""
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:

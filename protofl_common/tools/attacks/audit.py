@@ -34,7 +34,7 @@ from protofl_common.report.reading import AUDIT, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
-from server_app.checkpoint import stored_run
+from server_app.checkpoint import newest_whole
 from server_app.strategies.gaussian import SAMPLES, sent_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
@@ -130,7 +130,8 @@ def _class_means(
     if not any(isinstance(entry, Moments) for entry in settings.exchange.up.values()):
         return None
     if settings.privacy.dp != "none":
-        if (stored := sent_in(stored_run(folder).state).get(site)) is None:
+        checkpoint = newest_whole(folder, without=f"{folder}: no folder of a run")
+        if (stored := sent_in(checkpoint.state).get(site)) is None:
             raise SettingsError(f"{folder}: what {site} sent, with noise, is not stored; set gaussian.revocable = true")
         moments = ClassMoments.of({name: value for name, value in stored.items() if name != SAMPLES})
         present = moments.shares > 0

@@ -27,7 +27,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.tools.cli.arguments import run_named
 from protofl_common.wire.payloads import StateDict
-from server_app.checkpoint import alone_in, checkpoints, stored_run
+from server_app.checkpoint import alone_in, checkpoints, newest_whole
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
@@ -43,7 +43,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> int:
     run, site = run_named(arguments.run), arguments.site
     with alone_in(run):
-        checkpoint = stored_run(run)
+        checkpoint = newest_whole(run, without=f"{run}: no folder of a run")
         settings, sent = Settings.from_run_config(default_run_config() | checkpoint.settings), sent_in(checkpoint.state)
         _check(settings, sent, site)
         hparams = cast(GaussianHparams, settings.hparams)

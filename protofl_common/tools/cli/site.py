@@ -19,8 +19,14 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from client_app.consent import APPROVED, DENIED, site_key
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import site_folder, site_name
+from protofl_common.experiment.study import in_text
 from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
+from protofl_common.tools.findings import WRONG, show
+from protofl_common.tools.site import approvals, stored
+from protofl_common.tools.site.node import node_config, site_settings, supernode_options
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
@@ -31,9 +37,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
     words = "check: settings of a run; purge: runs, or caches/; approve, deny: a request's id, or a run's file"
     parser.add_argument("words", nargs="*", help=words)
-    parser.add_argument("--until", type=_day, default="", metavar="DAY", help="approve: the last day, as 2027-06-30")
+    parser.add_argument("--until", type=date.fromisoformat, metavar="DAY", help="approve: the last day, as 2027-06-30")
     parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
-    parser.add_argument("--since", type=_day, default="", metavar="DAY", help="audit: only lines from that day on")
+    parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="audit: only lines from that day on")
     parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
     parser.add_argument(
         "--start-method",
@@ -51,17 +57,13 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Nam
 
 
 def act(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.site.node import node_config, supernode_options
-
     arguments.options = supernode_options(arguments.supernode)
     arguments.node = node_config(arguments.options.node_config)
     return ACTIONS[arguments.action](arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.findings import WRONG
     from protofl_common.tools.site.check import network
-    from protofl_common.tools.site.node import site_settings
     from protofl_common.tools.site.supernode import start
 
     site_settings(arguments.node)
@@ -76,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.findings import show
     from protofl_common.tools.site.check import findings
 
     listed = findings(arguments.options, arguments.node, read_assignments(arguments.words))
@@ -84,77 +85,52 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.site.stored import free_space, ledgers_at, stored_at
-
-    stored = stored_at(arguments.node)
+    node, parts = arguments.node, stored.stored_at(arguments.node)
     if arguments.json:
-        rows = [{"name": part.name, "bytes": part.bytes, "paths": [*map(str, part.paths)]} for part in stored]
+        rows = [{"name": part.name, "bytes": part.bytes, "paths": [*map(str, part.paths)]} for part in parts]
         print_json("site status", {"kept": rows})
     else:
-        print(*stored, *ledgers_at(arguments.node), *free_space(arguments.node), sep="\n")
+        print(*parts, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
     return 0
 
 
 def purge(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.site.stored import purge
-
-    for line in purge(arguments.node, arguments.words):
+    for line in stored.purge(arguments.node, arguments.words):
         print(line)
     return 0
 
 
 def key(arguments: argparse.Namespace) -> int:
-    from client_app.consent import site_key
-    from protofl_common.experiment.node import site_folder, site_name
-    from protofl_common.experiment.study import in_text
-
     print(f"{site_name(arguments.node)}:{in_text(site_key(site_folder(arguments.node)).public_key())}")
     return 0
 
 
 def requests(arguments: argparse.Namespace) -> int:
-    from protofl_common.experiment.node import site_folder
-    from protofl_common.tools.site.approvals import listed
-    from protofl_common.tools.site.stored import ledgers_at
-
-    print(
-        *(list(listed(arguments.node)) or [f"nobody has asked, by {site_folder(arguments.node).absolute()}"]),
-        *ledgers_at(arguments.node),
-        sep="\n",
-    )
+    asked = [*approvals.listed(arguments.node)] or [f"nobody has asked, by {site_folder(arguments.node).absolute()}"]
+    print(*asked, *stored.ledgers_at(arguments.node), sep="\n")
     return 0
 
 
 def decide(arguments: argparse.Namespace) -> int:
-    from client_app.consent import APPROVED, DENIED
-    from protofl_common.tools.site.approvals import decide
-
     decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
     if len(arguments.words) != 1:
         one = "give one id, which protofl site requests shows, or one file of settings"
         raise SettingsError(f"site {arguments.action}: {one}")
-    print(decide(arguments.node, arguments.words[0], decision, arguments.until, arguments.runs))
+    print(approvals.decide(arguments.node, arguments.words[0], decision, str(arguments.until or ""), arguments.runs))
     return 0
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.site.approvals import compared, in_words, log_of
-
-    entries, wrong = log_of(arguments.node, arguments.since)
+    entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
     if arguments.against:
-        wrong += compared(arguments.node, arguments.against)
+        wrong += approvals.compared(arguments.node, arguments.against)
     if arguments.json:
         print_json("site audit", {"entries": entries, "wrong": wrong})
     else:
-        print(*map(in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
-        print(
-            f"{len(entries)} lines; {f'{len(wrong)} things are wrong' if wrong else 'each follows the one before it'}"
-        )
+        verdict = f"{len(wrong)} things are wrong" if wrong else "each follows the one before it"
+        print(*map(approvals.in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
+        print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))
-
-
-def _day(text: str) -> str:
-    return text and date.fromisoformat(text).isoformat()
 
 
 ACTIONS = {action.__name__: action for action in (run, check, status, purge, key, requests, audit)}

@@ -1,7 +1,6 @@
 """A federation: who is online, who submitted what, what went wrong, and how stopped runs go on.
 
-  protofl status FEDERATION              on the SuperLink's machine, in the folder that the worker was started in
-  protofl status FEDERATION --metrics F  the same as numbers, for the textfile collector of Prometheus' node exporter
+  protofl status FEDERATION     on the SuperLink's machine, in the folder that the worker was started in
 
 FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it does not answer.
 """
@@ -10,8 +9,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from protofl_common.basics.files import write_text
-from protofl_common.basics.text import in_order, printable
+from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.federation import Federation, ask
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in
@@ -21,15 +19,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("federation", metavar="FEDERATION", help="a SuperLink in Flower's config.toml")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of results; default: runs")
     parser.add_argument("--node", metavar="NAME", help="only Flower's number of this site, to unregister it")
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write numbers there, in Prometheus' text format")
 
 
 def act(arguments: argparse.Namespace) -> int:
     federation, runs = ask(arguments.federation), runs_in(arguments.runs)
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
-    elif arguments.metrics:
-        write_text(arguments.metrics, "".join(f"{line}\n" for line in metrics(federation, runs)))
     else:
         for line in lines(federation, runs):
             print(line)
@@ -68,30 +63,6 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
             yield f"{run_here.path}: stopped after round {done} of {wanted}; it goes on by {how}"
     if federation.shown.days is not None:
         yield f"certificate of the SuperLink: {federation.shown.days} days left"
-
-
-def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    sites = _latest(runs)
-    for name, node, state in _sites(federation, sites):
-        yield _sample("site_online", int(state == "online"), site=name, node=node)
-    for name in in_order(sites):
-        yield _sample("site_last_round", sites[name].last, site=name)
-        for kind, number in sites[name].trouble.items():
-            yield _sample("site_replies_lost_total", number, site=name, kind=kind)
-    if runs:
-        run, (done, wanted) = runs[0].path.name, runs[0].rounds
-        yield _sample("run_rounds", done, run=run)
-        yield _sample("run_rounds_wanted", wanted, run=run)
-        yield _sample("run_finished", int(runs[0].finished), run=run)
-        yield _sample("run_seconds_since_last_round", round(runs[0].age), run=run)
-    if federation.shown.days is not None:
-        yield _sample("certificate_days", federation.shown.days)
-
-
-def _sample(name: str, value: float, **labels: object) -> str:
-    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    written = [f'{key}="{str(label).translate(escapes)}"' for key, label in labels.items()]
-    return f"protofl_{name}{{{','.join(written)}}} {value}"
 
 
 def _latest(runs: list[KnownRun]) -> dict[str, KnownSite]:

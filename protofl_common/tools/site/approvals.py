@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app import audit
-from client_app.consent import APPROVED, CODE, FOLDER, Request, ask, read, requests, write
+from client_app.consent import APPROVED, CODE, FOLDER, Request, new_request, read, requests, write
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
@@ -24,7 +24,7 @@ from protofl_common.tools.cli.arguments import read_recipe
 def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield for each request of a site its state and what it asks for, those that wait last."""
     folder = site_folder(node)
-    every = [request for _, request in requests(folder)]
+    every = [*requests(folder)]
     if unread := len([*(folder / FOLDER).glob("*.json")]) - len(every):
         yield f"{unread} files in {folder / FOLDER} cannot be read; remove them"
     trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
@@ -79,19 +79,18 @@ def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str 
     SettingsError for an id that nobody has asked by, and for an approval of settings that the site would refuse anyway.
     """
     folder, name = site_folder(node), site_name(node)
+    new = None
     if study_id.endswith(".toml"):
-        settings = default_run_config() | read_recipe(study_id).settings
-        study_id = Study.of(Settings.from_run_config(settings).given).id
-        if not (folder / FOLDER / f"{study_id}.json").exists():
-            ask(folder, settings)
+        new = new_request(Settings.from_run_config(default_run_config() | read_recipe(study_id).settings).given)
+        study_id = new.study.id
     path = folder / FOLDER / f"{study_id}.json"
-    if not is_plain_name(study_id) or not path.exists():
-        choices = ", ".join(path.stem for path, _ in requests(folder)) or "none: nobody has asked"
+    if not new and (not is_plain_name(study_id) or not path.exists()):
+        choices = ", ".join(request.study.id for request in requests(folder)) or "none: nobody has asked"
         raise SettingsError(f"{study_id}: no such request; choose from {choices}")
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
     with locked(path):
-        request = read(path)
+        request = new if new and not path.exists() else read(path)
         if decision == APPROVED:
             Settings.from_run_config(default_run_config() | request.settings, node)
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
@@ -107,12 +106,9 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     path = site_folder(node) / audit.FILE
     if not path.exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
-    wrong, shown = [], []
-    for _, entry, problem in audit.entries(path):
-        wrong += [problem] if problem else []
-        if str(entry.get("time", "")) >= since:
-            shown.append(entry)
-    return shown, wrong
+    lines = [*audit.entries(path)]
+    shown = [entry for _, entry, _ in lines if str(entry.get("time", "")) >= since]
+    return shown, [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> Iterator[str]:

@@ -18,13 +18,14 @@ from flwr.common.constant import TIMESTAMP_TOLERANCE
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
+from client_app import protections
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by, openly
-from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.site.node import site_folders, site_settings
@@ -43,7 +44,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
         listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
         listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
-        listed += [_protections(settings)]
+        listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
     return worst_first(listed)
 
 
@@ -145,12 +146,6 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "statistics", "numbers of samples per class may leave, if asked")
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
-
-
-def _protections(settings: Settings) -> Finding:
-    from client_app.protections import names
-
-    return Finding(FACT, "protections", names(settings, is_site=True))
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:

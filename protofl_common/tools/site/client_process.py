@@ -70,13 +70,9 @@ def _reap(*_: Any) -> None:
             pass
 
 
-def main() -> None:
-    app, *arguments = sys.argv[1:]
-    if arguments:
-        handle(app, arguments)
-    else:
-        fork_for_each_message(app)
-
-
 if __name__ == "__main__":
-    main()
+    _, folder, *words = sys.argv
+    if words:
+        handle(folder, words)
+    else:
+        fork_for_each_message(folder)

@@ -47,11 +47,12 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
     _check_is_site(node)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
-    named = names_in(allowed_by(node)["allow-algorithms"])
-    refusals = []
+    named, refusals = names_in(allowed_by(node)["allow-algorithms"]), []
+    modest = default_run_config() | dict.fromkeys(LIMITED, 1) | {"local-steps": 0, "norm": "group"}
+    modest |= {"partition": "own"} if has_own_data(node) else {}
     for algo in CATALOG if "all" in named else named or [""]:
         try:
-            return Settings.from_run_config({**default_run_config(), **_modest(node), "algo": algo}, node)
+            return Settings.from_run_config(modest | meeting_demands(node) | {"algo": algo}, node)
         except SettingsError as error:
             refusals.append(error)
     raise refusals[0]
@@ -61,15 +62,6 @@ def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
         simulated = "taken for a simulated client, whose folders every run chooses"
         raise SettingsError(f"node config without a site-name: {simulated}")
-
-
-def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Settings of a run within the site's limits that meets all its demands."""
-    config: dict[str, Scalar] = dict.fromkeys(LIMITED, 1)
-    config |= {"local-steps": 0, "norm": "group"}
-    if has_own_data(node):
-        config |= {"partition": "own"}
-    return config | meeting_demands(node)
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:

@@ -77,12 +77,8 @@ def _pipe_with(secret: bytes) -> str:
     return f"/dev/fd/{reading}"
 
 
-def execute() -> None:
-    address, method, supernode = sys.argv[1:]
-    secret = sys.stdin.buffer.read()
-    with in_place_of_flowers(Executor(TaskType.CLIENT_APP, [str(CLIENT_PROCESS), str(app_folder())], method)):
-        run_superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=int(supernode))
-
-
 if __name__ == "__main__":
-    execute()
+    _, link, method, supernode = sys.argv
+    shared_secret = sys.stdin.buffer.read()
+    with in_place_of_flowers(Executor(TaskType.CLIENT_APP, [str(CLIENT_PROCESS), str(app_folder())], method)):
+        run_superexec.run_superexec(link, insecure=True, superexec_auth_secret=shared_secret, parent_pid=int(supernode))

@@ -159,7 +159,7 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
 
     def drawn() -> list[list[int]]:
         one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan)
-        batches = one.batches(data, 20, torch.Generator().manual_seed(1), no_single=False, drop_last=False)
+        batches = one.batches(data, 20, torch.Generator().manual_seed(1), drop_last=False)
         return [index.tolist() for _, _, index in batches]
 
     first = [drawn() for _ in range(20)]

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.status import lines, metrics, number_of
+from protofl_common.tools.cli.status import lines, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
@@ -52,12 +52,6 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     assert number_of("east", known, runs_in(tmp_path / "runs")) == 1
     with pytest.raises(SettingsError, match="--node nobody: 0 nodes have this name; choose from 1, s, west"):
         number_of("nobody", known, [])
-    numbers = list(metrics(federation((1, "", "online"), (3, "", "offline")), runs_in(tmp_path / "runs")))
-    assert 'protofl_site_online{site="east",node="1"} 1' in numbers
-    assert 'protofl_site_online{site="south",node="3"} 0' in numbers
-    assert 'protofl_site_replies_lost_total{site="south",kind="failed"} 1' in numbers
-    assert 'protofl_run_finished{run="first"} 1' in numbers
-    assert "protofl_certificate_days{} 12" in numbers
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:

@@ -73,4 +73,4 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
     assert run.finished_summary().keys() | {"epsilon"} == Summary.__annotations__.keys()
     assert run.sites().keys() == Sites.__annotations__.keys()
     for facts in run.sites()["sites"].values():
-        assert facts.keys() | {"backbone-similarity"} == SiteFacts.__annotations__.keys()
+        assert facts.keys() == SiteFacts.__annotations__.keys()
