@@ -2,7 +2,7 @@
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
-shown: other settings are another study, and after an upgrade of the code the site asks again.
+shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
 """
 
 import json
@@ -30,7 +30,7 @@ MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill
 
 @dataclass(frozen=True)
 class Request:
-    """The content of a file."""
+    """A run's settings, and what an operator has decided about them, as a file stores it."""
 
     settings: dict[str, Scalar]  # all that the study's id stands for, and the signature
     asked: str  # when, first

@@ -1,4 +1,4 @@
-"""Protections stand between an algorithm and the wire, a file each; only the base of all algorithms knows them.
+"""Protections stand between an algorithm and the wire, a file each; no algorithm knows them, only the base of all.
 
 `PROTECTIONS` is their order. Behind them stands secure aggregation, whose sum takes four messages (`secure_sum.py`).
 """

@@ -12,7 +12,7 @@ from protofl_common.wire.records import Report
 class Protection:
     """One protection, for the message that ``client`` answers; its hooks stand in calling order.
 
-    Here they change nothing. `step` is called on a protection of its own: what it remembers, the others do not see.
+    Here they change nothing. `step` is called on a fresh instance, which shares no state with the other hooks'.
     """
 
     name = ""  # For a site's log, and for ``protofl site check``

@@ -8,7 +8,8 @@
 
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. So would two sums of the same uploads, with a site and without: each remembers whom it was summed with.
+what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
+remembers whom it was summed with.
 The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
@@ -40,7 +41,7 @@ _ORDER = ("advertise", "share", "mask", "unmask")
 
 @dataclass(frozen=True)
 class _Progress:
-    """The content of the file."""
+    """How far this site is in a sum, as the file stores it."""
 
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
@@ -93,7 +94,7 @@ class SecureSum:
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
         return {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
 
-    def peers(self) -> None:
+    def open_shares(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(self.client.content, masks.SEALED)
         sites = {self.name, *sealed}
@@ -206,7 +207,7 @@ def sum_of(client: Client) -> SecureSum | None:
     if not client.settings.privacy.secagg:
         return None
     secure_sum = SecureSum(client, final=not client.training)
-    secure_sum.peers()
+    secure_sum.open_shares()
     return secure_sum
 
 

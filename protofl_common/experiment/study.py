@@ -1,8 +1,8 @@
 """A study: a run's settings that somebody has signed, with the sites that may take part, an end and a purpose.
 
 It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id is a digest of all
-settings, defaults included, but for the names of a run and its folder. Whoever changes one setting asks for another
-study. A run that names no study has an id, too, so that a site's operator can approve it.
+settings, defaults included, but for `UNSIGNED` (name and folder of a run, ``resume``). Whoever changes one setting
+asks for another study. A run that names no study has an id, too, so that a site's operator can approve it.
 
 Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
 """
@@ -28,6 +28,8 @@ _KEY = re.compile(r"[\w-]{43}")
 
 @dataclass(frozen=True)
 class Study:
+    """What a run's settings say of its study; a run without one has its id alone."""
+
     id: str  # 32 hexadecimal digits
     name: str  # "" for a run without a study
     by: str  # Who signed: ``NAME:KEY``
@@ -93,7 +95,7 @@ def is_from_site(study: StudySettings, name: str, run_id: int, purpose: str, sig
 
 
 def problems(study: StudySettings) -> Iterator[str]:
-    """A line for each setting of a study that is none."""
+    """Yield a line for each invalid setting of a study."""
     if not study.study:
         for key in ("study-sites", "study-until", "study-by", "study-signature"):
             if value := getattr(study, key.replace("-", "_")):

@@ -40,6 +40,7 @@ def initial_model(
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
     """A head that fits a model of ``arch``, built without the body, whose code need not be here."""
+    _check(arch)
     values = _arguments(settings, seed, "global")
     with seeded(values["seed"]):
         return _head(arch, num_classes, settings.feature_dim, values["head"], values["head_seed"]).eval()
@@ -73,8 +74,7 @@ def build_model(
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
-    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
-        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
+    _check(arch)
     with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
@@ -158,6 +158,11 @@ def _trunk(arch: str, channels: int) -> nn.Module:
         size, bias = (first.kernel_size, first.stride, first.padding), first.bias is not None
         network.set_submodule(name, nn.Conv2d(channels, first.out_channels, *size, bias=bias))
     return network
+
+
+def _check(arch: str) -> None:
+    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
+        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:

@@ -37,7 +37,7 @@ class Executor(SubprocessExecutor):
             self.forking = subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process; installing what an app asks for is never passed on to it."""
+        """Start the process; Flower's option to install what an app depends on is not passed on to it."""
         if spec.task_type != self.kind:
             return LaunchResult.failed(f"a task of kind {spec.task_type}: only those of kind {self.kind} run here")
         given = {"token": spec.token, "runtime-api-address": spec.runtime_api_address, "parent-pid": spec.parent_pid}

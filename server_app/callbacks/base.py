@@ -1,6 +1,7 @@
 """A run as its callbacks see it, and what a callback may do.
 
-A callback writes or shows what a round brings. It changes nothing of the run, but may name a reason to end it.
+A callback writes or shows what a round brings, and may add records to its messages. It changes no result of the run,
+but may name a reason to end it.
 """
 
 import time

@@ -110,7 +110,7 @@ class Federation:
         self.owners = self.node_of | self.owners
 
     def _all_heard(self) -> bool:
-        """Return whether as many are there as can be; FederationError where these do not suffice."""
+        """Return whether no further site is awaited; FederationError where those that are there do not suffice."""
         if self._waiting:
             return False
         ready, wanted = len(self.cards), self._wanted()

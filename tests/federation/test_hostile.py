@@ -87,14 +87,14 @@ def lacking_class(labels: np.ndarray) -> np.ndarray:
 
 huge = bytes(GIGABYTE)  # the pages of zeros are never touched: no memory
 ATTACKS: dict[str, tuple[Change, str]] = {
-    "wrong dimension": (prototypes_with(means=lambda m: m[:, :-1].copy()), "shape 5×63 instead of 5×64"),
+    "wrong dimension": (prototypes_with(means=lambda m: m[:, :-1].copy()), "means: shape 5×63 instead of 5×64"),
     "wrong dtype": (prototypes_with(means=lambda m: m.astype(np.float16)), "float16 instead of"),
     "labels of another dtype": (prototypes_with(labels=lambda y: y.astype(np.int32)), "int32 instead of"),
     "a pickle": (prototypes_with(means=lambda m: Array("float32", m.shape, "pickle", b"cos\nsystem")), "pickle"),
     "label out of range": (prototypes_with(labels=lambda y: y + 10), "label outside 0..9"),
     "negative label": (prototypes_with(labels=lambda y: y - 10), "label outside 0..9"),
-    "duplicate labels": (prototypes_with(labels=lambda y: y * 0 + y[0]), "same label"),
-    "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "NaN or infinity"),
+    "duplicate labels": (prototypes_with(labels=lambda y: y * 0 + y[0]), "with the same label, not at most 1"),
+    "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "prototypes means: NaN or infinity"),
     "infinity": (prototypes_with(means=lambda m: m + np.float32(np.inf)), "NaN or infinity"),
     "a million prototypes": (many(10**6), "bytes of arrays, where a valid reply has at most 2720"),
     "a million said, few sent": (prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),

@@ -126,7 +126,7 @@ class Fault:
 
 
 UNREADABLE = "its data cannot be read or divided as the run asks; the log of the site says more"
-UNWRITABLE = r"StateError \(state-dir\): its model of this run cannot be read or written; the log of the site says more"
+UNWRITABLE = r"AuditError \(state-dir\): its audit log cannot be written"
 FAULTS = {
     "wrong-clock": Fault(set_the_clock_wrong, r"wrong-clock +\d+ +registered +no reply yet",
         r"WRONG clock: \d+ s ahead of the SuperLink's", gets_in=False, possible=bool(CLOCK)),

@@ -8,7 +8,9 @@
    and another value of each setting.
 6. ``docs/algorithms/NAME.md``: its page. The table of all algorithms and the site's menu find it there.
 
-All other tests that run over algorithms take them from the catalog or from `declared`, which finds the declarations.
+Most other tests that run over algorithms take them from the catalog or from `declared`, which finds the declarations.
+Without secure aggregation an algorithm needs its reason in `WHY` of ``tests/federation/test_secagg.py``, which fails
+until it is there.
 """
 
 from dataclasses import replace

@@ -45,7 +45,8 @@ def state_of(request: Request) -> str:
         return f"WAITS since {request.asked}: protofl site approve {request.study.id}, or deny"
     runs = f"; {len(request.run_ids)} of {request.most_runs or 'any number of'} runs so far"
     until = f", until {request.until}" if request.until else ""
-    upgraded = "; the code has changed since, so it will wait again" if request.code != CODE else ""
+    asks_again = request.decision == APPROVED and request.code != CODE
+    upgraded = "; the code has changed since, so it will wait again" if asks_again else ""
     return f"{request.decision} {request.decided} by {request.by}{until}{runs}{upgraded}"
 
 

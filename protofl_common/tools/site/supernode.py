@@ -2,7 +2,7 @@
 
     python -m protofl_common.tools.site.supernode ADDRESS fork|spawn SUPERNODE-PID    the secret on standard input
 
-is the executor (`tools/executor.py`): it takes tasks of a ClientApp only, and starts `client_process` for each message.
+The command is the executor (`tools/executor.py`): it takes tasks of a ClientApp only, and starts `client_process`.
 The SuperNode is Flower's, in the process of the command, with ``--isolation process``: it starts nothing.
 """
 
