@@ -1,6 +1,5 @@
 """Names in the order that people expect, and texts that cross the wire: errors of a client, words of a stranger."""
 
-import html
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,11 +24,6 @@ def printable(text: str, longest: int = LONGEST) -> str:
     line = "; ".join(text[:longest].splitlines())
     plain = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line)
     return plain + (f" … ({len(text)} characters)" if len(text) > longest else "")
-
-
-def in_markdown(text: object) -> str:
-    """Return ``text`` in one line of a Markdown page, where it is neither HTML nor a link, an image or a cell's end."""
-    return re.sub(r"([\[\]|])", r"\\\1", html.escape(printable(str(text)), quote=False))
 
 
 def numbered(name: str, names: Iterable[str]) -> list[str]:

@@ -1,21 +1,18 @@
-"""``report.html`` with all inside, for a telephone and a desk, light and dark; ``report.md``, to paste into an issue.
+"""``report.html`` with all inside, for a telephone and a desk, light and dark.
 
-Names and reasons of failures come from clients: every text goes through `html`, which escapes it, or `in_markdown`. No
-path of the machine is in ``report.md``.
+Names and reasons of failures come from clients: every text goes through `html`, which escapes it.
 """
 
-import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import in_markdown, printable
 from protofl_common.config.options import Scalar
-from protofl_common.config.sections import keys_that_change, protections
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.figures import clouds, curves
 from protofl_common.report.figures.drawing import Drawing
@@ -26,7 +23,6 @@ from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
-PLACES = keys_that_change("name", "machine") - {"device", "threads"}  # settings that say where things lie
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -61,45 +57,10 @@ def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
 
 
 def write_report(folder: Path) -> Path:
-    """Draw ``report.html`` and ``report.md``; the page's path. SettingsError: no run; OSError: it cannot be written."""
-    path, run = folder / "report.html", Run(folder)
-    write_text(folder / "report.md", as_markdown(run))
-    write_text(path, page(run))
+    """Draw ``report.html`` and return its path; SettingsError without a run, OSError where it cannot be written."""
+    path = folder / "report.html"
+    write_text(path, page(Run(folder)))
     return path
-
-
-def as_markdown(run: Run) -> str:
-    summary: dict[str, Any] = dict(run.summary or {})
-    defaults = default_run_config()
-    own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}
-    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in own.items()}
-    clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
-    versions = ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items())
-    sizes, lost, seconds = figures.totals(run.rows)
-    accuracy = {kind: row["accuracy"][kind] for kind, row in run.last.items()}
-    best = {kind: figures.best_text(result) for kind in run.last if (result := best_of(run.rows, kind))}
-    heads = ("", "mean, %", *list(MEASURES.values())[1:], "best mean")
-    rows = figures.accuracy_rows(accuracy, best, {}) + [[*cells, "–"] for cells in _metric_rows(run)]
-    lines = [
-        f"### {in_markdown(run.title)}",
-        "",
-        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of "
-        f"{in_markdown(run.settings.get('rounds', '?'))} rounds, {len(run.sites)} clients, "
-        f"{human_seconds(summary.get('seconds', seconds))}, {human_bytes(sum(sizes.values()))} on the wire",
-        f"- lost replies: {figures.lost_text(lost)}",
-        f"- commit {in_markdown(summary.get('commit', 'not kept'))}; {in_markdown(versions) or 'versions not kept'}",
-        f"- server: {in_markdown(summary.get('machine', 'not kept'))}",
-        "",
-        "Settings that are not the defaults:",
-        "",
-        "```sh",
-        shlex.join(["protofl", "run", *clients, *(printable(f"{key}={text}") for key, text in texts.items())]),
-        "```",
-        "",
-        *Table(heads, rows).as_markdown(),
-        *(["", HIDDEN] if run.hides_clients else []),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def page(run: Run) -> str:

@@ -12,7 +12,7 @@ A run's folder has
     ``clients/``                 in simulation, the clients' private models
     ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
-    ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
+    ``report.html``              the page with figures (`protofl_common/report`)
     ``forgotten.jsonl``          who was taken out of the result, by ``protofl forget``
     ``tensorboard/``             event files, where asked for (`trackers.py`)
 """

@@ -146,18 +146,16 @@ def test_early_stopping_takes_the_figures_of_all_sites(tmp_path: Path, capsys: p
 
 
 def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Console, page, report.md, comparison and tables, with baselines, the best model and metrics."""
+    """Console, page, comparison and tables, with baselines, the best model and metrics."""
     more: dict[str, Any] = {"baselines": "local", "keep_best": True, "metrics": "auc", "validation_fraction": 0.3}
     config = run_config(tmp_path, rounds=2, secagg=True, report=True, run_name="mine", **SMALL | {"train_samples": 20})
     run_federation(config | {key.replace("_", "-"): value for key, value in more.items()}, CLIENTS)
     console, folder = " ".join(capsys.readouterr().out.split()), tmp_path / "runs" / "mine"
     assert "worst" not in console.replace("worst 10 %", "")
     assert console.count(HIDDEN) == 2  # of the run, and beside its baseline
-    for file in ("report.html", "report.md"):
-        text = (folder / file).read_text()
-        assert HIDDEN in unescape(text)
-        assert "nan" not in text.partition("<svg")[0].lower()
     page = (folder / "report.html").read_text()
+    assert HIDDEN in unescape(page)
+    assert "nan" not in page.partition("<svg")[0].lower()
     assert "could not be drawn" not in page
     assert 'id="accuracy-curves"' in page
     assert 'id="accuracy-of-clients' not in page

@@ -21,7 +21,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "list": "algorithms, data sets, partitions, models that the settings can name",
     "table": "a matrix of runs: a paper's table rebuilt, or a comparison of your own",
     "compare": "finished runs side by side",
-    "runs": "the runs in a folder: how far, how good, how large; old ones pruned",
+    "runs": "the runs in a folder: how far, how good, how large",
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
     "forget": "a site taken out of a run's result",

@@ -87,7 +87,7 @@ def _where(run: Path) -> str:
         f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
         f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
         "STATE-DIR is state-dir in its node config; else the folder runs where its SuperNode was started;\n"
-        "if all ran on this machine, they were removed: by protofl runs --prune, or protofl table without --keep-models"
+        "if all ran on this machine, they were removed, as protofl table does without --keep-models"
     )
 
 

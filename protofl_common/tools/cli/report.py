@@ -1,4 +1,4 @@
-"""The page of a run: draw report.html from the files in its folder, finished or not; and report.md, for an issue.
+"""The page of a run: draw report.html from the files in its folder, finished or not.
 
 protofl report runs/20261121-103501-fedproto-mnist-4711
 protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
