@@ -28,7 +28,7 @@ _KEY = re.compile(r"[\w-]{43}")
 
 @dataclass(frozen=True)
 class Study:
-    """What a run's settings say of its study; a run without one has its id alone."""
+    """The study of a run; one that names no study has an id alone."""
 
     id: str  # 32 hexadecimal digits
     name: str  # "" for a run without a study

@@ -31,6 +31,7 @@ class Mutant(NamedTuple):
 
 C, S, P = "client_app/algorithms", "server_app/strategies", "protofl_common"
 REFERENCE = "tests/unit/reference"
+STUDIES = "tests/federation/test_studies.py -k"
 SUMS, SECAGG = "tests/unit/protofl_common/privacy/test_privacy_sums.py", "tests/federation/test_secagg.py -k"
 MUTANTS = [
     # differential privacy
@@ -147,6 +148,95 @@ MUTANTS = [
         "2 * client.instructions.round + final",
         "2 * client.instructions.round",
         f"{SECAGG} tries",
+    ),
+    # consent, the audit log, and who is in a sum
+    Mutant(
+        "an upgrade of the code is not asked about",
+        "client_app/consent.py",
+        "request.decision == APPROVED and request.code != CODE",
+        "False",
+        f"{STUDIES} anew",
+    ),
+    Mutant(
+        "a denial is not looked up",
+        "client_app/consent.py",
+        "if request.decision == DENIED:",
+        "if False:",
+        f"{STUDIES} denial",
+    ),
+    Mutant(
+        "an approval never ends", "client_app/consent.py", "if is_past(request.until):", "if False:", f"{STUDIES} ends"
+    ),
+    Mutant("a study never ends", "client_app/consent.py", "if is_past(study.until):", "if False:", f"{STUDIES} ends"),
+    Mutant(
+        "runs are not counted",
+        "client_app/consent.py",
+        "if request.most_runs and len(now) > request.most_runs:",
+        "if False:",
+        f"{STUDIES} ends",
+    ),
+    Mutant(
+        "a study without this site",
+        "client_app/consent.py",
+        "if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):",
+        "if False:",
+        f"{STUDIES} third",
+    ),
+    Mutant(
+        "another key of this site in a study",
+        "client_app/consent.py",
+        "study.sites.get(name) != in_text(site_key(folder).public_key())",
+        "name not in study.sites",
+        f"{STUDIES} another_key",
+    ),
+    Mutant(
+        "a line of the log that was moved",
+        "client_app/audit.py",
+        'if entry and entry.get("before") != before:',
+        "if False:",
+        f"{STUDIES} somebody_changed",
+    ),
+    Mutant(
+        "a reply that could not be recorded leaves",
+        "client_app/audit.py",
+        'raise AuditError(f"state-dir: {path.absolute()} cannot be written ({error})") from error',
+        "return START",
+        f"{STUDIES} recorded",
+    ),
+    Mutant(
+        "a sum with one site fewer",
+        "client_app/protections/secure_sum.py",
+        "symmetric_difference(cohort)) < FEWEST",
+        "symmetric_difference(cohort)) < 0",
+        f"{STUDIES} difference",
+    ),
+    Mutant(
+        "moments are summed again under another setting",
+        "client_app/protections/secure_sum.py",
+        'use = "moments" if of_moments else',
+        'use = "" if of_moments and False else',
+        f"{STUDIES} difference",
+    ),
+    Mutant(
+        "keys for a sum that nobody signed",
+        "client_app/protections/secure_sum.py",
+        "if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):",
+        "if False:",
+        f"{STUDIES} sum_is_with",
+    ),
+    Mutant(
+        "the threshold of a study counts only who is shown",
+        "client_app/protections/secure_sum.py",
+        "needed(max(len(keys), len(self.client.named_sites)),",
+        "needed(len(keys),",
+        f"{STUDIES} few_others",
+    ),
+    Mutant(
+        "a study that nobody signed",
+        f"{P}/experiment/study.py",
+        "if name and not is_signed(",
+        "if False and not is_signed(",
+        f"{STUDIES} signature",
     ),
     # prototypes
     Mutant(

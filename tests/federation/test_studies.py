@@ -282,6 +282,12 @@ def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals) -
     assert "does not name south" in hospitals.answer("south", config)
 
 
+def test_a_study_that_names_another_key_of_a_site_is_not_its_study(hospitals: Hospitals) -> None:
+    config = signed(hospitals.config(), sites=hospitals.keys("north", "south").replace("south:", "east:"))
+    assert "does not name east, or names another key of it" in hospitals.answer("east", config)
+    assert "waiting for approval" in hospitals.answer("north", config)
+
+
 def test_settings_that_the_signature_does_not_cover_are_refused_on_both_sides(hospitals: Hospitals) -> None:
     config = signed(hospitals.config())
     for change in ({"lr": 0.5}, {"study-runs": 9}, {"study-signature": "00" * 64}, {"study-signature": "no hex"}):
