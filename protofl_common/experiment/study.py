@@ -10,13 +10,14 @@ Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a 
 import hashlib
 import json
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protofl_common.basics.text import is_site_name, names_in, printable
 from protofl_common.config.options import Scalar, SettingsError
@@ -72,6 +73,13 @@ def keys_of_sites(text: str) -> dict[str, str]:
 
 def in_text(key: Ed25519PublicKey) -> str:
     return urlsafe_b64encode(key.public_bytes_raw()).decode().rstrip("=")
+
+
+def fingerprint(key: str) -> str:
+    """Return what ``ssh-keygen -l`` shows of the person's public ``key``."""
+    public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
+    blob = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
+    return f"SHA256:{b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 
 
 def is_signed(key: str, signature: str, about: bytes) -> bool:

@@ -16,7 +16,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
-from protofl_common.experiment.study import UNSIGNED, Study, is_past
+from protofl_common.experiment.study import UNSIGNED, Study, fingerprint, is_past
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
@@ -53,7 +53,8 @@ def state_of(request: Request) -> str:
 def described(settings: Settings) -> Iterator[str]:
     """Yield lines for people on a run's settings: who asks, for what, with whom, what leaves, and until when."""
     study, run, values = Study.of(settings.given), settings.run, to_run_config(settings)
-    yield f"{study}, signed by {study.by}" if study.name else f"{study}: nobody has signed it"
+    signer, _, key = study.by.rpartition(":")
+    yield f"{study}, signed by {signer}, {fingerprint(key)}" if study.name else f"{study}: nobody has signed it"
     yield f"purpose    {study.purpose or 'not said'}"
     yield "with       " + (", ".join(f"{name}:{study.sites[name]}" for name in in_order(study.sites)) or "any sites")
     runs = f"{study.runs} runs" if study.runs else "any number of runs"
