@@ -23,7 +23,6 @@ from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
-from protofl_common.wire.schema import Declared
 
 app = ClientApp()
 
@@ -48,17 +47,16 @@ def train_round(message: Message, context: Context) -> RecordDict:
 @app.evaluate()
 @answered
 def final_evaluation(message: Message, context: Context) -> RecordDict:
-    """After the last round: evaluate only, leave the model, and send what the report may show."""
+    """After the last round: evaluate only, and leave the model."""
     with Visit(message, context) as visit:
         client = visit.client
         if client.is_new:
             visit.train_late()
-        evaluated, declared = visit.evaluate(), client.statistics_declared
-        counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes) if declared else None
+        evaluated = visit.evaluate()
         with visit.timed("save"):
             leave_model(evaluated, WEIGHTS, client.instructions.round)
             client.states.finish(client.instructions.round)
-        return visit.reply(Payload(statistics=counts_C), {}, declared)
+        return visit.reply(Payload(), {})
 
 
 @app.query("best")
@@ -150,7 +148,7 @@ class Visit:
             with self.timed("train"):
                 self.algorithm.fit()
 
-    def fit(self) -> tuple[Payload, dict[str, float], Declared]:
+    def fit(self) -> tuple[Payload, dict[str, float]]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""
         client, algorithm = self.client, self.algorithm
         with self.timed("train"):
@@ -161,10 +159,11 @@ class Visit:
         with self.timed("save"):
             if tensors := algorithm.packed_state():
                 client.states.save(client.instructions.round, client.arch, tensors)
-        return upload, losses, client.settings.exchange.up
+        return upload, losses
 
-    def reply(self, upload: Payload, losses: dict[str, float], declared: Declared) -> RecordDict:
-        """Pack what may leave of ``upload``, ``declared`` for this message, and the report."""
+    def reply(self, upload: Payload, losses: dict[str, float]) -> RecordDict:
+        """Pack what may leave of ``upload``, which only training has, and the report."""
+        declared = self.client.settings.exchange.up if self.client.training else {}
         for protection in self.protections:
             upload = protection.upload(upload)
         upload, report = upload.without_undeclared_counts(declared), self._report(losses)

@@ -34,7 +34,7 @@ from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
-from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Template, statistics_declared
+from protofl_common.wire.schema import Limits, RefusedMessage, Template
 
 OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
@@ -196,13 +196,6 @@ class Client:
         clients = max(10, self.node.num_partitions, self.settings.federation.num_clients)
         many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
-
-    @property
-    def statistics_declared(self) -> Declared:
-        """Return what it may tell for the report; its node config, or of own data its silence, may forbid it."""
-        divided, allowed = self.settings.data.partition != "own", self.node.statistics
-        allowed = divided if allowed is None else allowed
-        return statistics_declared(self.settings.run.statistics if allowed else "none")
 
     @property
     def stated_samples(self) -> int:

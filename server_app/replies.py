@@ -13,7 +13,7 @@ from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
 from protofl_common.wire.payloads import Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
-from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Statistics
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Expected:
     limits: Limits
     losses: tuple[str, ...] = ()  # Names of those that the report has
     metrics: Collection[str] = ()  # Names of those that it may have
-    complete: bool = True  # Whether everything in ``declared`` must be there
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
@@ -64,7 +63,7 @@ class Expected:
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
         limits = replace(self.limits, samples=float(report.train_samples))
-        payload = unpack_payload(content, self.declared, limits, required=self.complete)
+        payload = unpack_payload(content, self.declared, limits, required=True)
         check_claims(report, payload, card, self.counts_samples)
         return Upload(card.name, payload, report)
 
@@ -83,10 +82,10 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
     for name, value in payload.entries.items():
         entry = (payload.declared or {}).get(name, Entry())
-        _check_entry(entry, entry.claims(value), report, card)
+        _check_entry(entry.claims(value), report, card)
 
 
-def _check_entry(entry: Entry, value: Value, report: Report, card: SiteCard) -> None:
+def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
     match value:
         case Prototypes():
             if len(value) > report.train_samples:
@@ -96,7 +95,7 @@ def _check_entry(entry: Entry, value: Value, report: Report, card: SiteCard) -> 
                 raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
             counts = value.counts
         case Tensor():
-            if not isinstance(entry, Statistics) and not set(value.nonzero().flatten().tolist()) <= set(card.present):
+            if not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
             counts = value
         case _:
@@ -121,7 +120,6 @@ class RoundResult:
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
     prototypes: dict[str, Prototypes] = field(default_factory=dict)  # Site -> those of valid replies, in order
-    statistics: dict[str, Tensor] = field(default_factory=dict)  # Site -> [C], its samples of each class
     metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
     means: Means | None = None  # Over all samples, where secure aggregation hides the figures of single sites
     epsilon: float | None = None  # What the run has cost of privacy by now; None where nothing is private

@@ -11,7 +11,7 @@ from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED
 from protofl_common.wire.payloads import pack_payload
-from protofl_common.wire.schema import Declared, Limits, RefusedMessage, statistics_declared
+from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import AT_ONCE, Federation
@@ -29,7 +29,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
     dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
     evaluates = (number - 1) % settings.evaluate_every == 0
     result, start = RoundResult(number, evaluates=evaluates, asked=sites, failed=dropped), time.monotonic()
-    channel = channel_of(exchange, result, _expected(strategy, number, strategy.settings.due_up(number), training=True))
+    channel = channel_of(exchange, result, _expected(strategy, number, training=True))
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, exchange, result, channel, len(sites), more)
@@ -47,16 +47,12 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
 
 
 def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
-    """After round ``number``, the last: all sites evaluate, and say what the report may show."""
+    """After round ``number``, the last: all sites evaluate."""
     federation = strategy.federation
     result = RoundResult(number, final=True, evaluates=True, asked=in_order(federation.answering(number)))
-    declared = statistics_declared(strategy.settings.run.statistics)
-    channel = channel_of(exchange, result, _expected(strategy, number, declared, training=False))
+    channel = channel_of(exchange, result, _expected(strategy, number, training=False))
     try:
-        uploads = _uploads(strategy, exchange, result, channel, AT_ONCE, {})
-        for upload in channel.accept(uploads, federation, result):
-            if declared and (counts_C := upload.payload.counts("statistics")) is not None:
-                result.statistics[upload.site] = counts_C
+        channel.accept(_uploads(strategy, exchange, result, channel, AT_ONCE, {}), federation, result)
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result
@@ -114,7 +110,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     return metrics
 
 
-def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
+def _expected(strategy: Strategy, number: int, training: bool) -> Expected:
     settings = strategy.settings
     plan = settings.plan(1)  # the noise of tables is the same for any number of samples
     limits = Limits(
@@ -127,6 +123,6 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         noise=8 * count_noise(plan.table_noise) if plan else 0.0,  # deviations, which no honest client exceeds
         longest=settings.privacy.dp_feature_clip,
     )
-    losses = strategy.row.reported_losses if training else ()
+    declared, losses = (settings.due_up(number), strategy.row.reported_losses) if training else ({}, ())
     metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
-    return Expected(number, declared, limits, losses, metrics, complete=training, counts_samples=training)
+    return Expected(number, declared, limits, losses, metrics, counts_samples=training)

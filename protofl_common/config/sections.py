@@ -32,7 +32,6 @@ class RunSettings:
     out_dir: str = option(affects="name")
     resume: bool = option(affects="name")
     report: bool = option(affects="display")
-    statistics: str = option(choices=("none", "summary"), affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
 

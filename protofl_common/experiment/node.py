@@ -58,8 +58,7 @@ AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports fo
 NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
-FLAGS: dict[str, Scalar] = {"approve": False, "statistics": False}
-DEFAULTS = dict.fromkeys(PARTITION_KEYS, 0) | FLAGS | {"min-class-samples": 1} | PERMISSIONS | LIMITS
+DEFAULTS = dict.fromkeys(PARTITION_KEYS, 0) | {"approve": False, "min-class-samples": 1} | PERMISSIONS | LIMITS
 NODE_KEYS = ("site-name", *DEFAULTS, "domain", "require-dp", *NODE_OVERRIDES)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
@@ -76,7 +75,6 @@ class NodeConfig:
     is_site: bool  # True on a machine with an operator, False for a simulated client
     has_own_data: bool  # they are then no share of a data set that several divide
     approves: bool  # its operator approves each run before anything is read for it
-    statistics: bool | None  # True where they may leave; None: where the run divides the data
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
@@ -89,7 +87,6 @@ class NodeConfig:
             raise SettingsError(f"node-config: site-name = {name!r} must be made of at most 100 {made_of}")
         if wrong := [*wrong_values(node)]:
             raise SettingsError("\n".join(wrong))
-        shared = "partition-id" in node and "data-dir" not in node
         return cls(
             name=name,
             partition=int(node.get("partition-id", 0)),
@@ -98,7 +95,6 @@ class NodeConfig:
             is_site=is_site(node),
             has_own_data=has_own_data(node),
             approves=bool(node.get("approve", has_own_data(node))),
-            statistics=bool(node.get("statistics")) if "statistics" in node or not shared else None,
             required_dp=required_dp(node),
         )
 

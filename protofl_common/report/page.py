@@ -217,8 +217,6 @@ def _footer(run: Run) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]
-    if run.settings.get("statistics", "none") == "none" and run.rows:
-        texts.append('statistics = "summary" lets clients tell class counts')
     return " · ".join(filter(None, texts))
 
 

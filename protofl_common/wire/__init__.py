@@ -9,7 +9,6 @@ Records of a message
                     that its codec declares (`payloads.py`)
     ``masked``      in their place, with secure aggregation: a vector [L] int64 of figures and sums (`privacy/sums.py`);
                     its keys, shares and sites have a record beside it (`wire/records.py`)
-    ``statistics``  client to server, after the last round, where asked for and allowed: numbers of samples by class
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only
     ``site``        client to server, once: :class:`SiteCard`

@@ -359,15 +359,6 @@ class CountsCodec(Codec):
         return sums["counts"].round().long()
 
 
-class StatisticsCodec(CountsCodec):
-    """The same for the report, where all may be 0: small classes are left out."""
-
-    def checked(self, arrays: StateDict) -> Tensor:
-        if int(arrays["counts"].min()) < 0:
-            raise RefusedMessage(f"{self.name} counts below 0")
-        return arrays["counts"]
-
-
 _CODECS: dict[type[Entry], type[Codec]] = {
     schema.Vectors: VectorsCodec,
     schema.VectorSets: SetsCodec,
@@ -375,7 +366,6 @@ _CODECS: dict[type[Entry], type[Codec]] = {
     schema.Update: UpdateCodec,
     schema.Moments: MomentsCodec,
     schema.Counts: CountsCodec,
-    schema.Statistics: StatisticsCodec,
 }
 
 

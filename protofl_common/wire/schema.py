@@ -138,16 +138,6 @@ class Counts(Entry):
     words = "how many samples of each class it has"
 
 
-@dataclass(frozen=True)
-class Statistics(Entry):
-    """How many training samples of each class a client has, for the report, in the reply to the final evaluation only.
-
-    By default this is not sent: several papers promise that no class counts cross the wire. In a simulation the report
-    shows the division of the data all the same: the server divides it once more by itself. A site with data of its own
-    sends nothing unless its node config says ``statistics=true``.
-    """
-
-
 Declared = Mapping[str, Entry]  # the entries of one direction, by name
 
 
@@ -170,8 +160,3 @@ def weights_in(declared: Declared) -> dict[str, Weights]:
 
 def vectors_in(declared: Declared) -> dict[str, Vectors]:
     return {name: entry for name, entry in declared.items() if isinstance(entry, Vectors)}
-
-
-def statistics_declared(level: str) -> Declared:
-    """Return what a reply to the final evaluation may carry, under the setting ``statistics``."""
-    return {} if level == "none" else {"statistics": Statistics()}

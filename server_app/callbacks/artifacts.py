@@ -42,7 +42,7 @@ class Artifacts(Callback):
 
     def on_start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        _write_sites(run, _division(run))
+        _write_sites(run)
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         sent, classes = result.prototypes, run.strategy.num_classes
@@ -61,14 +61,11 @@ class Artifacts(Callback):
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         self._write()
-        facts = _division(run)
-        for site, counts_C in result.statistics.items():
-            facts.setdefault(site, {})["train-classes"] = counts_C.tolist()
-        _write_sites(run, facts)
+        _write_sites(run)
 
 
-def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
-    cards, row = run.federation.cards, run.strategy.row
+def _write_sites(run: Run) -> None:
+    cards, row, facts = run.federation.cards, run.strategy.row, _division(run)
     sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
     whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": list(next(iter(cards.values())).classes)}
     run.files.write(SITES, {**whole, "sites": sites})

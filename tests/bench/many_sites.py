@@ -31,7 +31,7 @@ from tests.support.processes import superlink
 ROUNDS = 8
 SETTINGS = {
     "dataset": "digits", "partition": "iid", "models": "cnn4", "train-samples": 20, "test-samples": 10,
-    "local-epochs": 1, "rounds": ROUNDS, "statistics": "none", "report": False,
+    "local-epochs": 1, "rounds": ROUNDS, "report": False,
     "threads": 1, "callback": "tests.bench.many_sites:note",
 }  # fmt: skip
 NOTES = "PROTOFL_BENCH_NOTES"

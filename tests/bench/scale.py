@@ -22,7 +22,7 @@ from tests.support.processes import Connection, superlink
 FEDERATIONS = ("100", "1000", "3000", "10000", "1000:1.0")
 SETTING = {
     "dataset": "arrays", "partition": "dirichlet", "alpha": 0.1, "train-samples": 40, "test-samples": 20,
-    "models": "mnist-cnn", "statistics": "none", "report": False, "join-timeout": 3600,
+    "models": "mnist-cnn", "report": False, "join-timeout": 3600,
     "callback": "tests.bench.scale:note",
 }  # fmt: skip
 NOTES = "PROTOFL_BENCH_NOTES"

@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -297,32 +297,11 @@ def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: Callable
     assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
 
 
-statistics_with = partial(prototypes_with, "statistics")
-STATISTICSS: dict[str, tuple[Change, str]] = {
-    "another number of classes": (statistics_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
-    "counts below 0": (statistics_with(counts=lambda n: n - 1), "statistics counts below 0"),
-    "inflated counts": (statistics_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
-    "counts of another dtype": (statistics_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
-    "an array more": (statistics_with(images=lambda _: np.zeros(0, np.float32)), "statistics with the arrays"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("attack", STATISTICSS)
-def test_a_rubbish_statistics_is_refused_and_no_figure_has_it(attack: str, tmp_path: Path) -> None:
-    change, said = STATISTICSS[attack]
-    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
-    config = run_config(tmp_path, algo="fedtgp", rounds=1, test_samples=60, statistics="summary", **small)
-    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.EVALUATE))
-    assert list(outcome.rows[-1]["refused"]) == ["site-3"]
-    assert said in outcome.rows[-1]["refused"]["site-3"]
-    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
-
-
-def test_an_statistics_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
-    more = extra("statistics", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
+def test_class_counts_in_a_final_reply_are_refused(tmp_path: Path) -> None:
+    more = extra("label_counts", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
     config = run_config(tmp_path, rounds=1, **DIGITS)
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: more}, MessageType.EVALUATE))
-    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'statistics'"}
+    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'label_counts'"}
 
 
 # -- what cannot be told from an honest client -------------------------------------------------------------------------

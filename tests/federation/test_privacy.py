@@ -203,7 +203,6 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
         ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
         ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
         ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
-        ({"statistics": "summary"}, "statistics = 'summary': statistics for the report have no noise; set 'none'"),
         ({"metrics": "auc"}, "metrics = 'auc': only numbers of right predictions have noise"),
         ({"predict_among": "own"}, "predict-among = 'own': predictions would show which classes a client has"),
         ({"baselines": "local"}, "baselines = 'local': each baseline would spend ε once more on the same samples"),

@@ -99,12 +99,6 @@ def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypa
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())
 
 
-def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", statistics="summary", **SMALL), 2)
-    assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(outcome).values())
-
-
 def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "algo": "fedtgp", "rounds": 5, "run_name": "mine", "partition": "iid"}
     settings |= {"fedtgp__server_epochs": 3}

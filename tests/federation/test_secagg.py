@@ -550,7 +550,6 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
         ("merging", "median",
          "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
         ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
-        ("statistics", "summary", "statistics = 'summary': secagg = true hides"),
         ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
         ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
         ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),

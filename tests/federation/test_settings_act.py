@@ -34,7 +34,7 @@ ELSEWHERE = {
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "below, with an algorithm of another package",
-    "report statistics": "tests/unit/report, test_recording",
+    "report": "tests/unit/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
     "max-silent-rounds": "test_faults: who is left out",

@@ -38,7 +38,7 @@ from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
-from tests.support.declared import DECLARED, SITE, STATISTICS
+from tests.support.declared import DECLARED, SITE
 from tests.support.harness import CACHE, LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
@@ -87,21 +87,15 @@ def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the bytes are those of the declared values ------------------------------------------------------------------------
 
 
-def assert_only_declared(
-    algo: str, kind: str, round_number: int, text: bytes, statistics: tuple[str, ...] = ()
-) -> dict[str, dict[str, np.ndarray]]:
-    """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read.
-
-    ``statistics``: the arrays that the reply to the final evaluation shall have.
-    """
+def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
+    """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read."""
     found, arrays = read_anew(algo, kind, text)
     if kind == MessageType.QUERY:
         assert found == {"site"}
         return {}
     if kind == MessageType.EVALUATE:
-        assert found == {"report", *(("statistics",) if statistics else ())}
-        assert set(arrays.get("statistics", {})) == set(statistics), "an undeclared array"
-        return arrays
+        assert found == {"report"}
+        return {}
     wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
         wanted.remove("prototypes")
@@ -194,14 +188,14 @@ def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
             assert not any("/" in word or "\\" in word for word in words), "a path"
 
 
-def assert_private(outcome: Any, folder: Path, algo: str, statistics: tuple[str, ...] = ()) -> None:
-    """All of it, for every reply of a run; ``statistics``: what the clients tell for the report."""
+def assert_private(outcome: Any, folder: Path, algo: str) -> None:
+    """All of it, for every reply of a run."""
     kinds = []
     for message, reply in outcome.grid.log:
         kind, round_number = message.metadata.message_type, int(message.metadata.group_id)
         assert not reply.has_error()
         text = bytes_of(reply.content)
-        arrays = assert_only_declared(algo, kind, round_number, text, statistics)
+        arrays = assert_only_declared(algo, kind, round_number, text)
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
@@ -237,7 +231,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 # -- and so is every byte of every record under every protection -------------------------------------------------------
 
 ASKED: dict[str, dict[str, Any]] = {
-    "nothing": {"statistics": "summary", "keep_best": True, "baselines": "local"},
+    "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
@@ -253,7 +247,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     found = {}
     for name, changes in ASKED.items():
         folder = tmp_path_factory.mktemp("asked")
-        found[name] = federation(folder, "fedproto", {"statistics": True}, **small | changes)
+        found[name] = federation(folder, "fedproto", **small | changes)
         assert not any(found[name].summary["trouble"].values())
     return found
 
@@ -357,7 +351,7 @@ OF_CLASSES = [algo for algo, one in DECLARED.items() if one.prototypes or one.la
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
     """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
     least, kept = 6, 0
-    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least, "statistics": True}, statistics="summary")
+    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least})
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
@@ -373,10 +367,10 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
                 assert (arrays.get("counts", counts[arrays["labels"]]) >= least).all()
                 assert (np.bincount(arrays["labels"], minlength=10) <= counts // least).all()  # of clusters
                 kept += len(large)
-            if item.key in ("label_counts", "statistics"):
+            if item.key == "label_counts":
                 told = arrays_anew(item.array_record)[1]["counts"]
                 assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
-                kept += item.key == "label_counts"
+                kept += 1
     assert kept
 
 
@@ -434,63 +428,13 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
     assert seen
 
 
-# -- what is told for the report, and by whom --------------------------------------------------------------------------
+# -- what is told beside that, and by whom -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
-def test_statistics_are_told_once_after_the_last_round(algo: str, tmp_path: Path) -> None:
-    """The training replies are those of a run without: FedTGP's hold no counts."""
-    outcome = federation(tmp_path, algo, statistics="summary")
-    assert_private(outcome, tmp_path, algo, STATISTICS["summary"])
+def test_a_site_with_files_of_its_own_tells_no_more(tmp_path: Path) -> None:
+    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours"})
+    assert_private(outcome, tmp_path, "fedtgp")
     assert not any(outcome.summary["trouble"].values())
-    finals = outcome.exchanged(MessageType.EVALUATE)
-    assert len(finals) == CLIENTS
-    for message, reply in finals:
-        node = outcome.grid.nodes[message.metadata.dst_node_id]
-        data = client_of(small_config(tmp_path, algo), **node).data
-        (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
-        told = arrays_anew(record.array_record)[1]
-        assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
-
-
-@pytest.mark.parametrize(
-    ("node", "asked", "told"),
-    [
-        ({"data-dir": "/srv/ours"}, "summary", ()),
-        ({"statistics": False}, "summary", ()),
-        ({"data-dir": "/srv/ours", "statistics": False}, "summary", ()),
-        ({"data-dir": "/srv/ours", "statistics": True}, "summary", STATISTICS["summary"]),
-        ({"statistics": True}, "none", ()),
-    ],
-)
-def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(
-    node: dict[str, Any], asked: str, told: tuple[str, ...], tmp_path: Path
-) -> None:
-    """It may allow it; and nobody tells what the run does not ask for."""
-    outcome = federation(tmp_path, "fedtgp", node, statistics=asked)
-    assert_private(outcome, tmp_path, "fedtgp", told)
-    assert not any(outcome.summary["trouble"].values())
-
-
-@pytest.mark.parametrize(
-    ("node", "partition", "told"),
-    [
-        ({"partition-id": 0, "num-partitions": 3}, "iid", "summary"),
-        ({"site-name": "north", "domain": "photo"}, "own", "none"),
-        ({"site-name": "north"}, "own", "none"),
-        ({"partition-id": 0, "num-partitions": 3}, "own", "none"),
-        ({"site-name": "north", "statistics": True}, "own", "summary"),
-    ],
-)
-def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, statistics="summary", partition=partition)
-    assert set(client_of(config, **node).statistics_declared) == {name for name in ("statistics",) if told != "none"}
-
-
-def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "statistics": "summary"}
-    with pytest.raises(SettingsError, match="node-config: statistics = 'summary' must be true or false"):
-        client_of(run_config(tmp_path), **node)
 
 
 def test_the_table_of_this_test_covers_the_catalog() -> None:

@@ -21,7 +21,7 @@ SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
 RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
     MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
-    MessageType.EVALUATE: {"report", "masked", "statistics"},
+    MessageType.EVALUATE: {"report", "masked"},
     "query.best": set(),
     **{stage: {SECAGG} for stage in SECURE},
 }

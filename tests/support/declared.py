@@ -53,9 +53,6 @@ SITE = {
     "signature": str,
 }
 
-STATISTICS: dict[str, tuple[str, ...]] = {"none": (), "summary": ("counts",)}
-"""Arrays of the record ``statistics`` of the final evaluation, by setting."""
-
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:
     """The names that a report may have, in a run that asks for ``metrics``."""

@@ -97,7 +97,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {
         "fedtgp": (20, {"rounds": 4, "fedtgp__server_epochs": 10, **mixed}),
         "fedplvm": (4, {"rounds": 3, "test_samples": 60}),
-        "fedpcl": (5, {"rounds": 2, "statistics": "summary", "test_samples": 60}),
+        "fedpcl": (5, {"rounds": 2, "test_samples": 60}),
     }
     found = {}
     for algo, (clients, settings) in runs.items():

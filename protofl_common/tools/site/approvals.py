@@ -64,7 +64,7 @@ def described(settings: Settings) -> Iterator[str]:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
     yield "           its name, network, device, classes, numbers of samples and of right predictions, losses, seconds"
-    yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}; statistics: {run.statistics}"
+    yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
     if settings.privacy.sums_only and not study.sites:

@@ -142,8 +142,6 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
-    if node.get("statistics") and not (node.get(REQUIRE_SUMS) or node.get("require-dp")):  # refuse such runs
-        yield Finding(WARNING, "statistics", "numbers of samples per class may leave, if asked")
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 

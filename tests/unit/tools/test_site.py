@@ -36,7 +36,7 @@ from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor
 from protofl_common.tools.federation import Shown
-from protofl_common.tools.site.check import _algorithms, _permissions
+from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
@@ -241,7 +241,6 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
         ([], NODE + " allow-download=true", "warning", "downloads a run may"),
         ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-        ([], NODE + " statistics=true", "warning", "numbers of samples per class"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
         ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
@@ -256,12 +255,6 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
-
-
-@pytest.mark.parametrize("demand", ["require-secagg=true", 'require-dp="epsilon<=8" state-dir="/state"'])
-def test_no_warning_of_statistics_where_a_demand_refuses_them(demand: str) -> None:
-    node = node_config(NODE.replace('state-dir="state"', "") + f" statistics=true {demand}")
-    assert "statistics" not in {one.topic for one in _permissions(node)}
 
 
 NAMED = "always: its name, network and device, the names of classes that you or the run gave, "

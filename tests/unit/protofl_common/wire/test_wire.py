@@ -52,7 +52,6 @@ from protofl_common.wire.schema import (
     Vectors,
     VectorSets,
     Weights,
-    statistics_declared,
 )
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
@@ -146,8 +145,9 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         if "local_sets" not in declared:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(local_sets=(counted.without_counts(),)), declared)
-        with pytest.raises(ValueError, match="statistics is not declared"):
-            pack_payload(Payload(statistics=torch.ones(10, dtype=torch.int64)), declared)
+        if "label_counts" not in declared:
+            with pytest.raises(ValueError, match="label_counts is not declared"):
+                pack_payload(Payload(label_counts=torch.ones(10, dtype=torch.int64)), declared)
         with pytest.raises(ValueError, match="secret is not declared"):
             pack_payload(Payload(secret=everything.weights()), declared)
 
@@ -377,16 +377,6 @@ def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
         check_size(content, COUNTS, LIMITS)
     with pytest.raises(RefusedMessage, match="label_counts with the arrays"):
         unpack_payload(content, COUNTS, LIMITS, required=True)
-
-
-def test_statistics_are_declared_where_a_run_asks_for_them() -> None:
-    told = torch.arange(10)
-    assert statistics_declared("none") == {}
-    with pytest.raises(ValueError, match="statistics is not declared"):
-        pack_payload(Payload(statistics=told), statistics_declared("none"))
-    declared = statistics_declared("summary")
-    got = unpack_payload(pack_payload(Payload(statistics=told), declared), declared, LIMITS, required=True)
-    assert got.counts("statistics").tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
-from protofl_common.wire.schema import Limits, RefusedMessage, statistics_declared
+from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.replies import check_claims
 from tests.support.attacks import raw
-from tests.support.declared import DECLARED, INFERENCES, SITE, STATISTICS, report_names
+from tests.support.declared import DECLARED, INFERENCES, SITE, report_names
 from tests.support.rubbish import DIM, NUMBERS, TEXTS, VALUES, arrays, floats
 
 CLASSES, ROUND, MAX_NORM, MANY = 6, 5, 100.0, 3
@@ -40,7 +40,7 @@ CARD = SiteCard(
 
 
 @st.composite
-def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> RecordDict:
+def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
     """A reply as an honest client might send it, then changed in none to three places."""
     declared, content = DECLARED[algo], RecordDict()
     if training and declared.prototypes:
@@ -66,9 +66,6 @@ def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> 
     if training and declared.label_counts:
         counts = [draw(st.integers(0, 12)) if label in HOLDS else 0 for label in range(CLASSES)]
         content["label_counts"] = ArrayRecord({"counts": raw(np.array(counts, np.int64))})
-    if level != "none" and draw(st.integers(0, 3)):
-        told = {"counts": np.array([draw(st.integers(0, 7)) for _ in range(CLASSES)], np.int64)}
-        content["statistics"] = ArrayRecord({name: raw(told[name]) for name in told})
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
     names = sorted(report_names(algo, training) - report.keys())
@@ -100,7 +97,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
-    known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "statistics", "report", "site"]
+    known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "report", "site"]
     name = draw(st.one_of(st.sampled_from(known), TEXTS))
     kinds: list[Callable[[], Any]] = [
         lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
@@ -129,23 +126,11 @@ CHANGES = (change_array, change_labels, remove_array, add_record, remove_record,
 # -- what must hold of what is accepted --------------------------------------------------------------------------------
 
 
-def assert_proper(
-    content: RecordDict, payload: Payload, report: Report, algo: str, training: bool, level: str = "none"
-) -> None:
+def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
     declared = DECLARED[algo]
-    may = {"statistics"} if level != "none" else set()
-    assert set(content.array_records) - may == (declared.records if training else set())
+    assert set(content.array_records) == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
-    statistics, prototypes = payload.entries.get("statistics"), payload.entries.get(declared.record)
-    assert (statistics is not None) == ("statistics" in content.array_records)
-    if statistics is not None:
-        record = content.array_records["statistics"]
-        assert set(record) == set(STATISTICS[level])
-        counts = statistics.numpy()
-        assert counts.tobytes() == record["counts"].data
-        assert counts.shape == (CLASSES,)
-        assert counts.min() >= 0
-        assert sum(counts.tolist()) <= report.train_samples
+    prototypes = payload.entries.get(declared.record)
     assert list(content.metric_records) == ["report"]
     assert not content.config_records
     flat = dict(content.metric_records["report"])
@@ -201,14 +186,14 @@ def assert_proper(
             assert np.isfinite(weights[name].numpy()).all()
 
 
-def take(content: RecordDict, algo: str, training: bool, level: str = "none") -> tuple[Payload, Report] | None:
+def take(content: RecordDict, algo: str, training: bool) -> tuple[Payload, Report] | None:
     """As the server does it; None: refused."""
     row = CATALOG[algo]
-    declared = row.exchange.up if training else statistics_declared(level)
+    declared = row.exchange.up if training else {}
     try:
         check_size(content, declared, LIMITS)
         report = unpack_report(content, ROUND, row.reported_losses if training else ())
-        payload = unpack_payload(content, declared, LIMITS, required=training)
+        payload = unpack_payload(content, declared, LIMITS, required=True)
         check_claims(report, payload, CARD, training)
     except RefusedMessage as refusal:
         REASONS.append(str(refusal))
@@ -225,11 +210,11 @@ def assert_last_reason_is_fit_for_a_log() -> None:
     assert reason.isprintable()
 
 
-def assert_taken_or_refused(content: RecordDict, algo: str, training: bool, level: str = "none") -> None:
-    taken = take(content, algo, training, level)
+def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> None:
+    taken = take(content, algo, training)
     event("accepted" if taken else "refused")
     if taken:
-        assert_proper(content, *taken, algo, training, level)
+        assert_proper(content, *taken, algo, training)
     else:
         assert_last_reason_is_fit_for_a_log()
 
@@ -240,11 +225,6 @@ ALGOS = st.sampled_from(sorted(DECLARED))
 @given(st.data(), ALGOS, st.booleans())
 def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
     assert_taken_or_refused(data.draw(replies(algo, training)), algo, training)
-
-
-@given(st.data())
-def test_final_replies_with_what_the_report_may_show(data: st.DataObject) -> None:
-    assert_taken_or_refused(data.draw(replies("fedpcl", False, "summary")), "fedpcl", False, "summary")
 
 
 def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
