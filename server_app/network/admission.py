@@ -88,9 +88,9 @@ def check_number(settings: Settings, sites: int, liars: int) -> None:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
         raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
-    if settings.privacy.secagg and not shamir.FEWEST <= asked <= MOST_SITES:
+    if settings.privacy.sums_only and not shamir.FEWEST <= asked <= MOST_SITES:
         why = f"{shamir.FEWEST} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
-        raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
+        raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
 
 
 def number_asked(sites: int, participation: float) -> int:

@@ -589,7 +589,7 @@ def test_a_site_may_take_part_in_nothing_else() -> None:
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     config = run_config(tmp_path, secagg=True, **SMALL)
-    with pytest.raises(FederationError, match=r"secagg = true: a round asks 2 sites; 3 are the"):
+    with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
         run_federation(config, 2)
 
 
