@@ -120,7 +120,7 @@ class RoundResult:
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
     prototypes: dict[str, Prototypes] = field(default_factory=dict)  # Site -> those of valid replies, in order
-    metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
+    server_figures: dict[str, float] = field(default_factory=dict)  # What the server's step reports
     means: Means | None = None  # Over all samples, where secure aggregation hides the figures of single sites
     epsilon: float | None = None  # What the run has cost of privacy by now; None where nothing is private
     seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step

@@ -36,7 +36,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
         for protection in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
             uploads = protection(uploads, federation, result)
         merging = time.monotonic()
-        result.metrics = _merge(strategy, uploads, result)
+        result.server_figures = _merge(strategy, uploads, result)
     except VoidRound as reason:
         result.not_merged = str(reason)
     end = time.monotonic()

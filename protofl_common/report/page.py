@@ -21,7 +21,7 @@ from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
-from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
+from protofl_common.runs.over_clients import best_of, fairness, human_bytes, human_seconds
 
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]

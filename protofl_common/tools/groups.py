@@ -20,7 +20,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.runs.folder import SUMMARY, RunFolder
-from protofl_common.tools.tables.metrics import Figure, NoFigure
+from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
 CONFIDENCE = 0.95

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
-from protofl_common.runs.metrics import best_evaluation, chosen_on, measured
+from protofl_common.runs.over_clients import best_evaluation, chosen_on, measured
 from server_app.checkpoint import Checkpoint
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation

@@ -17,7 +17,7 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
-from protofl_common.runs.metrics import best_of, doubts_of_outcome, over_clients
+from protofl_common.runs.over_clients import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
@@ -90,7 +90,7 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "validation": validation,
         "void-because": result.not_merged,
         "bounded": in_order(result.bounded),
-        "server": result.metrics,
+        "server": result.server_figures,
         "audit": result.heads,
     }
     if result.epsilon is not None:

@@ -10,7 +10,7 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.metrics import doubts_of_data, human_bytes, human_seconds
+from protofl_common.runs.over_clients import doubts_of_data, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say

@@ -348,10 +348,10 @@ MUTANTS = [
     ),
     Mutant(
         "best round chosen on test data",
-        f"{P}/runs/metrics.py",
+        f"{P}/runs/over_clients.py",
         'validated = chosen_on(rows, kind) == "validation"',
         "validated = False",
-        "tests/unit/protofl_common/runs/test_metrics.py tests/unit/tools/tables/test_metrics.py",
+        "tests/unit/protofl_common/runs/test_over_clients.py tests/unit/tools/tables/test_figure.py",
     ),
     Mutant(
         "trained on validation data",
@@ -369,10 +369,10 @@ MUTANTS = [
     ),
     Mutant(
         "worst tenth is the best",
-        f"{P}/runs/metrics.py",
+        f"{P}/runs/over_clients.py",
         'reverse=end == "best"',
         'reverse=end == "worst"',
-        "tests/unit/protofl_common/runs/test_metrics.py",
+        "tests/unit/protofl_common/runs/test_over_clients.py",
     ),
     # averaging
     Mutant(

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 from protofl_common.runs.folder import RunFolder, Summary
-from protofl_common.runs.metrics import human_bytes
+from protofl_common.runs.over_clients import human_bytes
 from protofl_common.tools.tables.plan import Cell, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.bench.natural import TABLES, of_seeds

@@ -26,7 +26,7 @@ from protofl_common.config.architectures import GROUPS
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.build import build_model
-from protofl_common.runs.metrics import human_bytes
+from protofl_common.runs.over_clients import human_bytes
 from tests.bench import htfllib
 from tests.bench.bare import BareFederation, plain_htcnn
 from tests.support.processes import Connection, superlink

@@ -8,7 +8,7 @@ from flwr.app import MessageType
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.tools.tables.metrics import Figure
+from protofl_common.tools.tables.figure import Figure
 from server_app.network.membership import FederationError
 from tests.support.harness import run_config, run_federation
 from tests.support.results import digests, without_times

@@ -10,7 +10,7 @@ from flwr.app import MessageType
 from safetensors.numpy import load_file
 
 from protofl_common.report.figures import clouds, curves
-from protofl_common.runs.metrics import human_bytes
+from protofl_common.runs.over_clients import human_bytes
 from tests.support.attacks import by, scaled, values_of
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn

@@ -24,7 +24,7 @@ from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SIGNATURE
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
-from protofl_common.tools.tables.metrics import Figure, NoFigure
+from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message

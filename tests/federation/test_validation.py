@@ -20,9 +20,9 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.report.page import page
 from protofl_common.report.reading import Run
 from protofl_common.runs.folder import BEST, WEIGHTS
-from protofl_common.runs.metrics import over_clients
+from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.cli import main
-from protofl_common.tools.tables.metrics import Figure
+from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.support.results import without_times

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from protofl_common.runs.figures import audit_table
-from protofl_common.tools.attacks.audit import audit
+from protofl_common.tools.attacks.membership import audit
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
 
 

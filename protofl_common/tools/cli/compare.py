@@ -21,10 +21,10 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import MEASURES, Table, as_csv, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
-from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.runs.over_clients import human_bytes, human_seconds
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
-from protofl_common.tools.tables.metrics import LEGAL, Figure
+from protofl_common.tools.tables.figure import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

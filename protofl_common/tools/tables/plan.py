@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import Settings, default_run_config, to_
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
-from protofl_common.tools.tables.metrics import Figure
+from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
 
 NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}

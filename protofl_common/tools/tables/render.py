@@ -10,7 +10,7 @@ from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.tools.groups import ESTIMATED, Estimate, estimated, paired
 from protofl_common.tools.tables.execute import Runs
-from protofl_common.tools.tables.metrics import COUNTS, NoFigure
+from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found
 from protofl_common.tools.tables.spec import TableFile
 

@@ -11,7 +11,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.runs.evaluation_metrics import declared_metrics, evaluate_metrics, metric_names
 from protofl_common.runs.folder import RoundRow
-from protofl_common.tools.tables.metrics import Figure
+from protofl_common.tools.tables.figure import Figure
 from tests.support.harness import run_config, run_federation
 
 SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.metrics import best_of, human_bytes, human_seconds, of_all_sites, over_clients
+from protofl_common.runs.over_clients import best_of, human_bytes, human_seconds, of_all_sites, over_clients
 
 
 def test_over_clients_by_hand() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.tables.metrics import Figure, NoFigure
+from protofl_common.tools.tables.figure import Figure, NoFigure
 from tests.support.fakes import write_run
 
 DOMAINS = {"0": "amazon", "1": "amazon", "2": "dslr"}

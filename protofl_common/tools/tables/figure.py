@@ -11,7 +11,14 @@ from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import ClientRow, RoundRow, RunFolder
-from protofl_common.runs.metrics import best_evaluation, chosen_on, in_percent, mean_of_part, of_all_sites, over_clients
+from protofl_common.runs.over_clients import (
+    best_evaluation,
+    chosen_on,
+    in_percent,
+    mean_of_part,
+    of_all_sites,
+    over_clients,
+)
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
