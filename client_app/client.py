@@ -199,8 +199,10 @@ class Client:
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: 0 where they are only in a sum."""
-        return 0 if self.settings.hides_samples else len(self.data.train_labels)
+        """Its training samples, as it tells them: beside large classes none of small ones; 0 if they are only summed."""
+        large, labels_N = self.large_classes, self.data.train_labels
+        told = int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
+        return 0 if self.settings.hides_samples else told
 
     @property
     def large_classes(self) -> Ints:

@@ -57,7 +57,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         present=_classes_present(client) if tells and not hidden else (),
         weights=weights,
         device=str(client.device),
-        found=0 if hidden else data.found,
+        found=0 if hidden else data.found - len(data.train_labels) + client.stated_samples,
         validation_samples=0 if hidden else len(data.validation_labels),
         real=client.node.is_site,
         signature=client.signature("introduction").hex(),

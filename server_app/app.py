@@ -50,7 +50,8 @@ def federate(grid: Grid, context: Context) -> Path:
         allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
-        usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset)
+        data = "own-data" if settings.data.partition == "own" else as_file_name(settings.data.dataset)
+        usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, data
         name = settings.run.run_name or "-".join([*usual, str(context.run_id)[:6]])
         folder = (Path(settings.run.out_dir) / name).resolve()
         for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):

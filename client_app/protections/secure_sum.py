@@ -138,14 +138,14 @@ class SecureSum:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
         The server has every earlier sum of the same uploads. If fewer than `FEWEST` sites make the difference, it would
-        show what they sent. A site's upload is the same in another run of these settings, and in a baseline of the run
-        it may be; class moments of frozen features are nearly the same under any settings.
+        show what they sent. Another study, or a setting that acts on little, leaves the uploads of a round as they are:
+        so sums of one kind and round count as alike, and those of class moments in any round.
         """
-        study, settings = self.client.study, self.client.settings
-        if study is None or settings.privacy.dp != "none":  # with noise, which is drawn anew, no two are the same
+        settings, up = self.client.settings, self.client.settings.exchange.up
+        if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
-        of_moments = not self.final and any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
-        use = "moments" if of_moments else f"{study.id} {self.sum}"
+        of_moments = not self.final and any(isinstance(entry, Moments) for entry in up.values())
+        use = "moments" if of_moments else f"{', '.join(entry.words for entry in up.values())}: {self.sum}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         try:
             with locked(path):

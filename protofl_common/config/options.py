@@ -93,6 +93,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _nearest(key: str, known: list[str]) -> str:
     """The nearest key by its bare name, without a table's; of several with that name the first."""
     bare = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if "." in key and key.partition(".")[0] not in {name.partition(".")[0] for name in known}:
+        return "; hyper-parameters of a package's algorithm stand in hparams"
     named = difflib.get_close_matches(key, known, n=1) if "." in key else []
     near = named or [bare[name] for name in difflib.get_close_matches(key.rpartition(".")[2], bare, n=1)]
     return f"; did you mean {near[0]}?" if near else ""

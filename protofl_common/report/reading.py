@@ -90,7 +90,8 @@ class Run:
     def title(self) -> str:
         algo = str(self.settings.get("algo", ""))
         algorithm = self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo)
-        return f"{algorithm} on {self.settings.get('dataset', 'unknown data')}"
+        own = self.settings.get("partition") == "own"
+        return f"{algorithm} on {'own data of the sites' if own else self.settings.get('dataset', 'unknown data')}"
 
 
 def _audit(file: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import KINDS, NEW, Accuracies, Best, RoundRow, SiteFacts, Sites
+from protofl_common.runs.folder import DROPPED, KINDS, NEW, Accuracies, Best, RoundRow, SiteFacts, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -97,11 +97,13 @@ def doubts_of_data(sites: Sites) -> Iterator[str]:
 
 
 def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -> Iterator[str]:
-    """Yield a line for rounds that changed nothing, and for accuracies that need no model."""
+    """Yield a line for rounds that changed nothing, for failed replies, and for accuracies that need no model."""
     rounds = [row for row in rows if row["kind"] == "round"]
     if idle := [row for row in rounds if row["void"]]:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
+    if failures := [reason for row in rows for reason in row["failed"].values() if reason != DROPPED]:
+        yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
     shares = [share for site in tested if (share := majority_share(sites.get("sites", {}).get(site, {})))]
     for kind, figures in final["accuracy"].items() if shares else ():

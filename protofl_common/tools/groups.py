@@ -131,7 +131,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         try:
             group.values[seed] = chosen.read(folder)
         except NoFigure as error:
-            raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
+            raise SettingsError(f"{folder}: {error}; --what names another figure") from None
         group.runs[seed] = folder
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 

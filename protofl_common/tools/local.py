@@ -29,7 +29,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.settings import app_folder
 
 Values = Mapping[str, Scalar]
@@ -158,6 +158,8 @@ def simulate(
     The clients are divided among ``workers`` processes; 1: all are handled in this one. Each computes with so many
     ``threads``, on which sums of floats depend.
     """
+    if int(run_config["num-clients"]) > clients:
+        raise SettingsError(f"num-clients = {run_config['num-clients']}: this simulation has {clients} (--clients)")
     with_halves()
     from server_app.app import federate
 

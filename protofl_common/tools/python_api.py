@@ -93,18 +93,22 @@ def try_method(
 ) -> Tried:
     """Train one batch with the client half ``client`` and return what came of it: no server, no federation.
 
-    ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
+    Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
+    act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
     from flwr.app import Context, RecordDict
 
     from client_app.client import Client
+    from protofl_common.wire.payloads import Payload
 
     config = _config(data, settings | {"algo": like, "rounds": 1, "local-steps": 1, "state-dir": mkdtemp()})
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
     site = Client(Context(1, 1, node, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)
     algorithm = client(site, 1)
+    sent = algorithm.upload().entries
+    algorithm.receive(Payload(**{name: sent[name] for name in sent.keys() & site.settings.exchange.down.keys()}))
     return Tried(algorithm.fit(), algorithm.upload())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from protofl_common.basics.text import in_order
-from protofl_common.config.sections import DataSettings, protections
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
@@ -33,7 +33,7 @@ class Screen(Callback):
             return
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.sums_only:
-            say(samples_line(cards, settings.data))
+            say(samples_line(cards, settings))
             for doubt in doubts_of_data(run.files.sites()):
                 say(f"warning: {doubt}")
             without = [name for name, card in introduced.items() if not card.validation_samples]
@@ -86,8 +86,9 @@ def _first(texts: list[str], others: str = " others") -> str:
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
 
 
-def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
     """Say where all samples went; sites that divide one data set have found the same ones, all others their own."""
+    data = settings.data
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
     total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
@@ -96,15 +97,17 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     between = f" · {validation:,} for validation" if validation else ""
     left = total - train - validation - test
     if left > 0:
-        rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
+        rest = f"{left:,} left out ({', '.join(_selecting(settings)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
     return f"samples: {total:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
 
 
-def _selecting(data: DataSettings) -> list[str]:
+def _selecting(settings: Settings) -> list[str]:
     """``key = value`` of each setting that may leave samples out."""
+    data, least = settings.data, settings.privacy.min_class_samples
     values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
+    values |= {"min-class-samples": least * (least > 1)}
     if data.test_from != "split":  # else what train-samples leaves over is tested on
         values |= {"train-samples": data.train_samples, "test-from": data.test_from}
     if data.partition not in ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own"):

@@ -269,7 +269,9 @@ def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_oth
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals) -> None:
+def test_a_study_of_two_sites_opens_no_file_at_the_third(
+    hospitals: Hospitals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each operator has approved it, and yet south is not in it."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     for site in ("east", "north"):
@@ -281,6 +283,9 @@ def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals) -
     assert not [path for path in OPENED if "/south/data" in path]
     assert images_opened() > 0
     assert "does not name south" in hospitals.answer("south", config)
+    (tmp_path / "heart.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+    assert hospitals.operator("south", "approve", str(tmp_path / "heart.toml")) == 1
+    assert "does not name south" in capsys.readouterr().err
 
 
 def test_a_study_that_names_another_key_of_a_site_is_not_its_study(hospitals: Hospitals) -> None:
@@ -445,7 +450,8 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ("first", "second", "refused"),
     [
         ({}, {}, True),
-        ({}, {"seed": 7}, False),
+        ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
+        ({}, {"algo": "fedavg"}, False),  # other uploads
         ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
         (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
     ],
@@ -453,7 +459,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
 def test_no_two_sums_show_by_their_difference_what_a_site_sent(
     first: dict[str, Any], second: dict[str, Any], refused: bool, hospitals: Hospitals
 ) -> None:
-    """Four sites in a sum, then three of them, by the same settings, or with moments that no setting changes."""
+    """Four sites in a sum, then three of them, in the same round of whatever run that sends the same kind of upload."""
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
     nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}
     shared = {"secagg": True, "num_clients": 4, "min_clients": 3}
@@ -512,6 +518,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     capsys.readouterr()
     against = ("--against", str(outcome.folder))
     assert hospitals.operator("north", "audit", *against) == 0
+    assert f"and all 3 that {outcome.folder} has seen are there" in capsys.readouterr().out
     assert hospitals.operator("north", "audit", "--against", str(outcome.folder.parent)) == 1
     assert "nothing was compared" in capsys.readouterr().out
     assert hospitals.operator("north", "audit", *against) == 0

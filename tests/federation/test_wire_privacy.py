@@ -32,6 +32,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
 from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
@@ -358,6 +359,10 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
         counts = np.bincount(client_of(outcome.grid.run_config, **node).data.train_labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
+        facts = RunFolder(outcome.folder).sites()["sites"][f"site-{message.metadata.dst_node_id - 1000}"]
+        assert (
+            facts["train-samples"] == counts[counts >= least].sum()
+        )  # or the difference would show how many are in small classes
         for item in recorddict_to_proto(reply.content).items:
             if item.key == "site":
                 assert list(item.config_record.items[list(SITE).index("present")].value.sint_list.vals) == large

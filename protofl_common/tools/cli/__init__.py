@@ -11,6 +11,7 @@ import signal
 import sys
 from importlib import import_module
 from types import ModuleType
+from typing import NoReturn
 
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
@@ -67,6 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)
         return STOPPED
+
+
+def program() -> NoReturn:
+    """`main` as a program: after Ctrl-C no thread that waits for a killed process keeps it."""
+    if (status := main()) == STOPPED:
+        sys.stdout.flush()
+        os._exit(STOPPED)
+    sys.exit(status)
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:

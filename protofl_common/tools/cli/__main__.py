@@ -1,7 +1,5 @@
 """``python -m protofl_common.tools.cli``: the command where the project is not installed, as in the image."""
 
-import sys
+from protofl_common.tools.cli import program
 
-from protofl_common.tools.cli import main
-
-sys.exit(main())
+program()

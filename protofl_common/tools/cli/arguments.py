@@ -45,6 +45,8 @@ def read_assignments(words: Iterable[str]) -> Config:
     defaults, values, problems = default_run_config(), Config(), []
     for word in words:
         key, equals, text = word.partition("=")
+        if key == "clients":
+            problems.append(f"{word}: the number of simulated clients is no setting; say --clients {text}")
         if not equals or not key:
             problems.append(f"{word}: must be key=value, such as algo=fedproto")
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"

@@ -30,7 +30,6 @@ from protofl_common.tools.tables.figure import LEGAL, Figure
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder or name in runs/, or a folder of runs")
     parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
-    parser.add_argument("--each", action="store_true", help="a column per run, even where only their seeds differ")
     for part in ("what", "when", "over"):
         parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
@@ -41,11 +40,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     folders = run_folders([run_named(run) for run in arguments.runs])
-    if arguments.each:
-        if arguments.csv or arguments.latex or arguments.figure or arguments.json:
-            raise SettingsError("--each: --csv, --latex, --figure and --json are of groups, not of runs; leave it out")
-        Console().print(comparison(folders).on_terminal())
-        return 0
     if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
         raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}

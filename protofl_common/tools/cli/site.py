@@ -122,12 +122,14 @@ def decide(arguments: argparse.Namespace) -> int:
 
 def audit(arguments: argparse.Namespace) -> int:
     entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
+    checked = "each follows the one before it"
     if arguments.against:
-        wrong += approvals.compared(arguments.node, arguments.against)
+        number, lacking = approvals.compared(arguments.node, arguments.against)
+        wrong, checked = [*wrong, *lacking], f"{checked}, and all {number} that {arguments.against} has seen are there"
     if arguments.json:
         print_json("site audit", {"entries": entries, "wrong": wrong})
     else:
-        verdict = f"{len(wrong)} things are wrong" if wrong else "each follows the one before it"
+        verdict = f"{len(wrong)} things are wrong" if wrong else checked
         print(*map(approvals.in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
         print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))

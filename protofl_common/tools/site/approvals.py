@@ -31,9 +31,9 @@ def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
     for request in sorted(every, key=lambda request: (not request.decision, request.asked)):
         yield f"{request.study.id}  {state_of(request)}"
         try:
-            lines = [*described(Settings.from_run_config(default_run_config() | request.settings))]
+            lines = [*described(Settings.from_run_config(default_run_config() | request.settings, node))]
         except SettingsError as error:
-            lines = [f"this version cannot run it: {line}" for line in str(error).splitlines()]
+            lines = [f"{request.study}", *(f"this site refuses it: {line}" for line in str(error).splitlines())]
         if request.study.by and not request.decision:
             history = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
             lines.insert(1, f"           that key {history}")
@@ -63,7 +63,9 @@ def described(settings: Settings) -> Iterator[str]:
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
-    yield "           its name, network, device, classes, numbers of samples and of right predictions, losses, seconds"
+    where = ", both in the sum alone" * settings.privacy.sums_only
+    yield "           its name, network, device, class names, seconds"
+    yield f"           numbers of samples and of right predictions, and losses{where}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
@@ -95,6 +97,8 @@ def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str 
         request = new if new and not path.exists() else read(path)
         if decision == APPROVED:
             Settings.from_run_config(default_run_config() | request.settings, node)
+            if request.study.sites and name not in request.study.sites:
+                raise SettingsError(f"{request.study} does not name {name}")
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
         audit.append(folder, decision=decision, by=user, until=until, runs=runs, code=CODE, study=request.study.id)
         decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=CODE)
@@ -113,15 +117,15 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     return shown, [wrong for _, _, wrong in lines if wrong]
 
 
-def compared(node: Mapping[str, Scalar], run: Path) -> Iterator[str]:
-    """Yield a line for each head that the server has of this site, and that the site's log lacks."""
+def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
+    """Return how many heads the server has of this site, and a line for each that the site's log lacks."""
     heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
     rows = [row for row in RunFolder(run).each_row() if site_name(node) in row.get("audit", {})]
     if not rows:
-        yield f"{run}: no run's folder, or {site_name(node)} has sent nothing in it; nothing was compared"
-    for row in rows:
-        if row["audit"][site_name(node)] not in heads:
-            yield f"round {row['round']}: the server has seen a line that the log lacks: it was changed or removed"
+        return 0, [f"{run}: no run's folder, or {site_name(node)} has sent nothing in it; nothing was compared"]
+    lacking = [row["round"] for row in rows if row["audit"][site_name(node)] not in heads]
+    lost = "the server has seen a line that the log lacks: it was changed or removed"
+    return len(rows), [f"round {number}: {lost}" for number in lacking]
 
 
 def in_words(entry: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.groups import ESTIMATED, Estimate, estimated, paired
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
@@ -31,6 +32,7 @@ class Result:
     decimals: int = 2
     found: Found | None = None
     division: object = None  # of the data among how many clients: results of another one are not paired
+    warnings: tuple[str, ...] = ()  # of the runs, each once
 
     @property
     def numbers(self) -> list[float]:
@@ -61,12 +63,13 @@ def _result(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
-    values, reasons, absent, on = {}, [], dict[str, None](), dict[str, None]()
+    values, reasons, absent, on, warnings = {}, [], dict[str, None](), dict[str, None](), dict[str, None]()
     for seed, run in cell.runs.items():
         try:
             if runs.finished(run):
                 values[seed] = cell.figure.read(runs.folder_of(run))
                 on[cell.figure.described(runs.folder_of(run))] = None
+                warnings |= dict.fromkeys(RunFolder(runs.folder_of(run)).finished_summary().get("warnings", []))
             elif run.name in runs.failed:
                 reasons.append(f"seed {seed}: {runs.failed[run.name]}")
         except NoFigure as error:
@@ -74,7 +77,8 @@ def _result(cell: Cell, runs: Runs) -> Result:
     state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
     figure = " or ".join(on) or str(cell.figure)
     division = [(run.settings.data, run.federation["num-supernodes"]) for run in cell.runs.values()][:1]
-    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), figure, decimals, cell.found, division)
+    reason, wanted = "; ".join([*reasons, *absent]), len(cell.runs)
+    return Result(values, wanted, state, reason, figure, decimals, cell.found, division, tuple(warnings))
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
@@ -94,6 +98,8 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
     for (name, column), result in results.items():
         if result.reason:
             notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
+        for warning in result.warnings:
+            notes.setdefault((name, f"warning: {warning}"), []).append(column)
     figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
     ours = f"Ours, of test data unless it says otherwise: {figures or 'nothing'}"
     lines = [f"# {table.title}", "", *(line for text in (table.source, table.note) if text for line in (text, ""))]

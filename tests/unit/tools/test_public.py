@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.algorithms.fedproto import FedProto
+from client_app.algorithms.fedprox import FedProx
 from hatch_build import AppAsData
 from protofl_common.experiment.settings import app_folder
 from protofl_common.tools import extending as extend
@@ -53,6 +55,18 @@ def test_a_client_half_is_tried_on_a_batch() -> None:
     plain, doubled = (public.try_method(half, **data) for half in (extend.ClientAlgorithm, Twice))
     assert doubled.losses["cross-entropy"] == pytest.approx(2 * plain.losses["cross-entropy"])
     assert plain.upload.vectors().means.shape[1] == 64
+
+
+def test_a_term_that_acts_on_what_comes_is_tried_too() -> None:
+    """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
+    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
+    assert public.try_method(FedProto, **data).losses["prototype"] > 0
+    assert public.try_method(FedProx, like="fedprox", **data).losses["cross-entropy"] > 0
+
+
+def test_more_clients_than_are_simulated_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(public.SettingsError, match=r"num-clients = 20: this simulation has 2 \(--clients\)"):
+        public.run(algo="local", clients=2, num_clients=20, out_dir=str(tmp_path), **SMALL)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client_app.algorithms.fedavg import FedAvg
 from tests.support.harness import run_config, run_federation
 
 
@@ -47,3 +48,18 @@ def test_rounds_that_changed_nothing(tmp_path: Path, capfd: pytest.CaptureFixtur
     config = written(tmp_path, ["a", "b"] * 20) | {"round-timeout": 0.5, "max-silent-rounds": 0}
     first, *_ = run_federation(config, clients=2, tamper=tamper).summary["warnings"]
     assert first.startswith("1 of 2 rounds changed nothing, the last one among them: "), first
+
+
+def test_a_method_that_breaks_at_some_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedAvg.fit
+
+    def broken(self: FedAvg[Any]) -> dict[str, float]:
+        if self.client.name == "site-1":
+            raise AttributeError("'Batch' object has no attribute 'label'")
+        return honest(self)
+
+    monkeypatch.setattr(FedAvg, "fit", broken)
+    config = written(tmp_path, ["no", "yes"] * 60)
+    (doubt, *_) = run_federation(config | {"rounds": 2, "min-replies": 1}, clients=2).summary["warnings"]
+    assert doubt.startswith("2 of 6 replies failed, the last: ")
+    assert "AttributeError" in doubt

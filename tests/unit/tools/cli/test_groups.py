@@ -119,13 +119,6 @@ def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsy
     both = [*write(tmp_path, "fedproto", OURS[:1]), *write(tmp_path, "local", LOCAL[:1])]
     assert main(["compare", *map(str, both)]) == 0
     assert "One run each: a difference may be chance." in capsys.readouterr().out
-    seeds = write(tmp_path / "more", "local", LOCAL)
-    assert main(["compare", *map(str, seeds), "--each"]) == 0
-    out = capsys.readouterr().out
-    assert "local-1-0" in out
-    assert "95 %" not in out
-    assert main(["compare", *map(str, seeds), "--each", "--csv", str(tmp_path / "a.csv")]) == 1
-    assert "--csv, --latex, --figure and --json are of groups" in capsys.readouterr().err
 
 
 def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
