@@ -199,7 +199,7 @@ class Client:
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: beside large classes none of small ones; 0 if they are only summed."""
+        """Its training samples, as it tells them: beside large classes none of small ones; 0 if only summed."""
         large, labels_N = self.large_classes, self.data.train_labels
         told = int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
         return 0 if self.settings.hides_samples else told
