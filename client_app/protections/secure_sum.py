@@ -34,7 +34,7 @@ from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, spli
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
-from protofl_common.wire.schema import Limits, Moments, RefusedMessage
+from protofl_common.wire.schema import Limits, RefusedMessage
 
 _ORDER = ("advertise", "share", "mask", "unmask")
 
@@ -139,13 +139,12 @@ class SecureSum:
 
         The server has every earlier sum of the same uploads. If fewer than `FEWEST` sites make the difference, it would
         show what they sent. Another study, or a setting that acts on little, leaves the uploads of a round as they are:
-        so sums of one kind and round count as alike, and those of class moments in any round.
+        so sums of one kind and round count as alike. Who trains nothing is asked for one round only.
         """
-        settings, up = self.client.settings, self.client.settings.exchange.up
+        settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
-        of_moments = not self.final and any(isinstance(entry, Moments) for entry in up.values())
-        use = "moments" if of_moments else f"{', '.join(entry.words for entry in up.values())}: {self.sum}"
+        use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         try:
             with locked(path):

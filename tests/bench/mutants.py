@@ -211,10 +211,10 @@ MUTANTS = [
         f"{STUDIES} difference",
     ),
     Mutant(
-        "moments are summed again under another setting",
+        "another study's sum is another sum",
         "client_app/protections/secure_sum.py",
-        'use = "moments" if of_moments else',
-        'use = "" if of_moments and False else',
+        'use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum}"',
+        'use = f"{self.client.study.id}: {self.sum}"',
         f"{STUDIES} difference",
     ),
     Mutant(

@@ -452,6 +452,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
         ({}, {}, True),
         ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
         ({}, {"algo": "fedavg"}, False),  # other uploads
+        ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
         ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
         (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
     ],
