@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofl_common.report.page import as_markdown
+from protofl_common.report.page import page
 from protofl_common.report.reading import Run
 from tests.support.harness import Outcome, run_config, run_federation
 
@@ -20,7 +20,7 @@ def run(folder: Path, counts: tuple[int, int], nodes: dict[int, dict[str, Any]] 
     return run_federation(run_config(folder, algo="fedproto", rounds=1, **data | more), 3, nodes=nodes)
 
 
-def test_it_stands_in_the_files_on_the_screen_and_in_the_short_page(
+def test_it_stands_in_the_files_on_the_screen_and_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run(tmp_path, (130, 60))
@@ -28,7 +28,7 @@ def test_it_stands_in_the_files_on_the_screen_and_in_the_short_page(
     by_client = [client["metrics"]["head/balanced-accuracy"] for client in outcome.rows[-1]["clients"].values()]
     assert outcome.summary["metrics"]["head/balanced-accuracy"]["mean"] == pytest.approx(np.mean(by_client))
     assert "head/balanced-accuracy" in capsys.readouterr().out
-    assert "| head/balanced-accuracy |" in as_markdown(Run(outcome.folder))
+    assert "head/balanced-accuracy" in page(Run(outcome.folder))
 
 
 @pytest.mark.parametrize(
