@@ -49,7 +49,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         config, node, at_site = context.run_config, context.node_config, is_site(context.node_config)
-        about, folder = _about(message, context), site_folder(node)
+        about, folder = _about(message, context) if at_site else {}, site_folder(node)
         asked = _asked(about, digest_of(config)) if at_site else ""
         try:
             content = work(message, context)

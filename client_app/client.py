@@ -23,15 +23,15 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
-from protofl_common.data import UNLABELLED, ClientData, open_client_data
+from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.experiment.study import Study, about_site
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy import release
 from protofl_common.privacy.plan import Plan
-from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
 from protofl_common.wire.schema import Limits, RefusedMessage, Template
@@ -103,7 +103,7 @@ class Client:
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
-        return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
+        return replace(data, train_inputs=release.noised_images(np.asarray(data.train_inputs), noise, seed))
 
     @cached_property
     def train_set(self) -> Samples:
@@ -199,17 +199,14 @@ class Client:
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: beside large classes none of small ones; 0 if only summed."""
-        large, labels_N = self.large_classes, self.data.train_labels
-        told = int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
-        return 0 if self.settings.hides_samples else told
+        """Its training samples, as it tells them: 0 where they are only in a sum."""
+        stated = release.stated_samples(self.data.train_labels, self.settings.privacy.min_class_samples)
+        return 0 if self.settings.hides_samples else stated
 
-    @property
+    @cached_property
     def large_classes(self) -> Ints:
-        """Labels of the classes with ``min-class-samples`` training samples: nothing that leaves may name others."""
-        labels_N = self.data.train_labels
-        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
-        return np.asarray(labels[counts >= self.settings.privacy.min_class_samples])
+        """Labels of the classes with ``min-class-samples`` training samples."""
+        return release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples)
 
 
 def with_public_scale(data: ClientData) -> ClientData:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from itertools import count, islice
 from types import ModuleType
@@ -27,7 +28,6 @@ from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # Inputs, labels and indices of each
 LossTerms = dict[str, Tensor]
 
@@ -105,8 +105,13 @@ class Step:
         return {**terms, "total": total}
 
     def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
-        joined = any(isinstance(part, BATCH_NORM) for part in nn.ModuleList(self.modules).modules())
-        return shuffled_batches(data, batch_size, generator, no_single=joined, drop_last=drop_last)
+        return shuffled_batches(data, batch_size, generator, no_single=self.mixes_samples, drop_last=drop_last)
+
+    @cached_property
+    def mixes_samples(self) -> bool:
+        """True with batch normalisation, which cannot use a sample alone."""
+        kind = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(part, kind) for module in self.modules for part in module.modules())
 
     def session(self) -> AbstractContextManager[object]:
         """In force while a training loop uses this step."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
-from client_app.training import BATCH_NORM, Batches, LossTerms, Step
+from client_app.training import Batches, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
@@ -46,7 +46,7 @@ class PrivateStep(Step):
 
     def __post_init__(self) -> None:
         self.draw, self.alone = fresh_draw(), nn.ModuleList(self.modules)
-        if any(isinstance(part, BATCH_NORM) for part in self.alone.modules()):
+        if self.mixes_samples:
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
         self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]

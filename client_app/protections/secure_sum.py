@@ -9,8 +9,7 @@
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
 what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
-remembers whom it was summed with.
-The symbols, and what is added, stand in `privacy/masks.py`.
+remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 import json
@@ -150,15 +149,17 @@ class SecureSum:
             with locked(path):
                 cohorts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
                 earlier: list[list[str]] = cohorts.setdefault(use, [])
-                _check_difference(sites, earlier)
-                if sorted(sites) not in earlier:
+                differences = [sites.symmetric_difference(cohort) for cohort in earlier]
+                shown = next((few for few in differences if 0 < len(few) < FEWEST), None)
+                if not shown and set() not in differences:
                     earlier.append(sorted(sites))
                     write_text(path, json.dumps(cohorts), private=True)
-        except RefusedMessage:
-            raise
         except (OSError, ValueError, TypeError, AttributeError) as error:
             why = f"cannot be read or written ({error}): whom this site was summed with is not known"
             raise StateError(f"state-dir: {path} {why}") from error
+        if shown:
+            names = " and ".join(sorted(shown))
+            raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
@@ -180,13 +181,6 @@ class SecureSum:
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, json.dumps(asdict(progress), default=bytes.hex), private=True)
-
-
-def _check_difference(sites: set[str], earlier: list[list[str]]) -> None:
-    for cohort in earlier:
-        if 0 < len(few := sites.symmetric_difference(cohort)) < FEWEST:
-            names = " and ".join(sorted(few))
-            raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
 
 
 def blank_secrets(folder: Path) -> None:

@@ -7,13 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.data.raw import DataError, Images, Inputs, are_images, described
+from protofl_common.data import UNLABELLED
+from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit. Four times as much
 for the means was as good as any of a dozen divisions, on features of digits and from ε = 1 to 8."""
+
+
+def large_classes(labels_N: Ints, least: int) -> Ints:
+    """Labels of the classes with ``least`` samples: nothing that leaves may name others."""
+    labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
+    return np.asarray(labels[counts >= least])
+
+
+def stated_samples(labels_N: Ints, least: int) -> int:
+    """How many samples a client says that it has: beside large classes none of small ones."""
+    large = large_classes(labels_N, least)
+    return int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:

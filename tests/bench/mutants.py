@@ -206,8 +206,8 @@ MUTANTS = [
     Mutant(
         "a sum with one site fewer",
         "client_app/protections/secure_sum.py",
-        "symmetric_difference(cohort)) < FEWEST",
-        "symmetric_difference(cohort)) < 0",
+        "if 0 < len(few) < FEWEST",
+        "if 0 < len(few) < 0",
         f"{STUDIES} difference",
     ),
     Mutant(

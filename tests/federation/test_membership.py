@@ -85,7 +85,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
     _, found = findings(
-        tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=1.0, train_samples=0, min_class_samples=4
+        tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=0.2, train_samples=60, min_class_samples=4
     )
     assert ("prototypes", "1 to 3") not in found
     assert ("prototypes", "all") in found

@@ -29,7 +29,7 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
-from protofl_common.privacy.release import large_enough
+from protofl_common.privacy.release import large_enough, stated_samples
 from protofl_common.report.reading import AUDIT, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
@@ -117,7 +117,8 @@ def _of_site(
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
-    if len(data.train_labels) != run.sites[site].get("train-samples"):
+    stated = stated_samples(data.train_labels, settings.privacy.min_class_samples)
+    if stated != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
     predictor = Predictor(TrainedModel.read(file))
     return data, predictor, _sent(run, site) or _class_means(folder, settings, site, data, predictor)

@@ -70,10 +70,8 @@ def _check(settings: Settings, sent: Sent, site: str) -> None:
     if settings.run.algo != "gaussian":
         raise SettingsError(f"algo = {settings.run.algo!r}: only the sums of gaussian can be divided; {again}")
     if settings.privacy.sums_only:
-        refused = f"sites refuse a sum without {site} alone, as the difference would show what it sent"
-        raise SettingsError(
-            f"with secure aggregation the server has the sum of all sites and nothing of one; {refused}"
-        )
+        why = f"sites refuse a sum without {site} alone, as the difference would show what it sent"
+        raise SettingsError(f"with secure aggregation the server has the sum of all sites and nothing of one; {why}")
     if not sent:
         raise SettingsError(f"gaussian.revocable = false: what each site sent is not stored; {again}")
     if site not in sent:

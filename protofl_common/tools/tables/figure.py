@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
+from protofl_common.runs import over_clients
 from protofl_common.runs.folder import ClientRow, RoundRow, RunFolder
-from protofl_common.runs.over_clients import (
-    best_evaluation,
-    chosen_on,
-    in_percent,
-    mean_of_part,
-    of_all_sites,
-    over_clients,
-)
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
@@ -84,7 +77,7 @@ class Figure:
     def described(self, folder: Path) -> str:
         """The figure, and by which data its round was chosen in that run, if it is that of the best one."""
         rows = RunFolder(folder).rows() if self.when == "best" else []
-        return f"{self}, its round chosen on {chosen_on(rows, self._kind)} data" if rows else str(self)
+        return f"{self}, its round chosen on {over_clients.chosen_on(rows, self._kind)} data" if rows else str(self)
 
     @property
     def _kind(self) -> str:
@@ -92,9 +85,9 @@ class Figure:
 
     def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
         """The best round alone, where validation data choose it; else all whose figures may be compared."""
-        if chosen_on(rows, self._kind) == "test":
-            return of_all_sites(rows)
-        best = best_evaluation(rows, self._kind)
+        if over_clients.chosen_on(rows, self._kind) == "test":
+            return over_clients.of_all_sites(rows)
+        best = over_clients.best_evaluation(rows, self._kind)
         return [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
@@ -112,15 +105,15 @@ class Figure:
             raise NoFigure(f"no client of domain {self.domain!r}; there are {names}")
         shares, numbers = zip(*chosen, strict=True)
         if self.over in ("mean", "by-samples", "std"):
-            return over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
-        return mean_of_part(shares, self.over)
+            return over_clients.over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
+        return over_clients.mean_of_part(shares, self.over)
 
     def _over_samples(self, row: RoundRow) -> float:
         if self.domain or self.over not in ("mean", "by-samples"):
             raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
         tested = {**row["accuracy"], **row.get("metrics", {})}
         figures = tested if self.what == self._kind else row["validation"]
-        return figures[self._kind]["weighted"] * (100 if in_percent(self._kind) else 1)
+        return figures[self._kind]["weighted"] * (100 if over_clients.in_percent(self._kind) else 1)
 
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
@@ -138,4 +131,4 @@ def _evaluated(row: RoundRow) -> set[str]:
 def _figures(client: ClientRow) -> dict[str, float]:
     figures = {**client["accuracy"], **client.get("metrics", {})}
     figures |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
-    return {name: value * (100 if in_percent(name) else 1) for name, value in figures.items()}
+    return {name: value * (100 if over_clients.in_percent(name) else 1) for name, value in figures.items()}

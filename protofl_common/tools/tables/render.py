@@ -67,9 +67,9 @@ def _result(cell: Cell, runs: Runs) -> Result:
     for seed, run in cell.runs.items():
         try:
             if runs.finished(run):
-                values[seed] = cell.figure.read(runs.folder_of(run))
-                on[cell.figure.described(runs.folder_of(run))] = None
-                warnings |= dict.fromkeys(RunFolder(runs.folder_of(run)).finished_summary().get("warnings", []))
+                values[seed] = cell.figure.read(folder := runs.folder_of(run))
+                on[cell.figure.described(folder)] = None
+                warnings |= dict.fromkeys(RunFolder(folder).finished_summary().get("warnings", []))
             elif run.name in runs.failed:
                 reasons.append(f"seed {seed}: {runs.failed[run.name]}")
         except NoFigure as error:
