@@ -141,7 +141,8 @@ class Client:
     def new_model(self, arch: str, owner: str) -> SplitModel:
         """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
         settings, shape = self.settings, (self.input_shape, self.num_classes)
-        return initial_model(arch, *shape, settings.model, settings.run.seed, owner).to(self.device)
+        model = initial_model(arch, *shape, settings.model, settings.run.seed, owner)
+        return model if self.device.type == "cpu" else model.to(self.device)
 
     @property
     def root(self) -> Path:

@@ -222,7 +222,8 @@ def train(
     seen = taken = 0
     limit = settings.local_steps if epochs is None else 0
     passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
-    nn.ModuleList(step.modules).train()
+    for module in step.modules:
+        module.train()
     with step.session():
         for epoch in passes:
             size, drop_last = batch_size or settings.batch_size, settings.drop_last

@@ -69,7 +69,7 @@ class ClientAlgorithm(Generic[H]):
         for name, entry in weights_in(self.settings.exchange.down).items():
             if (weights := payload.weights(name)) is not None:
                 module: nn.Module = getattr(self, entry.of)
-                module.load_state_dict(module.state_dict() | weights)
+                module.load_state_dict(weights, strict=False)  # all that is declared, and no more, by `unpack_payload`
 
     @cached_property
     def global_table(self) -> tuple[Tensor, Tensor]:

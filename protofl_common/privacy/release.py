@@ -25,7 +25,7 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
 
 def stated_samples(labels_N: Ints, least: int) -> int:
     """How many samples a client says that it has: beside large classes none of small ones."""
-    large = large_classes(labels_N, least)
+    large = large_classes(labels_N, least) if least > 1 else ()
     return int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
 
 

@@ -110,9 +110,9 @@ def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
 
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message, as they travel, and of keys and shares."""
-    arrays = (array.data for record in content.array_records.values() for array in record.values())
-    others = (value for record in content.config_records.values() for value in record.values())
-    return sum(len(value) for value in (*arrays, *others) if isinstance(value, bytes))
+    values = [value for record in content.values() for value in record.values()]
+    parts = [value.data if isinstance(value, Array) else value for value in values]
+    return sum(len(part) for part in parts if isinstance(part, bytes))
 
 
 def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:
