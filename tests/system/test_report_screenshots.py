@@ -1,26 +1,17 @@
-"""The page in headless Chromium: at a telephone's and a desk's width nothing sticks out, nothing is blank.
+"""The page in headless Chromium: at a telephone's and a desk's width nothing sticks out, nothing is blank."""
 
-For the measurement a copy of the page gets a script of ours, which writes down what sticks out.
-"""
-
-import json
-import re
-from html import unescape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.report.style import POLICY
-from tests.support.browser import CHROMIUM, chromium
+from tests.support.browser import CHROMIUM, CONTRAST, WIDTHS, chromium, measured
 from tests.support.harness import run_config, run_federation
 
 pytestmark = pytest.mark.system
 
-WIDTHS = {"telephone": 390, "desk": 1280}
-MEASURE = """<script>addEventListener("load", () => {
+MEASURE = """
   const wide = document.documentElement.scrollWidth;
   const found = {asked: innerWidth, wide: wide, out: [], overlaps: [], small: [], shown: {}};
   for (const element of document.querySelectorAll("main *")) {
@@ -47,43 +38,24 @@ MEASURE = """<script>addEventListener("load", () => {
         found.overlaps.push(name + ": " + one + " / " + other);
     }
   }
-  const text = document.createElement("pre");
-  text.id = "measured";
-  text.textContent = JSON.stringify(found);
-  document.body.append(text);
-})</script></body>"""
+  return found;
+"""
 """Overlaps are of the boxes of texts inside a drawing; names of classes in a t-SNE may lie where they must."""
 
 
-FIRST_SCREEN = """<script>addEventListener("load", () => {
-  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
-  const light = colour => {
-    const [r, g, b] = colour.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = element => {
-    const colour = numbers(getComputedStyle(element).backgroundColor);
-    return colour[3] === 0 ? ground(element.parentElement) : colour;
-  };
-  const pale = [], texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const element = texts.currentNode.parentElement, text = texts.currentNode.textContent.trim();
-    if (!text || element.closest("svg, style")) continue;
-    const [a, b] = [numbers(getComputedStyle(element).color), ground(element)].map(light).sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) pale.push(text);
-  }
+FIRST_SCREEN = (
+    CONTRAST
+    + """
   const verdict = document.querySelector(".gain"), table = verdict.nextElementSibling;
   const columns = [...table.querySelectorAll("th")].slice(0, 3).map(head => head.getBoundingClientRect().right);
   const found = {
-    pale: pale, wide: document.documentElement.scrollWidth, page: light(ground(document.body)),
+    pale: pale("main"), wide: document.documentElement.scrollWidth, page: light(ground(document.body)),
     verdict: verdict.getBoundingClientRect().bottom, table: table.getBoundingClientRect().bottom,
     columns: Math.max(...columns), edge: table.getBoundingClientRect().right,
   };
-  const text = document.createElement("pre");
-  text.id = "measured";
-  text.textContent = JSON.stringify(found);
-  document.body.append(text);
-})</script></body>"""
+  return found;
+"""
+)
 """Texts of too little contrast (WCAG 2: below 4.5), and where the comparison and its first columns end."""
 
 
@@ -104,26 +76,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         outcome = run_federation(run_config(folder / algo, algo=algo, report=True, **settings), clients)
         found[algo] = outcome.folder / "report.html"
     return found
-
-
-def measured(page: Path, script: str, width: int, height: int, *flags: str) -> Any:
-    """What ``script`` writes down about a page on a screen of that size.
-
-    Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted size stands in for it.
-    """
-    copy = page.with_name("measured.html")
-    copy.write_text(page.read_text(encoding="utf-8").replace(POLICY, "").replace("</body>", script), encoding="utf-8")
-    frame = f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
-    read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
-    read += '.contentDocument.querySelector("#measured")),500))'
-    around = page.with_name("frame.html")
-    around.write_text(f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8")
-    shown = chromium(
-        "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", *flags, around.as_uri()
-    )
-    text = re.search(r'<pre id="measured">(.*?)</pre>', shown, re.DOTALL)
-    assert text is not None, shown[:2000]
-    return json.loads(unescape(text[1]))
 
 
 @pytest.mark.parametrize("device", WIDTHS)
@@ -167,8 +119,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
 def test_the_first_screen_shows_the_comparison(width: int, height: int, scheme: str, compared: Path) -> None:
-    chosen = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
-    found = measured(compared, FIRST_SCREEN, width, height, chosen)
+    found = measured(compared, FIRST_SCREEN, width, height, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["pale"] == []
     assert found["wide"] <= width
