@@ -25,7 +25,11 @@ from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
+from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.tools.executor import asks_soon
+
 Handler = Callable[[Message, Context], Message]
+AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")  # what each message would import: a third of its processor time
 
 
 def installed_code(app: str) -> Callable[..., Handler]:
@@ -39,7 +43,10 @@ def handle(app: str, arguments: list[str]) -> None:
         "install_from_fab": lambda *_, **__: None,
         "get_load_client_app_fn": lambda **_: installed_code(app),
     }
-    with patch.multiple(run_clientapp, **ours):  # an error where another version of Flower has no such names
+    with (
+        asks_soon(run_clientapp, "pull_and_inflate_object_from_tree"),
+        patch.multiple(run_clientapp, **ours),  # an error where another version of Flower has no such names
+    ):
         flwr_clientapp()
 
 
@@ -50,8 +57,11 @@ def fork_for_each_message(app: str) -> None:
     message and no bundle. It must have one thread only, and never use CUDA, for neither survives a fork.
     """
     with suppress(Exception):  # the child will meet the error again, and answer with it
-        import_module("torch")
+        for name in AHEAD:
+            import_module(name)
         installed_code(app)("", "", "")
+        for row in CATALOG.values():
+            half(row.client, object)
     gc.freeze()  # or collecting in a child would copy all pages
     signal.signal(signal.SIGCHLD, _reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -23,7 +23,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import Executor, in_place_of_flowers, own_code
+from protofl_common.tools.executor import Executor, asks_soon, in_place_of_flowers, own_code
 
 HASTE = 0.1  # part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
@@ -40,7 +40,10 @@ def start(words: list[str], address: str, start_method: str) -> None:
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", _pipe_with(secret)]
     ours: dict[str, Any] = {"time": SimpleNamespace(sleep=Pauses()), "get_fused_config_from_fab": settings_of}
-    with patch.multiple(start_client_internal, **ours):  # an error where another version of Flower has no such names
+    with (
+        asks_soon(start_client_internal, "pull_objects"),
+        patch.multiple(start_client_internal, **ours),  # an error where another version of Flower has no such names
+    ):
         flower_supernode()
 
 
