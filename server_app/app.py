@@ -116,7 +116,6 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
             break
         more = {name: record for callback in callbacks for name, record in callback.records(run).items()}
         result, last = train_round(strategy, number, exchange, more), number
-        federation.note_silence(number, (), result.late)
         reported(run, callbacks, result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:

@@ -41,7 +41,8 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
         result.not_merged = str(reason)
     end = time.monotonic()
     result.seconds = {"exchange": (merging or end) - start, "aggregate": end - (merging or end)}
-    federation.note_silence(number, result.missing, {*result.reports, *result.failed, *result.refused})
+    heard = {*result.reports, *result.failed, *result.refused, *result.late}
+    federation.note_silence(number, [site for site in result.missing if site not in heard], heard)
     result.prototypes = vectors_of(upload for upload in sent if upload.site in result.reports)
     return result
 

@@ -226,6 +226,30 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, s
     assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
 
 
+def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It misses each round's end, but its reply to the one before arrives: it is not silent."""
+    held: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type != MessageType.TRAIN:
+            return reply
+        if meta.dst_node_id == 1001:
+            held.append(reply)
+            return None
+        if held and held[0].metadata.group_id != meta.group_id:
+            late = held.pop()
+            grids[0]._ready[late.metadata.reply_to_message_id] = late
+        return reply
+
+    grids: list[LocalGrid] = []
+    config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL)
+    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    assert [(row["missing"], bool(row["late"])) for row in outcome.rows[1:4]] == 3 * [(["site-1"], True)]
+    assert [row["asked"] for row in outcome.rows] == 5 * [4]
+    assert "not asked until" not in capsys.readouterr().out
+
+
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
     def tamper(message: Message, reply: Message) -> Message | None:
         asked = message.metadata.message_type != MessageType.QUERY
