@@ -7,7 +7,7 @@
     protofl.run(("inputs as an array", "labels"), algo="fedavg", models="mlp-1", clients=4)
 
 `protofl/`, which an install copies, gives it that name. Settings are those of ``protofl run``, with
-``_`` for ``-``: ``batch_size=32``; those of an algorithm by ``**{"fedproto.lambda": 1.0}``.
+``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ import numpy as np
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import Hparams
-from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, flatten
 from protofl_common.runs.folder import RoundRow, RunFolder, Summary
 from protofl_common.tools.local import simulate, with_halves
 
@@ -84,7 +84,7 @@ def run(
     show; nothing is shown by default.
     """
     config = _config(data, settings)
-    Settings.from_run_config(config)
+    check_chosen(Settings.from_run_config(config), settings)
     return Run(simulate(config, clients, on_line or (lambda line: None), workers))
 
 
@@ -114,7 +114,7 @@ def try_method(
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
     chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
-    return default_run_config() | {"report": False} | _of_data(data) | chosen
+    return default_run_config() | {"report": False} | _of_data(data) | flatten(chosen)
 
 
 def _of_data(data: Data | None) -> dict[str, Scalar]:

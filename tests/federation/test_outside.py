@@ -25,7 +25,7 @@ from protofl_common.data.raw import KEYS
 from protofl_common.experiment import plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import NODE_KEYS
-from protofl_common.experiment.settings import Settings, default_run_config, known_keys
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -232,8 +232,8 @@ def test_few_labels_and_the_unlabelled_risk(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mu=-1", "hparams: mu = -1: must be a number at least 0"),
-        ("temperature=0", "hparams: temperature = 0: must be a number above 0"),
+        ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
+        ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
         ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
         ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
         ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
@@ -270,6 +270,39 @@ def test_hparams_have_choices_and_every_kind_of_value() -> None:
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
     assert found == Choosing("l2", 3, 2.0, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Hparams):
+    mu: float = 1.0
+    betas: list[float] = dataclasses.field(default_factory=list)
+
+
+class Undecorated(Hparams):
+    mu: float = option(default=1.0)
+
+
+def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorator() -> None:
+    plain, undecorated = (dataclasses.replace(row(), hparams=kind) for kind in (Plain, Undecorated))
+    with pytest.raises(SettingsError) as caught:
+        plugins.read_hparams(plain, "mu=much, betas=3")
+    assert str(caught.value).splitlines() == [
+        "hparams: mu = 'much': must be a number",
+        "hparams: betas = ['3']: its type is list[float]; a setting is a bool, int, float or str",
+    ]
+    with pytest.raises(SettingsError, match=r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"):
+        plugins.read_hparams(undecorated, "")
+    alone = dataclasses.make_dataclass("Alone", [("mu", float, 1.0)], bases=(Hparams,), frozen=True)
+    assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
+
+
+def test_a_key_of_the_package_says_where_its_hyper_parameters_stand() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {"algo": "moon", "moon.mu": 2.0})
+    assert str(caught.value) == "moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams"
+    settings = Settings.from_run_config(default_run_config() | {"algo": "moon"})
+    with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
+        check_chosen(settings, {"fedprox.mu": 2.0})
 
 
 def test_hparams_are_for_packages_only() -> None:

@@ -42,6 +42,17 @@ def test_an_error_is_raised_where_it_is_made(tmp_path: Path) -> None:
         public.run(batch_size=0)
 
 
+def test_a_table_of_an_algorithm_is_read_as_a_recipe_has_it_and_one_that_acts_on_nothing_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Runs of several algorithms may share tables."""
+    tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
+    run = public.run(clients=2, out_dir=str(tmp_path), **SMALL, **tables)
+    assert run.summary["settings"]["fedproto.lambda"] == 0.25
+    with pytest.raises(public.SettingsError, match=r"fedproto\.lambda = 2: has no effect on fedavg"):
+        public.run(algo="fedavg", **{"fedproto.lambda": 2})
+
+
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
     """Cross-entropy, doubled."""
 
