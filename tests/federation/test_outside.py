@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
+from tests.support.fakes import server_of
 from tests.support.harness import client_of, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
@@ -442,7 +444,7 @@ def table(after: str) -> list[list[str]]:
 
 
 def test_its_row_and_entry_point_are_the_packages() -> None:
-    (shown,) = blocks("python")
+    shown, _ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
     assert uncommented.startswith("ROW = Algorithm(")
@@ -475,7 +477,7 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     run_federation(run_config(tmp_path, **MOON), clients=2)
     assert calls == names[1:]
 
-    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2])
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0])
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
@@ -483,6 +485,43 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     for name in ("needs_gradients", "train", "step", "last_round"):
         assert hasattr(ClientAlgorithm, name)
         assert name in PAGE
+
+
+def test_what_a_half_has_is_there(tmp_path: Path) -> None:
+    client, server = half_of(run_config(tmp_path, **MOON)), server_of("fedavg")
+    for heading, half in (("### What the client half has", client), ("### What the server half has", server)):
+        cells = " ".join(cells[0] for cells in table(heading))
+        named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
+        names = [name for name in named if name not in ("uploads", "payload")]
+        assert len(names) > 6
+        assert [name for name in names if not hasattr(type(half), name) and not hasattr(half, name)] == []
+    (uploads,) = (cells[1] for cells in table("### What the server half has") if cells[0] == "`uploads`")
+    assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
+
+
+def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, scaffold = blocks("python")
+    (tmp_path / "my_scaffold.py").write_text(scaffold, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = EntryPoint("mine", "my_scaffold:ROW", plugins.GROUP)
+    monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
+    settings = STRIPES | {
+        "models": "cnn4",
+        "rounds": 3,
+        "local_epochs": 2,
+        "total_samples": 150,
+        "partition": "dirichlet",
+    }
+    fedavg, ours, theirs = (
+        run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
+        for algo in ("fedavg", "scaffold", "mine")
+    )
+    assert sum(theirs.summary["trouble"].values()) == 0
+    assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
+    sent, wanted, other = (load_file(run.folder / "weights.safetensors") for run in (theirs, ours, fedavg))
+    assert sent.keys() == wanted.keys()
+    assert all(torch.allclose(sent[name], wanted[name], atol=1e-6) for name in wanted)
+    assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
 
 
 def test_its_entries_say_the_defaults() -> None:
@@ -499,7 +538,10 @@ def test_its_names_are_those_of_the_code() -> None:
     assert named == [field.name for field in dataclasses.fields(Batch)]
     section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
     assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
-    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width"}  # an argument of Vectors
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {
+        "width",
+        "similarity",
+    }  # of Vectors, and of a client half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):
