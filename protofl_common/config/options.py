@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -50,15 +50,14 @@ def option(
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 
-def typed(text: str, wanted: type) -> Scalar:
+def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
     """``text`` in the wanted type, or as it is where it does not fit."""
     if wanted is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
-        number: Scalar = wanted(text)
+        return wanted(text)
     except (TypeError, ValueError):
         return text
-    return number
 
 
 def key_of(field_name: str) -> str:

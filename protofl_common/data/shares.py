@@ -39,8 +39,7 @@ class Pool:
 def by_class(labels: Ints, rng: Generator) -> list[Ints]:
     """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
     shuffled = rng.permutation(len(labels))
-    narrow = labels.astype(np.min_scalar_type(labels.max(initial=0)))  # of up to 16 bits it is sorted in linear time
-    deck = shuffled[np.argsort(narrow[shuffled], kind="stable")]
+    deck = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return np.split(deck, np.flatnonzero(np.diff(labels[deck])) + 1) if len(deck) else []
 
 

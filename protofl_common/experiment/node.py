@@ -196,8 +196,7 @@ def wrong_values(node: Mapping[str, Scalar]) -> Iterator[str]:
             yield f"node-config: {key} = {value!r} must be {wanted}"
     for name in names_in(node.get("allow-algorithms")):
         if name not in ("all", *CATALOG) and name not in (others := installed()):
-            choices = ", ".join(["all", *CATALOG, *others])
-            yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
+            yield f"node-config: allow-algorithms: {name!r}: choose from {', '.join(['all', *CATALOG, *others])}"
 
 
 def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:

@@ -126,7 +126,7 @@ def differences(table: TableFile, results: Results) -> Table:
     """A row for each cell, with n, and how much more it is than the row ``against`` of its column."""
     shown = [place for place, result in results.items() if result.values]
     rows = [[*place, *estimated(results[place].numbers, _beyond(table, *place, results))] for place in shown]
-    return Table(("", "column", *ESTIMATED), rows)
+    return Table(("", "column", *ESTIMATED), rows, words=(0, 1))
 
 
 def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
