@@ -24,7 +24,7 @@ def natural(pool: Pool, clients: int) -> Shares:
     """The clients that the data name: client i has the samples of the i-th name; DataError unless there are as many."""
     names = pool.domain_names
     if len(names) != clients:
-        cure = "in simulation run that many (protofl run --clients), or choose feature-shift"
+        cure = "in simulation run that many (--clients; in a table clients), or choose feature-shift"
         which = "which divides a name among several or leaves some out"
         raise DataError(f"partition = 'natural': the data name {len(names)} clients, not {clients}; {cure}, {which}")
     return [np.flatnonzero(pool.domains == client) for client in range(clients)]
