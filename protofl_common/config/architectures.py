@@ -44,7 +44,6 @@ PROJECTION = "projection"  # what every client trains behind frozen backbones
 HTC4 = ("", "+fc512", "+fc256", "+fc128")  # FedTGP's heads, behind a body's name: fc C, or one more layer before it
 _RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
 _HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
-_RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
 _PAPERS: dict[str, tuple[str, ...]] = {
     "small3": ("cnn4", "mnist-cnn", "htcnn-3"),
     "table3": ("mlp-1", "mlp-2", "mlp-3"),
@@ -58,8 +57,7 @@ _PAPERS: dict[str, tuple[str, ...]] = {
     "htfe4": _HTFE8[:4],
     "htfe8": _HTFE8,
     "htfe9": _RESNETS,
-    "htc4": _RES34_HTC4,  # the paper has these heads on ResNet-34 and on htfe8 only
-    "res34-htc4": _RES34_HTC4,
+    "res34-htc4": tuple("resnet34-imagenet-stem" + head for head in HTC4),
     "htfe8-htc4": tuple(body + HTC4[i % len(HTC4)] for i, body in enumerate(_HTFE8)),
 }
 

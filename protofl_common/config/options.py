@@ -8,14 +8,15 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Section = TypeVar("Section")
-_types_of = cache(get_type_hints)
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+_hints = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
 """What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
 
@@ -49,6 +50,16 @@ def option(
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 
+def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
+    """``text`` in the wanted type, or as it is where it does not fit."""
+    if wanted is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return wanted(text)
+    except (TypeError, ValueError):
+        return text
+
+
 def key_of(field_name: str) -> str:
     """``batch_size`` -> ``batch-size``; ``lambda_``, which is no Python keyword, -> ``lambda``."""
     return field_name.rstrip("_").replace("_", "-")
@@ -58,56 +69,61 @@ def keys_of(section: type, prefix: str = "") -> list[str]:
     return [prefix + key_of(field.name) for field in dataclasses.fields(section)]
 
 
-def keys_affecting(section: type, *kinds: Affects) -> list[str]:
-    """The run-config keys of ``section`` that change one of these."""
-    return [key_of(field.name) for field in dataclasses.fields(section) if field.metadata["affects"] in kinds]
+def types_of(section: type) -> dict[str, type]:
+    """The type of each key of ``section``."""
+    return {key_of(field.name): _hints(section)[field.name] for field in dataclasses.fields(section)}
 
 
 def read_section(
     section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
 ) -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
-    hints, values, before = _types_of(section), {}, len(problems)  # type: ignore[arg-type]  # classes are hashable
+    types, values, before = types_of(section), {}, len(problems)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         key = prefix + key_of(field.name)
         if key not in config:
             problems.append(f"{key}: missing from the configuration")
             continue
-        values[field.name], problem = _checked(config[key], hints[field.name], field.metadata)
+        values[field.name], problem = _checked(
+            config[key], types[key_of(field.name)], field.metadata or option().metadata
+        )
         problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
     return section(**values) if len(problems) == before else None
 
 
-def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str]) -> list[str]:
-    """A line for each key of ``config`` that is not known, with the nearest that is."""
+def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
+    """A line for each key of ``config`` that is not legal, with the nearest legal one, of the ``likely`` ones first."""
     legal = dict.fromkeys(legal)
-    return [f"{key}: unknown key{_nearest(key, list(legal))}" for key in config if key not in legal]
+    return [f"{key}: unknown key{_nearest(key, list(legal), likely)}" for key in config if key not in legal]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean …?)`` with the nearest name, or ""."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`` (did you mean …?)`` with the nearest choice, whatever letters are capitals, or ""."""
+    small = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(name.lower(), small, n=1)
+    return f" (did you mean {small[near[0]]}?)" if near else ""
 
 
-def _nearest(key: str, known: list[str]) -> str:
+def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
     """The nearest key by its bare name, without a table's; of several with that name the first."""
-    bare = {name.rpartition(".")[2]: name for name in reversed(known)}
-    if "." in key and key.partition(".")[0] not in {name.partition(".")[0] for name in known}:
+    if "." in key and key.partition(".")[0] not in {name.partition(".")[0] for name in legal}:
         return "; hyper-parameters of a package's algorithm stand in hparams"
-    named = difflib.get_close_matches(key, known, n=1) if "." in key else []
-    near = named or [bare[name] for name in difflib.get_close_matches(key.rpartition(".")[2], bare, n=1)]
+    near = difflib.get_close_matches(key, legal, n=1) if "." in key else []
+    for names in (likely, legal):
+        bare = {name.rpartition(".")[2]: name for name in reversed(names)}
+        near = near or [bare[name] for name in difflib.get_close_matches(key.rpartition(".")[2], bare, n=1)]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
+    if wanted not in TYPES:
+        return None, f"its type is {wanted}; a setting is a bool, int, float or str"
     if legal["choices"] is not None and (problem := _not_among_choices(value, legal)):
         return None, problem
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        return None, f"must be {names[wanted]}{range_text(legal)}"
+        return None, f"must be {TYPES[wanted]}{range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
         return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{range_text(legal)}"
     return value, ""

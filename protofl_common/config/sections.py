@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, OR_ANOTHER, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.config.options import Affects, Scalar, keys_affecting, option
+from protofl_common.config.options import Affects, Scalar, key_of, option
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
@@ -215,7 +215,8 @@ SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 def keys_that_change(*kinds: Affects) -> frozenset[str]:
     """The keys of the general settings that change one of these; those of algorithms change the result."""
-    return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))
+    every = [field for section in SECTIONS.values() for field in fields(section)]
+    return frozenset(key_of(field.name) for field in every if field.metadata["affects"] in kinds)
 
 
 def protections(settings: Mapping[str, Scalar]) -> list[str]:

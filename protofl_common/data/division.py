@@ -164,8 +164,8 @@ class Division:
             if not len(tests):
                 none = "a client's domain has one sample of each class, and none to test on; use 'split'"
                 raise DataError(f"test-from = 'balanced': {none}")
-            counts = np.unique(labels[tests], return_counts=True)[1]
-            return tests[balanced(labels[tests], limit or len(counts) * min(counts), rng)[0]]
+            counts = np.trim_zeros(np.sort(np.bincount(labels[tests])))  # of the classes there are, rarest first
+            return tests[balanced(labels[tests], limit or len(counts) * counts[0], rng)[0]]
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
         if not (len(train) and len(tests)):
             few = f"a client has {len(train)} training and {len(tests)} test samples"

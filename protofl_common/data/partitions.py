@@ -24,13 +24,10 @@ def natural(pool: Pool, clients: int) -> Shares:
     """The clients that the data name: client i has the samples of the i-th name; DataError unless there are as many."""
     names = pool.domain_names
     if len(names) != clients:
-        cure = "in simulation run that many (protofl run --clients), or choose feature-shift"
+        cure = "in simulation run that many (--clients; in a table clients), or choose feature-shift"
         which = "which divides a name among several or leaves some out"
         raise DataError(f"partition = 'natural': the data name {len(names)} clients, not {clients}; {cure}, {which}")
     return [np.flatnonzero(pool.domains == client) for client in range(clients)]
-
-
-# -- each class over the clients in proportions from Dir(alpha)
 
 
 def dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
@@ -96,9 +93,6 @@ def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
             sizes_N[rich] -= 1
             spare_CN[:, rich] = counts_CN[:, rich] * (sizes_N[rich] > least)
     return counts_CN
-
-
-# -- classes of its own for each client
 
 
 def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: int) -> Shares:
@@ -183,9 +177,6 @@ def _drawn(proportions: Floats, left: Ints, size: int, rng: Generator) -> Ints:
             weights = (left - counts).astype(np.float64)
         counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), left - counts)
     return counts
-
-
-# -- one domain for each client
 
 
 def feature_shift(

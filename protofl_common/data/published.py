@@ -59,7 +59,7 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
     download = row.download if settings.download else None
     if download and settings.data_dir:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    data_dir = data_dir_of(settings, hint=", or download = true" if row.download else "")
+    data_dir = data_dir_of(settings, hint="; name another, or set download = true" if row.download else "")
     if download and row.place(data_dir)[1]:
         with locked(data_dir / f".{row.folder}.download"):  # only one process downloads, the others wait
             if row.place(data_dir)[1]:
@@ -138,7 +138,7 @@ def _torchvision(
     test: Arguments = ({"train": False},),
 ) -> PublicSet:
     read, download = partial(_decoded, cls, (train, test)), partial(_downloaded, cls, (*train, *test))
-    return PublicSet(read, "its publisher, or download = true", cls, files, classes, download)
+    return PublicSet(read, "its publisher, or set download = true", cls, files, classes, download)
 
 
 def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings: DataSettings) -> RawData:

@@ -39,7 +39,8 @@ class Pool:
 def by_class(labels: Ints, rng: Generator) -> list[Ints]:
     """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
     shuffled = rng.permutation(len(labels))
-    return [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
+    deck = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return np.split(deck, np.flatnonzero(np.diff(labels[deck])) + 1) if len(deck) else []
 
 
 def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
@@ -92,6 +93,8 @@ def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
 
 def _first(turns: NDArray[np.float64], limit: int, rng: Generator) -> tuple[Ints, Ints]:
     """The ``limit`` positions with the lowest turn (0: all), ties at random, and the others; both in rising order."""
-    order = np.lexsort((rng.random(len(turns)), turns))
-    limit = limit or len(turns)
-    return np.sort(order[:limit]), np.sort(order[limit:])
+    limit, lots = min(limit or len(turns), len(turns)), rng.random(len(turns))
+    last = np.partition(turns, limit - 1)[limit - 1] if limit else -np.inf
+    within, tied = turns < last, np.flatnonzero(turns == last)
+    within[tied[np.argsort(lots[tied], kind="stable")[: limit - within.sum()]]] = True
+    return np.flatnonzero(within), np.flatnonzero(~within)

@@ -196,8 +196,7 @@ def wrong_values(node: Mapping[str, Scalar]) -> Iterator[str]:
             yield f"node-config: {key} = {value!r} must be {wanted}"
     for name in names_in(node.get("allow-algorithms")):
         if name not in ("all", *CATALOG) and name not in (others := installed()):
-            choices = ", ".join(["all", *CATALOG, *others])
-            yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
+            yield f"node-config: allow-algorithms: {name!r}: choose from {', '.join(['all', *CATALOG, *others])}"
 
 
 def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
@@ -274,6 +273,12 @@ def allow_named(config: Mapping[str, Scalar]) -> None:
 
 
 def check_named(config: Mapping[str, Scalar]) -> None:
-    """SettingsError where these settings, which may be a stranger's, name a module that is not allowed."""
+    """SettingsError where these settings name a module that is not allowed, or a network that is not there."""
     for key, name in _named_in(config):
-        python_names.check_allowed(name, key)
+        look = python_names.load if key in NETWORKS else python_names.check_allowed
+        look(name, key)
+    for name in (name for key in NETWORKS for name in names_in(config.get(key))):
+        if python_names.LIBRARY_NETWORK.fullmatch(name):
+            from protofl_common.models.build import check_library  # PyTorch, seconds
+
+            check_library(name)

@@ -8,12 +8,11 @@ with defaults, and come from the setting ``hparams``, as Flower takes no keys th
 """
 
 import dataclasses
-import json
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
+from protofl_common.config.options import SettingsError, did_you_mean, read_section, typed, types_of, unknown_keys
 from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 
@@ -48,27 +47,20 @@ def algorithm_named(name: str) -> Algorithm:
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
     """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
-    chosen: dict[str, Scalar] = {}
+    if not (issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)):
+        raise SettingsError(f"hparams: write @dataclass(frozen=True) above class {row.hparams.__name__}(Hparams)")
+    kinds, chosen = types_of(row.hparams), dict[str, Any]()
     for part in filter(None, (word.strip() for word in text.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise SettingsError(f"hparams = {text!r}: {part!r} is not KEY=VALUE")
         if key in chosen:
             raise SettingsError(f"hparams = {text!r}: {key} stands twice")
-        chosen[key] = _parsed(value)
-    keys = keys_of(row.hparams)
-    defaults = zip(keys, (field.default for field in dataclasses.fields(row.hparams)), strict=True)
+        chosen[key] = typed(value, kinds.get(key, str))
+    defaults = zip(kinds, (field.default for field in dataclasses.fields(row.hparams)), strict=True)
     values: dict[str, Any] = {key: value for key, value in defaults if value is not dataclasses.MISSING}
-    problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(chosen, keys)]
+    problems = [f"{line}; it has {', '.join(kinds)}" for line in unknown_keys(chosen, kinds)]
     section = read_section(row.hparams, values | chosen, problems)
     if problems or section is None:
         raise SettingsError("\n".join(f"hparams: {line}" for line in problems))
     return section
-
-
-def _parsed(value: str) -> Scalar:
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return value
-    return parsed if isinstance(parsed, (bool, int, float)) else value

@@ -160,9 +160,8 @@ class Settings(Sections):
         config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
-        # those of other algorithms last: a key that nobody knows was rather meant for the chosen one
-        likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
-        problems += unknown_keys(config, likely_first)
+        likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
+        problems += unknown_keys(config, known_keys(), likely)
         denied = refusals(node, config, given) if node else []
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
@@ -175,6 +174,15 @@ class Settings(Sections):
         if problems or denied:
             raise SettingsError("\n".join(problems + denied))
         return settings
+
+
+def check_chosen(settings: Settings, chosen: Mapping[str, Scalar]) -> None:
+    """SettingsError with a line for each ``chosen`` setting of an algorithm that neither runs nor is a baseline."""
+    algo, keys = settings.run.algo, keys_of(type(settings.hparams))
+    reads = [f"{algo}.{key}" for key in keys] if algo in CATALOG else [f"{key} in hparams" for key in keys]
+    why = f"has no effect on {algo}, which reads {', '.join(reads) or 'no settings of its own'}"
+    if other := [key for key in chosen if key.rpartition(".")[0] not in ("", algo, *settings.baselines)]:
+        raise SettingsError("\n".join(f"{key} = {chosen[key]!r}: {why}" for key in other))
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:
@@ -363,10 +371,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     """Nested TOML tables -> dotted keys."""
     flat: dict[str, Scalar] = {}
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
 
 

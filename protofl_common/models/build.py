@@ -12,7 +12,7 @@ from protofl_common.backbones.load import classifier_name, without_head
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, did_you_mean
 from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
@@ -159,6 +159,7 @@ def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> 
     ValueError for an unknown name, and for images that it cannot take.
     """
     library, _, arch = name.partition(":")
+    check_library(name)
     try:
         of_timm = {"pretrained": False, "in_chans": input_shape[0], "num_classes": 0}
         torchvision = library == "torchvision"
@@ -166,11 +167,23 @@ def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> 
         with torch.inference_mode():
             features = trunk.eval()(torch.zeros(1, *input_shape))
         return nn.Sequential(trunk.train(), reach_width(features.flatten(1).shape[1], feature_dim))
-    except ImportError as error:
-        raise ValueError(f"arch = {name!r}: {error.name} is not installed; pip install 'protofl[timm]'") from error
-    except Exception as error:  # of the library, about a name or images
+    except Exception as error:  # of the library, about images
         size = f"images {list(input_shape)}; image-size sets another size"
         raise ValueError(f"arch = {name!r}: {error} ({size})") from error
+
+
+def check_library(name: str) -> None:
+    """SettingsError unless the library that ``name`` names is installed and has such a network."""
+    library, _, arch = name.partition(":")
+    try:
+        if library == "torchvision":
+            classifier_name(arch)
+        elif not (timm := import_module("timm")).is_model(arch):
+            raise ValueError(f"timm has no such network{did_you_mean(arch, timm.list_models())}")
+    except ImportError as error:
+        raise SettingsError(f"arch = {name!r}: {error.name} is not installed; pip install 'protofl[timm]'") from error
+    except ValueError as error:
+        raise SettingsError(f"arch = {name!r}: {error}") from error
 
 
 def _trunk(arch: str, channels: int) -> nn.Module:

@@ -31,6 +31,7 @@ class Table:
     note: str = ""
     title: str = ""
     words: Collection[int] = (0,)  # columns that hold words, where the others hold numbers
+    bold: Collection[tuple[int, int]] = ()  # (row, column) of the best figures, in LaTeX
 
     def on_terminal(self) -> Any:
         from rich.table import Table as Shown
@@ -58,7 +59,9 @@ class Table:
     def as_latex(self) -> str:
         """A ``tabular`` for ``\\input``: with the rules of the package booktabs where that is loaded."""
         columns = "".join("l" if number in self.words else "r" for number in range(len(self.heads)))
-        lines = ([text.translate(IN_LATEX) for text in row] for row in (self.heads, *self.rows))
+        lines = [[text.translate(IN_LATEX) for text in row] for row in (self.heads, *self.rows)]
+        for row, column in self.bold:
+            lines[row + 1][column] = rf"\textbf{{{lines[row + 1][column]}}}"
         head, *rows = [" & ".join(line) + r" \\" for line in lines]
         rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
         begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"

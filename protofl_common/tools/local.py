@@ -209,10 +209,9 @@ def workers_for(federation: Values, device: str) -> int:
         workers = min(workers, int(len(gpus) / float(part) + 1e-6) if part else places)
         names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
         _say(f"this machine has {names} ({gpus[0][0]}), {max(1, workers)} clients at a time; --gpus 0: none uses it")
-    if workers <= 1:
-        return 1
-    pool(workers)
-    return workers
+    if workers > 1:
+        pool(workers)
+    return max(1, workers)
 
 
 @cache

@@ -7,7 +7,7 @@
     protofl.run(("inputs as an array", "labels"), algo="fedavg", models="mlp-1", clients=4)
 
 `protofl/`, which an install copies, gives it that name. Settings are those of ``protofl run``, with
-``_`` for ``-``: ``batch_size=32``; those of an algorithm by ``**{"fedproto.lambda": 1.0}``.
+``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,10 @@ import numpy as np
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import Hparams
-from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.experiment.node import allow_named
+from protofl_common.experiment.settings import default_run_config, flatten
 from protofl_common.runs.folder import RoundRow, RunFolder, Summary
+from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate, with_halves
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
@@ -84,14 +86,15 @@ def run(
     show; nothing is shown by default.
     """
     config = _config(data, settings)
-    Settings.from_run_config(config)
+    allow_named(config)
+    checked(config, settings)
     return Run(simulate(config, clients, on_line or (lambda line: None), workers))
 
 
 def try_method(
     client: type, data: Data | None = None, like: str = "fedproto", own: Hparams | None = None, **settings: Scalar
 ) -> Tried:
-    """Train one batch with the client half ``client`` and return what came of it: no server, no federation.
+    """Train one batch of all data with the client half ``client``, and return what came of it: no federation.
 
     Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
     act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
@@ -102,9 +105,9 @@ def try_method(
     from client_app.client import Client
     from protofl_common.wire.payloads import Payload
 
-    config = _config(data, settings | {"algo": like, "rounds": 1, "local-steps": 1, "state-dir": mkdtemp()})
-    node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
-    site = Client(Context(1, 1, node, RecordDict(), config))
+    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "own", "state-dir": mkdtemp()}
+    config = _config(data, settings | alone)
+    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)
     algorithm = client(site, 1)
     sent = algorithm.upload().entries
@@ -114,7 +117,7 @@ def try_method(
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
     chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
-    return default_run_config() | {"report": False} | _of_data(data) | chosen
+    return default_run_config() | {"report": False} | _of_data(data) | flatten(chosen)
 
 
 def _of_data(data: Data | None) -> dict[str, Scalar]:

@@ -84,8 +84,9 @@ def _what_travels() -> Iterator[str]:
     rows = []
     for name, row in CATALOG.items():
         down, up = in_words(row.exchange.down), in_words(row.exchange.up)
-        rows.append((f"[`{name}`]({name}.md)", row.paper, down, "the same" if up == down else up, _stays(name)))
-    return _table(("`algo`", "paper", "down", "up", "stays"), rows)
+        differ = re.findall(r"Different networks: (\w+)\.", lists()["algorithms"][1][name])[0]
+        rows.append((f"[`{name}`]({name}.md)", row.paper, differ, down, "the same" if up == down else up, _stays(name)))
+    return _table(("`algo`", "paper", "different networks", "down", "up", "stays"), rows)
 
 
 def _beside_others(title: str) -> Iterator[str]:

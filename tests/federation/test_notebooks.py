@@ -29,7 +29,8 @@ def command(line: str) -> None:
     elif words[1] == "run":
         arguments = parsed("run", words[2:])
         config = default_run_config() | read_assignments(arguments.settings) | {"report": False}
-        run_federation(config, clients=arguments.clients)
+        outcome = run_federation(config, clients=arguments.clients)
+        assert not any(outcome.summary["trouble"].values()), outcome.summary["warnings"]
     else:
         assert main(words[1:]) == 0
 

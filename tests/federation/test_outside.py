@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from protofl_common.data.raw import KEYS
 from protofl_common.experiment import plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import NODE_KEYS
-from protofl_common.experiment.settings import Settings, default_run_config, known_keys
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -36,6 +37,7 @@ from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
+from tests.support.fakes import server_of
 from tests.support.harness import client_of, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
@@ -232,8 +234,8 @@ def test_few_labels_and_the_unlabelled_risk(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mu=-1", "hparams: mu = -1: must be a number at least 0"),
-        ("temperature=0", "hparams: temperature = 0: must be a number above 0"),
+        ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
+        ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
         ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
         ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
         ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
@@ -270,6 +272,39 @@ def test_hparams_have_choices_and_every_kind_of_value() -> None:
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
     assert found == Choosing("l2", 3, 2.0, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Hparams):
+    mu: float = 1.0
+    betas: list[float] = dataclasses.field(default_factory=list)
+
+
+class Undecorated(Hparams):
+    mu: float = option(default=1.0)
+
+
+def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorator() -> None:
+    plain, undecorated = (dataclasses.replace(row(), hparams=kind) for kind in (Plain, Undecorated))
+    with pytest.raises(SettingsError) as caught:
+        plugins.read_hparams(plain, "mu=much, betas=3")
+    assert str(caught.value).splitlines() == [
+        "hparams: mu = 'much': must be a number",
+        "hparams: betas = ['3']: its type is list[float]; a setting is a bool, int, float or str",
+    ]
+    with pytest.raises(SettingsError, match=r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"):
+        plugins.read_hparams(undecorated, "")
+    alone = dataclasses.make_dataclass("Alone", [("mu", float, 1.0)], bases=(Hparams,), frozen=True)
+    assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
+
+
+def test_a_key_of_the_package_says_where_its_hyper_parameters_stand() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {"algo": "moon", "moon.mu": 2.0})
+    assert str(caught.value) == "moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams"
+    settings = Settings.from_run_config(default_run_config() | {"algo": "moon"})
+    with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
+        check_chosen(settings, {"fedprox.mu": 2.0})
 
 
 def test_hparams_are_for_packages_only() -> None:
@@ -409,7 +444,7 @@ def table(after: str) -> list[list[str]]:
 
 
 def test_its_row_and_entry_point_are_the_packages() -> None:
-    (shown,) = blocks("python")
+    shown, _ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
     assert uncommented.startswith("ROW = Algorithm(")
@@ -442,7 +477,7 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     run_federation(run_config(tmp_path, **MOON), clients=2)
     assert calls == names[1:]
 
-    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2])
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0])
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
@@ -450,6 +485,43 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     for name in ("needs_gradients", "train", "step", "last_round"):
         assert hasattr(ClientAlgorithm, name)
         assert name in PAGE
+
+
+def test_what_a_half_has_is_there(tmp_path: Path) -> None:
+    client, server = half_of(run_config(tmp_path, **MOON)), server_of("fedavg")
+    for heading, half in (("### What the client half has", client), ("### What the server half has", server)):
+        cells = " ".join(cells[0] for cells in table(heading))
+        named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
+        names = [name for name in named if name not in ("uploads", "payload")]
+        assert len(names) > 6
+        assert [name for name in names if not hasattr(type(half), name) and not hasattr(half, name)] == []
+    (uploads,) = (cells[1] for cells in table("### What the server half has") if cells[0] == "`uploads`")
+    assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
+
+
+def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, scaffold = blocks("python")
+    (tmp_path / "my_scaffold.py").write_text(scaffold, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = EntryPoint("mine", "my_scaffold:ROW", plugins.GROUP)
+    monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
+    settings = STRIPES | {
+        "models": "cnn4",
+        "rounds": 3,
+        "local_epochs": 2,
+        "total_samples": 150,
+        "partition": "dirichlet",
+    }
+    fedavg, ours, theirs = (
+        run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
+        for algo in ("fedavg", "scaffold", "mine")
+    )
+    assert sum(theirs.summary["trouble"].values()) == 0
+    assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
+    sent, wanted, other = (load_file(run.folder / "weights.safetensors") for run in (theirs, ours, fedavg))
+    assert sent.keys() == wanted.keys()
+    assert all(torch.allclose(sent[name], wanted[name], atol=1e-6) for name in wanted)
+    assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
 
 
 def test_its_entries_say_the_defaults() -> None:
@@ -466,7 +538,10 @@ def test_its_names_are_those_of_the_code() -> None:
     assert named == [field.name for field in dataclasses.fields(Batch)]
     section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
     assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
-    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width"}  # an argument of Vectors
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {
+        "width",
+        "similarity",
+    }  # of Vectors, and of a client half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):

@@ -35,6 +35,7 @@ def write_run(
     domains: dict[str, str] | None = None,
     server: dict[str, float] | None = None,
     validation: list[Accuracies] | None = None,
+    warnings: Iterable[str] = (),
 ) -> None:
     """A finished run: the last of ``evaluations`` is the final one; site i of n has 10 · (i + 1) test samples.
 
@@ -64,6 +65,7 @@ def write_run(
         "seconds": 61.0,
         "seconds-per-round": 1.5,
         "settings": settings,
+        "warnings": list(warnings),
     }
     (folder / "summary.json").write_text(json.dumps(summary))
 

@@ -57,7 +57,8 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     for process in (undisturbed, *jobs):
         assert process.wait(600) == 0
     assert len(list((parts / "runs").glob("*/summary.json"))) == 4
-    assert set(files_of(whole)) == {f"mine.{kind}" for kind in ("yaml", "md", "tex", "csv", "long.csv", "json")}
+    kinds = ("yaml", "md", "tex", "against.tex", "csv", "long.csv", "json")
+    assert set(files_of(whole)) == {f"mine.{kind}" for kind in kinds}
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
     last = table(parts)
     assert (last.wait(600), files_of(parts)) == (0, files_of(whole))

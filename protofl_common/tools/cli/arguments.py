@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofl_common.config.options import Config, Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError, typed
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import app_folder, default_run_config, flatten
 
@@ -55,17 +55,6 @@ def read_assignments(words: Iterable[str]) -> Config:
         raise SettingsError("\n".join(problems))
     allow_named(values)
     return values
-
-
-def typed(text: str, wanted: type) -> Scalar:
-    """``text`` in the wanted type, or as it is where it does not fit."""
-    if wanted is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        number: Scalar = wanted(text)
-    except ValueError:
-        return text
-    return number
 
 
 class Recipe(NamedTuple):

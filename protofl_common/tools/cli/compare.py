@@ -1,7 +1,7 @@
 """Finished runs side by side. Runs of the same settings but for the seed are a group.
 
   protofl compare runs/one runs/another                   # figures, and the settings in which they differ
-  protofl compare runs/tables/runs --csv runs.csv         # all finished runs in a folder, by groups
+  protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
   protofl compare runs --against runs/local-1 --figure all.pdf --latex all.tex
 
 Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from the first group, or
@@ -10,7 +10,6 @@ from that of --against: over the seeds that both have, with its interval and the
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import MEASURES, Table, as_csv, best_text, cells
+from protofl_common.runs.figures import MEASURES, Table, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
 from protofl_common.runs.over_clients import human_bytes, human_seconds
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
@@ -32,7 +31,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
     for part in ("what", "when", "over"):
         parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
     parser.add_argument("--latex", type=Path, metavar="FILE.tex", help="the table of groups, for LaTeX")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="means with intervals, as FILE.svg or FILE.pdf")
     add_json(parser)
@@ -45,7 +43,10 @@ def act(arguments: argparse.Namespace) -> int:
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
     groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
     if arguments.against:
-        groups = _first(run_named(arguments.against), groups)
+        against = run_named(arguments.against).resolve()
+        groups.sort(key=lambda group: against not in map(Path.resolve, group.runs.values()))
+        if against not in map(Path.resolve, groups[0].runs.values()):
+            raise SettingsError(f"--against {arguments.against}: must be one of the runs that are compared")
     console = Console()
     if arguments.json:
         print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
@@ -62,22 +63,13 @@ def act(arguments: argparse.Namespace) -> int:
         if len(tested) > 1:
             corrected = ", ".join(f"{printable(name)} {p:.3f}" for name, p in holm(tested).items())
             print(f"p is of each comparison alone; corrected for {len(tested)} of them (Holm): {corrected}")
-    if arguments.csv:
-        write_text(arguments.csv, as_csv(_csv_rows(groups)))
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
         draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %", arguments.figure)
-    for file in filter(None, (arguments.csv, arguments.latex, arguments.figure)):
+    for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
     return 0
-
-
-def _first(run: Path, groups: list[Group]) -> list[Group]:
-    chosen = [group for group in groups if run.resolve() in {folder.resolve() for folder in group.runs.values()}]
-    if not chosen:
-        raise SettingsError(f"--against {run}: must be one of the runs that are compared")
-    return [*chosen, *(group for group in groups if group is not chosen[0])]
 
 
 def table_of(groups: list[Group]) -> Table:
@@ -107,15 +99,6 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "difference": than and than.as_dict(test=True),
         "note": note,
     }
-
-
-def _csv_rows(groups: list[Group]) -> Iterator[list[object]]:
-    yield ["group", "seed", "value", "difference", "run"]
-    for group in groups:
-        paired = groups[0].values if group is not groups[0] and group.data == groups[0].data else {}
-        for seed, value in group.values.items():
-            than = f"{value - paired[seed]:.6g}" if seed in paired else ""
-            yield [group.name, seed, f"{value:.6g}", than, group.runs[seed]]
 
 
 def comparison(folders: list[Path]) -> Table:

@@ -50,7 +50,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
-    arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
+    arguments.chosen = read_assignments(arguments.settings)
+    arguments.settings = read_recipe(arguments.recipe).settings | arguments.chosen
     return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
 
 
@@ -136,7 +137,7 @@ def _folders(asked: argparse.Namespace) -> Found:
 
 def _settings(asked: argparse.Namespace) -> Found:
     try:
-        settings = checked(default_run_config() | asked.settings)
+        settings = checked(default_run_config() | asked.settings, asked.chosen)
         data = open_data(settings.data) if is_own(settings.data.dataset) else None
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
         if data:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
@@ -33,9 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
     console = Console()
     for name, (setting, entries) in chosen.items():
         console.print(f"[bold]{name}[/bold] ({escape(setting)})")
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True)
-        grid.add_column()
+        grid = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
         for choice, explanation in entries.items():
             grid.add_row(f"  {escape(choice)}", escape(explanation))
         console.print(grid)
@@ -47,7 +45,8 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Name of the list -> the setting it belongs to, and choice -> explanation, from where each is declared."""
     packages = {name: f"of an installed package: {point.value}" for name, point in installed().items()}  # not imported
     algorithms = {
-        name: f"{row.title} ({row.paper}). Down: {carries(row.exchange.down)}. Up: {carries(row.exchange.up)}."
+        name: f"{row.title} ({row.paper}). Down: {carries(row.exchange.down)}. Up: {carries(row.exchange.up)}. "
+        f"Different networks: {'no' if row.frozen_backbones or row.exchange.needs_one_architecture else 'yes'}."
         for name, row in CATALOG.items()
     }
     groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}

@@ -24,7 +24,7 @@ from protofl_common.data import check_data_settings
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import open_data
 from protofl_common.experiment.node import check_named
-from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
+from protofl_common.experiment.settings import Settings, baselines_of, check_chosen, default_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
 from protofl_common.tools.cli.screen import Screen
@@ -34,9 +34,7 @@ _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data na
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
-    parser.add_argument(
-        "--recipe", default="", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
-    )
+    parser.add_argument("--recipe", default="", metavar="NAME", help="a recipe, or a TOML file, below the settings")
     parser.add_argument("--clients", type=int, metavar="N", help=_CLIENTS)
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
@@ -52,24 +50,19 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
 
 def with_resources(federation: Config, arguments: argparse.Namespace, clients: int | None) -> Config:
     """``federation`` with what the command line says; SettingsError when a number is out of range."""
-    problems = [
-        f"--{name} {value}: must be at least 1"
-        for name, value in (("clients", clients), ("cpus", arguments.cpus))
-        if value is not None and value < 1
-    ]
-    if arguments.gpus is not None and arguments.gpus < 0:
-        problems.append(f"--gpus {arguments.gpus}: must be at least 0")
-    if problems:
-        raise SettingsError("\n".join(problems))
-    names = ("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus")
-    resources = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
-    return federation | {key: value for key, value in resources if value is not None}
+    asked = {"clients": (clients, 1), "cpus": (arguments.cpus, 1), "gpus": (arguments.gpus, 0)}
+    given = {name: limits for name, limits in asked.items() if limits[0] is not None}
+    if wrong := [f"--{name} {n}: must be at least {least}" for name, (n, least) in given.items() if n < least]:
+        raise SettingsError("\n".join(wrong))
+    keys = {"clients": "num-supernodes", "cpus": "client-resources-num-cpus", "gpus": "client-resources-num-gpus"}
+    return federation | {keys[name]: number for name, (number, _) in given.items()}
 
 
 def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
-    config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
-    settings, clients = checked(config), arguments.clients
+    chosen = read_assignments(arguments.settings)
+    config = default_run_config() | recipe.settings | chosen
+    settings, clients = checked(config, chosen), arguments.clients
     counts = settings.data.partition == "natural" and clients is None and not arguments.recipe
     if is_own(settings.data.dataset) or (counts and source_of(settings.data.dataset).has_domains):
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
@@ -115,9 +108,10 @@ def _resumable(out_dir: Path, since: float) -> Path | None:
     return max(finished, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def checked(config: Config) -> Settings:
-    """Return the settings of a run; SettingsError or DataError where one is wrong, or the data are not here."""
+def checked(config: Config, chosen: Config) -> Settings:
+    """The settings of a run; SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing."""
     settings = Settings.from_run_config(config)
+    check_chosen(settings, chosen)
     baselines_of(settings, config)
     check_named(config)
     check_data_settings(settings.data)

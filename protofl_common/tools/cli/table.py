@@ -27,15 +27,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
+from protofl_common.tools.tables import render
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_dict, cells_of, collect, csv_of_cells, csv_of_seeds, markdown
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
@@ -53,7 +53,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
     parser.add_argument(
-        "--keep-models", action="store_true", help="keep the clients' models of the runs made now, for protofl export"
+        "--keep-models", action="store_true", help="keep the models of runs made now, for protofl export"
     )
     add_allow_python(parser, "the table")
     add_json(parser)
@@ -69,8 +69,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
     seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    tables = [read_table(file_named(file)) for file in files]
-    planned = [(table, plan(table, **options)) for table in tables]
+    planned = [(table, plan(table, **options)) for table in (read_table(file_named(file)) for file in files)]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
@@ -83,9 +82,7 @@ def act(arguments: argparse.Namespace) -> int:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
 
-    def resources(federation: Config) -> Config:
-        return with_resources(federation, arguments, None)
-
+    resources = partial(with_resources, arguments=arguments, clients=None)
     if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:
         from protofl_common.tools.local import workers_for  # PyTorch and Flower, two seconds
 
@@ -93,7 +90,7 @@ def act(arguments: argparse.Namespace) -> int:
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
     failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options, shard)
     if arguments.json:
-        print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table in tables]})
+        print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
     return failed
 
 
@@ -151,8 +148,8 @@ def _searched(table: TableFile, cells: list[Cell], trials: Runs | None, make: Ma
 def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
     """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
     for table, cells in planned:
-        shown = Table("row", "column", "to run: seed", "finished", "clients", "rounds", box=None, pad_edge=False)
-        shown.add_column("settings", overflow="fold")
+        heads = ("row", "column", "to run: seed", "finished", "clients", "rounds", Column("settings", overflow="fold"))
+        shown = Table(*heads, box=None, pad_edge=False)
         for cell in cells:
             if cell.runs:
                 shown.add_row(*map(escape, (cell.row, cell.column, *_planned(cell, cells, runs))))
@@ -200,14 +197,15 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
     with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
-        results = collect(cells, runs)
+        results = render.collect(cells, runs)
         files = {
-            ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
-            ".md": markdown(table, results, overrides),
-            ".tex": cells_of(table, results).as_latex(),
-            ".csv": csv_of_cells(table, results),
-            ".long.csv": csv_of_seeds(results),
+            ".json": json.dumps(render.as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
+            ".md": render.markdown(table, results, overrides),
+            ".tex": render.cells_of(table, results).as_latex(),
+            ".csv": render.csv_of_cells(table, results),
+            ".long.csv": render.csv_of_seeds(results),
         }
+        files |= {".against.tex": render.differences(table, results).as_latex()} if table.against else {}
         for suffix, text in files.items():
             write_text(out / f"{table.name}{suffix}", text)
 

@@ -81,8 +81,7 @@ def launcher(resources: Callable[[Config], Config]) -> Launch:
         with log.open("w", encoding="utf-8") as file:
 
             def note(line: str) -> None:
-                file.write(line + "\n")
-                file.flush()
+                print(line, file=file, flush=True)
                 if match := ROUND.match(line):
                     on_round(int(match[2]))
 

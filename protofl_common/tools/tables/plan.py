@@ -15,7 +15,7 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import check_named
-from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
@@ -113,8 +113,10 @@ def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_di
     clients = next((part.clients for part in reversed(parts) if part.clients), None)
     federation = recipe.federation | ({"num-supernodes": clients} if clients else {})
     runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
+    settings = next(iter(runs.values())).settings
+    check_chosen(settings, parts[-1].settings)
     try:
-        check_data_are_here(next(iter(runs.values())).settings.data)
+        check_data_are_here(settings.data)
     except DataError as missing:
         return Cell(row, column, figure, {}, str(missing))
     return Cell(row, column, figure, runs, spaces=_merged(part.search for part in parts))

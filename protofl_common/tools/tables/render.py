@@ -30,6 +30,7 @@ class Result:
     reason: str  # why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have
     figure: str
     decimals: int = 2
+    rank: float | None = None  # the mean of a finished cell whose largest figure is the best
     found: Found | None = None
     division: object = None  # of the data among how many clients: results of another one are not paired
     warnings: tuple[str, ...] = ()  # of the runs, each once
@@ -78,19 +79,23 @@ def _result(cell: Cell, runs: Runs) -> Result:
     figure = " or ".join(on) or str(cell.figure)
     division = [(run.settings.data, run.federation["num-supernodes"]) for run in cell.runs.values()][:1]
     reason, wanted = "; ".join([*reasons, *absent]), len(cell.runs)
-    return Result(values, wanted, state, reason, figure, decimals, cell.found, division, tuple(warnings))
+    ranked = state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std"
+    rank = round(statistics.fmean(values.values()), 2) if ranked else None
+    return Result(values, wanted, state, reason, figure, decimals, rank, cell.found, division, tuple(warnings))
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
     beside = ("paper",) if any(row.paper for row in table.rows.values()) else ()
-    rows = []
-    for name, row in table.rows.items():
+    rows, bold = [], []
+    for number, (name, row) in enumerate(table.rows.items()):
         texts = [name]
         for column in table.columns:
             result = results.get((name, column))
+            ranks = [other.rank for (_, where), other in results.items() if where == column and other.rank is not None]
+            bold += [(number, len(texts))] if result and len(ranks) > 1 and result.rank == max(ranks) else []
             texts += [result.text if result else "–", *(row.paper.get(column, "") for _ in beside)]
         rows.append(texts)
-    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows)
+    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows, bold=bold)
 
 
 def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
@@ -112,15 +117,16 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
         lines.append(f"All runs with {', '.join(f'{key} = {value}' for key, value in overrides.items())}.")
     lines += [""] if notes else []
     lines += [f"- {name} ({', '.join(columns)}): {note}" for (name, note), columns in notes.items()]
-    return "\n".join([*lines, *_differences(table, results), *_searches(table, results)]) + "\n"
-
-
-def _differences(table: TableFile, results: Results) -> Iterator[str]:
     if table.against:
-        yield from ("", f"## Against {table.against}", "", DIFFERENCES, "")
-        shown = [place for place, result in results.items() if result.values]
-        rows = [[*place, *estimated(results[place].numbers, _beyond(table, *place, results))] for place in shown]
-        yield from Table(("", "column", *ESTIMATED), rows).as_markdown()
+        lines += ["", f"## Against {table.against}", "", DIFFERENCES, "", *differences(table, results).as_markdown()]
+    return "\n".join([*lines, *_searches(table, results)]) + "\n"
+
+
+def differences(table: TableFile, results: Results) -> Table:
+    """A row for each cell, with n, and how much more it is than the row ``against`` of its column."""
+    shown = [place for place, result in results.items() if result.values]
+    rows = [[*place, *estimated(results[place].numbers, _beyond(table, *place, results))] for place in shown]
+    return Table(("", "column", *ESTIMATED), rows, words=(0, 1))
 
 
 def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:

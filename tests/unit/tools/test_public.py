@@ -10,6 +10,7 @@ import torch
 from client_app.algorithms.fedproto import FedProto
 from client_app.algorithms.fedprox import FedProx
 from hatch_build import AppAsData
+from protofl_common.data.raw import DataError
 from protofl_common.experiment.settings import app_folder
 from protofl_common.tools import extending as extend
 from protofl_common.tools import python_api as public
@@ -42,6 +43,17 @@ def test_an_error_is_raised_where_it_is_made(tmp_path: Path) -> None:
         public.run(batch_size=0)
 
 
+def test_a_table_of_an_algorithm_is_read_as_a_recipe_has_it_and_one_that_acts_on_nothing_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Runs of several algorithms may share tables."""
+    tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
+    run = public.run(clients=2, out_dir=str(tmp_path), **SMALL, **tables)
+    assert run.summary["settings"]["fedproto.lambda"] == 0.25
+    with pytest.raises(public.SettingsError, match=r"fedproto\.lambda = 2: has no effect on fedavg"):
+        public.run(algo="fedavg", **{"fedproto.lambda": 2})
+
+
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
     """Cross-entropy, doubled."""
 
@@ -55,6 +67,22 @@ def test_a_client_half_is_tried_on_a_batch() -> None:
     plain, doubled = (public.try_method(half, **data) for half in (extend.ClientAlgorithm, Twice))
     assert doubled.losses["cross-entropy"] == pytest.approx(2 * plain.losses["cross-entropy"])
     assert plain.upload.vectors().means.shape[1] == 64
+
+
+def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
+    """Though a run would divide them among those that they name."""
+    named = tmp_path / "mine.npz"
+    np.savez(named, inputs=np.random.default_rng(1).normal(size=(12, 3)), labels=[0, 1] * 6, client=["a", "b", "c"] * 4)
+    tried = public.try_method(FedProto, named, models="mlp-1", partition="natural", train_fraction=0.5)
+    assert tried.upload.vectors().counts.sum() == 6
+
+
+def test_a_wrong_setting_is_said_before_a_client_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(public.SettingsError, match="arch = 'torchvision:resnet19': architecture 'resnet19' is not one"):
+        public.run(arch="torchvision:resnet19", out_dir=str(tmp_path), **SMALL)
+    with pytest.raises(DataError, match=r"nothing\.npz': there is no such file"):
+        public.run(tmp_path / "nothing.npz", out_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_term_that_acts_on_what_comes_is_tried_too() -> None:

@@ -5,9 +5,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.data.shares import balanced, dealt_evenly, proportional, set_aside, split
+from protofl_common.data.shares import _first, balanced, by_class, dealt_evenly, proportional, set_aside, split
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=60).map(lambda labels: np.array(labels, dtype=np.int64)), st.integers(0, 99)
+)
+def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    wanted = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
+    decks = by_class(labels, np.random.default_rng(seed))
+    assert [deck.tolist() for deck in decks] == [deck.tolist() for deck in wanted]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0]), max_size=40), st.integers(0, 50), st.integers(0, 99))
+def test_the_first_by_turn_and_lot_by_the_definition(turns: list[float], limit: int, seed: int) -> None:
+    """The whole order, by turn and among equals by lot, cut at the limit; without one all are taken."""
+    order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
+    wanted = [sorted(order[: limit or len(turns)]), sorted(order[limit or len(turns) :])]
+    parts = _first(np.array(turns), limit, np.random.default_rng(seed))
+    assert [part.tolist() for part in parts] == wanted
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))

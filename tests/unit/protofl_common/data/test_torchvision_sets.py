@@ -92,9 +92,11 @@ def test_torchvision_set_may_lie_in_a_folder_of_its_own(data_settings: MakeSetti
 
 def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or download = true"):
+    with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
-    with pytest.raises(DataError, match=r"there is no such folder \(dataset 'mnist'\), or download = true"):
+    with pytest.raises(
+        DataError, match=r"there is no such folder \(dataset 'mnist'\); name another, or set download = true"
+    ):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import (
     Settings,
     SettingsError,
+    check_chosen,
     default_run_config,
     flatten,
     known_keys,
@@ -54,6 +56,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     [
         ("algo", "fedprot", "did you mean fedproto?"),
         ("dataset", "mnst", "did you mean mnist?"),
+        ("dataset", "MNIST", "did you mean mnist?"),
         ("partition", "dirichlett", "did you mean dirichlet?"),
         ("models", "resnet", "choose one of small3, "),
         ("arch", "vgg", "choose one of "),
@@ -112,11 +115,30 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
         ("fedplvm", "temperatur", "fedplvm.temperature"),
         ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
         ("fedproto", "round", "rounds"),
+        ("fedproto", "epochs", "local-epochs"),
+        ("local", "lambda", "fedproto.lambda"),
     ],
 )
 def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo: str, key: str, meant: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
         Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})
+
+
+def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_act() -> None:
+    """A baseline's settings act, too."""
+
+    def check(chosen: dict[str, Scalar], **config: Scalar) -> None:
+        check_chosen(Settings.from_run_config(default_run_config() | config), chosen)
+
+    with pytest.raises(SettingsError) as caught:
+        check({"fedproto.lambda": 2.0, "lr": 0.1, "fedprox.mu": 1.0, "fedbn.x": 1}, algo="fedprox")
+    assert str(caught.value).splitlines() == [
+        "fedproto.lambda = 2.0: has no effect on fedprox, which reads fedprox.mu",
+        "fedbn.x = 1: has no effect on fedprox, which reads fedprox.mu",
+    ]
+    with pytest.raises(SettingsError, match=r"^fedprox\.mu = 1\.0: has no effect on local, which reads no settings of"):
+        check({"fedprox.mu": 1.0}, algo="local")
+    check({"fedprox.mu": 1.0}, algo="fedavg", baselines="local, fedprox")
 
 
 def test_a_node_may_override_its_own_facts_only() -> None:

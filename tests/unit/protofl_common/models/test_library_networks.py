@@ -70,7 +70,7 @@ def test_timm_is_asked_for_an_untrained_network(monkeypatch: pytest.MonkeyPatch)
         assert (name, pretrained, num_classes) == ("tiny.of_somebody", False, 0)
         return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * 64, 24))
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model, is_model=bool))
     model = build_model("timm:tiny.of_somebody", input_shape=(2, 8, 8), **SHAPE)
     assert model(torch.rand(3, 2, 8, 8)).shape == (3, 7)
 

@@ -1,6 +1,5 @@
 """``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
 
-import csv
 import json
 import math
 import subprocess
@@ -124,15 +123,13 @@ def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsy
 def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
-    table, figure = tmp_path / "all.csv", tmp_path / "all.svg"
-    arguments = ["compare", str(tmp_path), "--csv", str(table), "--figure", str(figure)]
-    assert main([*arguments, "--what", "head", "--over", "worst-10%"]) == 0
-    rows = list(csv.DictReader(table.open(encoding="utf-8")))
-    assert [(row["group"], row["seed"], row["value"], row["difference"]) for row in rows] == [
-        *(("fedproto", str(seed), f"{100 * value:.6g}", "") for seed, value in enumerate(OURS, 1)),
-        ("local", "1", "50", "-5"),
-        ("local", "2", "58", "-2"),
-    ]
+    figure = tmp_path / "all.svg"
+    arguments = ["compare", str(tmp_path), "--json", "--figure", str(figure), "--what", "head", "--over", "worst-10%"]
+    assert main(arguments) == 0
+    ours, local = json.loads(capsys.readouterr().out)["groups"]
+    assert ours["values"] == {str(seed): pytest.approx(100 * value) for seed, value in enumerate(OURS, 1)}
+    assert local["values"] == {"1": pytest.approx(50), "2": pytest.approx(58)}
+    assert (local["difference"]["n"], local["difference"]["mean"]) == (2, pytest.approx(-3.5))
     svg = figure.read_text(encoding="utf-8")
     assert 'xmlns="http://www.w3.org/2000/svg"' in svg.partition("<svg ")[2].partition(">")[0]
     assert "local (n = 2)" in svg

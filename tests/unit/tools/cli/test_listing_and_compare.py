@@ -42,8 +42,9 @@ def test_one_list_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", "algorithms"])
     out = capsys.readouterr().out
-    assert "Local (baseline: every client trains alone). Down: nothing. Up: nothing." in out
     out = " ".join(out.split())
+    nothing = "Local (baseline: every client trains alone). Down: nothing. Up: nothing."
+    assert f"{nothing} Different networks: yes." in out
     each, counted = "prototypes (a prototype of each class", ", with the number of samples behind it)"
     assert f"Down: {each}). Up: {each}{counted}." in out
     assert f"Down: {each}), local_sets (every client's prototypes). Up: {each}{counted}." in out

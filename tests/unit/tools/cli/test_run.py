@@ -54,6 +54,14 @@ def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt]) 
     assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
 
 
+def test_a_recipe_may_hold_settings_of_several_algorithms(attempts: list[Attempt]) -> None:
+    """`fedtgp-fmnist-practical` has FedProto's too."""
+    words = ["dataset=digits", "test-from=split", "partition=iid", "algo=fedproto", "fedproto.lambda=2"]
+    assert main(["run", "--recipe", "fedtgp-fmnist-practical", *words]) == 0
+    ((config, _),) = attempts
+    assert (config["fedtgp.lambda"], config["fedproto.lambda"]) == (0.1, 2.0)
+
+
 def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) -> None:
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
     assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
@@ -104,11 +112,23 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: pytest.Monke
         ),
         (["--recipe", "fedprotto"], ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
         (["--clients", "0"], ["--clients 0: must be at least 1"]),
+        (["algo=fedtgp", "fedproto.lambda=2"], ["fedproto.lambda = 2.0: has no effect on fedtgp, which reads fedtgp."]),
+        (
+            ["models=cnn4,torchvision:resnet19"],
+            ["arch = 'torchvision:resnet19': architecture 'resnet19' is not one of"],
+        ),
+        (["algo=fedkd", "fedkd.student=timm:resnet18"], ["arch = 'timm:resnet18': timm is not installed; pip install"]),
+        (["arch=collections:Networks"], ["arch = 'collections:Networks': collections has no Networks"]),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(
-    words: list[str], said: list[str], attempts: list[Attempt], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    said: list[str],
+    attempts: list[Attempt],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
     assert main(["run", *words]) == 1
     told = capsys.readouterr().err
     assert all(part in told for part in said), told

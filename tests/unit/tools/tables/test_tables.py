@@ -286,7 +286,8 @@ Ours, of test data unless it says otherwise: final head, final head of a; \
 mean ± sample standard deviation over the seeds.
 
 - FedProto (all, first, few): failed: seed 2: it exploded
-- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
+- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'); \
+name another, or set download = true
 """
 
 
@@ -312,6 +313,57 @@ def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: 
     with pytest.raises(SettingsError) as error:
         read_table(path)
     assert f"wrong.yaml: {said}" in str(error.value)
+
+
+def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> None:
+    """One that the whole table shares may be another row's."""
+    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, fedtgp.lambda: 1,"), encoding="utf-8")
+    plan(read_table(small))
+    small.write_text(SMALL.replace("algo: local}", "algo: local, fedproto.lambda: 2}"), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        plan(read_table(small))
+    why = "fedproto.lambda = 2: has no effect on local, which reads no settings of its own"
+    assert str(error.value).splitlines() == [f"small: Local / {column}: {why}" for column in ("all", "first", "few")]
+
+
+def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
+    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        sites = {str(site): {"head": 0.5} for site in range(int(run.federation["num-supernodes"]))}
+        failed = "2 of 40 replies failed, the last: ValueError: mine"
+        lost = [failed] if run.settings.run.algo == "fedproto" and run.settings.run.seed == 2 else []
+        write_run(folder / run.name, to_run_config(run.settings), [sites] * 3, dict.fromkeys(sites, "a"), warnings=lost)
+        return ""
+
+    table = read_table(small)
+    cells, console = plan(table), Console(quiet=True)
+    assert execute([(table, cells)], Runs(small.parent / "runs"), launch, small.parent, {}, console) == 0
+    notes = [line for line in (small.parent / "small.md").read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
+    assert notes[0] == "- FedProto (all, first, few): warning: 2 of 40 replies failed, the last: ValueError: mine"
+    assert len(notes) == 2
+
+
+def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table_of_their_own(small: Path) -> None:
+    small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
+    launcher = Launcher()
+    launcher.broken = ""
+    run_table(small, launcher)
+    latex = (small.parent / "small.tex").read_text(encoding="utf-8")
+    assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
+    assert r"FedProto & \textbf{76.50 $\pm$ 0.71} &  & \textbf{76.50 $\pm$ 0.71} &  & " in latex
+    against = (small.parent / "small.against.tex").read_text(encoding="utf-8").splitlines()
+    assert against[5] == r" & column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
+    own = r"2 & 76.50 & 70.15 \ldots{} 82.85 & +25.00 & 25.00 \ldots{} 25.00 & $<$ 0.001 \\"
+    assert rf"FedProto & few & {own}" in against
+
+
+@pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
+def test_where_less_is_better_nothing_is_bold(figure: str, small: Path) -> None:
+    text = SMALL.replace("figure: {when: final, what: head}", f"figure: {figure}")
+    small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
+    launcher = Launcher()
+    launcher.broken = ""
+    run_table(small, launcher)
+    assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
 
 
 def test_a_number_with_an_exponent_is_one(small: Path) -> None:
