@@ -6,6 +6,11 @@ from textwrap import wrap
 from protofl_common.experiment.catalog import Algorithm
 from protofl_common.wire.schema import Declared
 
+USUAL = {  # docs/algorithms/index.md says so
+    "all weights of the model": "",
+    "a prototype of each class": "",
+    "a prototype of each class, with the number of samples behind it": " with counts",
+}
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 {height}" font-family="Helvetica, sans-serif" role="img">
 <title>{title}</title>
@@ -61,5 +66,8 @@ def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]
 
 
 def in_words(declared: Declared) -> str:
-    """Each entry by its name and its words."""
-    return ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()) or "nothing"
+    """Each entry by its name and, unless it is as usual, its words."""
+    text = ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()) or "nothing"
+    for words, short in USUAL.items():
+        text = text.replace(f" ({words})", short)
+    return text
