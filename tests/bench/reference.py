@@ -90,8 +90,9 @@ def _what_travels() -> Iterator[str]:
 
 
 def _beside_others(title: str) -> Iterator[str]:
-    """An algorithm's accuracies in ``which.md``, between training alone and FedAvg."""
-    first = re.search(r"(?m)(^\|.*\n)+", _written("which").partition("<!-- measured -->")[2])
+    """An algorithm's accuracies in four situations, between training alone and FedAvg."""
+    measured = (DOCS / "notebook" / "2026-11-which.md").read_text(encoding="utf-8").partition("<!-- measured -->")[2]
+    first = re.search(r"(?m)(^\|.*\n)+", measured)
     final = re.sub(r" \(\d+\.\d\)", "", first[0] if first else "")  # without the accuracies after ten rounds
     rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in final.splitlines()]
     shown = [row if row[0] == title else [cell.partition(" ±")[0] for cell in row] for row in rows]

@@ -1,4 +1,4 @@
-"""docs/algorithms/which.md: accuracy, bytes and CPU seconds of every algorithm in four situations.
+"""which.svg and docs/notebook/2026-11-which.md: accuracy, bytes, CPU seconds of every algorithm in four situations.
 
     python -m tests.bench.which measure --data-dir /data    # the tables which*.yaml, run by run in this process
     python -m tests.bench.which draw                        # the figure and the page's table from what was measured
@@ -42,7 +42,7 @@ GROUPS = {
 """By what travels."""
 COLOURS = ("#1f2430", "#c2571a", "#7a55b5", "#12805c")
 SITUATIONS = ("label shift", "feature shift", "different architectures", "few samples")
-PAGE = MEASURED.with_suffix(".md")
+PAGE = MEASURED.parents[1] / "notebook" / "2026-11-which.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 
 
