@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(
         "a sum with one site fewer",
         "client_app/protections/secure_sum.py",
-        "if 0 < len(few) < FEWEST",
+        "if 0 < len(few) < FEWEST_SUMMED",
         "if 0 < len(few) < 0",
         f"{STUDIES} difference",
     ),
