@@ -127,7 +127,7 @@ class Federation:
             return True
         reasons = " ".join(problems.values())
         unheard = [name for name in self.named if name not in self.cards and f"site {name}: " not in reasons]
-        if unheard or WAITING in reasons:
+        if unheard or any(why.partition(": ")[2].startswith(WAITING) for why in problems.values()):
             return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
             return False
@@ -237,7 +237,7 @@ class Federation:
             if reply.has_error():
                 why, before = printable(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
-                if WAITING in why:
+                if why.partition(": ")[2].startswith(WAITING):
                     self._ask_again[node] = time.monotonic() + APPROVAL_EVERY
                     if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
