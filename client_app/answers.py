@@ -60,7 +60,8 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
-                _ = at_site and audit.append(folder, **about, refused=reason)
+                if at_site:
+                    audit.append(folder, **about, refused=reason)
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):

@@ -82,17 +82,21 @@ class Visit:
         self.seconds: dict[str, float] = {}
         with self.timed("load"):
             self.client = client = Client(context, message)
-            self.algorithm = client_half(client.settings.row)(client, client.instructions.round)
             self.protections = protections_of(client)
+            for protection in self.protections:
+                protection.before()
+            self.algorithm = client_half(client.settings.row)(client, client.instructions.round)
             self._restore()
             declared = client.settings.exchange.down
             limits = client.limits(self.algorithm.templates(declared))
             self.algorithm.receive(unpack_payload(client.content, declared, limits, required=False))
             self.secure_sum = sum_of(client)
-            _ = client.instructions.evaluate and (client.test_set, client.validation_set)  # read now what is used
-            _ = client.training and client.train_set
+            if client.instructions.evaluate:
+                _ = client.test_set, client.validation_set  # read now what is used
+            if client.training:
+                _ = client.train_set
         for protection in self.protections:
-            protection.before()
+            protection.charge()
         self.evaluated = Evaluated(self.algorithm)
 
     def __enter__(self) -> Self:

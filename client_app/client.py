@@ -57,7 +57,7 @@ class Client:
         self.name, self.site_folder = self.node.name, site_folder(node)
         self.study: Study | None = None  # in which this site takes part now; None for a simulated client
         if message and self.node.is_site:
-            how = {"approves": self.node.approves, "training": self.training}
+            how = {"approves": self.node.approves, "counts": message.metadata.message_type != MessageType.QUERY}
             self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)

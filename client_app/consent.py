@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,17 +47,18 @@ class Request:
         return Study.of(self.settings)
 
     @property
-    def most_runs(self) -> int:
-        """How many runs may take place; 0: any number."""
-        return min(filter(None, (self.runs, int(self.settings["study-runs"]))), default=0)
+    def bounded(self) -> "Request":
+        """The request with the last day and the number of runs that hold: the approval's or the study's."""
+        until = min(filter(None, (self.until, self.study.until)), key=date.fromisoformat, default="")
+        return replace(self, until=until, runs=min(filter(None, (self.runs, self.study.runs)), default=0))
 
 
 def check_consent(
-    config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, *, approves: bool, training: bool
+    config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, *, approves: bool, counts: bool
 ) -> Study:
     """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
 
-    ``approves``: its operator is asked; ``training``: the message is one of those by which runs are counted.
+    ``approves``: its operator is asked; ``counts``: the message is no mere introduction, so its run counts.
     """
     study = Study.of(config)
     if is_past(study.until):
@@ -69,12 +70,12 @@ def check_consent(
         if not path.exists():
             _check_room(config, folder)
         with locked(path):
-            _check_approved(config, study, run_id, path, name, training)
+            _check_approved(config, study, run_id, path, name, counts)
     return study
 
 
 def _check_approved(
-    config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, training: bool
+    config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, counts: bool
 ) -> None:
     """RefusedMessage unless the run has been approved, and is not one too many; asks the operator, and counts runs."""
     request = read(path) if path.exists() else None
@@ -86,10 +87,10 @@ def _check_approved(
         raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
     if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
-    now = sorted({*request.run_ids, run_id})
-    if request.most_runs and len(now) > request.most_runs:
-        raise RefusedMessage(f"{name} takes part in {request.most_runs} runs of {study}, and has done so")
-    if training and now != request.run_ids:
+    now, most = sorted({*request.run_ids, run_id}), request.bounded.runs
+    if most and len(now) > most:
+        raise RefusedMessage(f"{name} takes part in {most} runs of {study}, and has done so")
+    if counts and now != request.run_ids:
         write(path, replace(request, run_ids=now))
 
 

@@ -1,7 +1,6 @@
 """Before the first round: a client says who it is, and finds out whether it can take part."""
 
 import copy
-from tempfile import TemporaryFile
 
 import torch
 from flwr.app import Context, Message
@@ -11,9 +10,8 @@ from client_app.algorithms.base import client_half
 from client_app.answers import log
 from client_app.client import Client
 from client_app.protections.differential_privacy import check_affordable
-from client_app.state import StateError
 from protofl_common.backbones.features import check_images
-from protofl_common.basics.files import digest, make_private
+from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config, digest_of
@@ -31,7 +29,6 @@ def introduction(message: Message, context: Context) -> SiteCard:
         own, asked = own_division(context.node_config, default_run_config()), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
         log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
-    _check_storage(client)
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
@@ -64,18 +61,6 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     )
 
 
-def _check_storage(client: Client) -> None:
-    """StateError if a site could not store a model: it must show before the first round, not after its training."""
-    if not client.node.is_site:
-        return
-    try:
-        make_private(client.root)
-        with TemporaryFile(dir=client.root) as probe:
-            probe.write(bytes(2**16))  # a full disk takes the name of a file, and nothing in it
-    except OSError as error:
-        raise StateError(f"state-dir: {client.root.absolute()} cannot be written ({error})") from error
-
-
 def _about_model(client: Client) -> tuple[int, str]:
     """Parameters of the model, and a digest of the weights that it exchanges; made once for clients that are alike."""
     settings, exchange = client.settings, client.settings.exchange
@@ -101,10 +86,10 @@ def _check_model(client: Client) -> None:
         check_images(client.data.train_inputs, client.settings.backbones)
         return
     try:
-        _ = client.model
+        model = client.model
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    check_model(client.model, client.arch, _zeros(client, 2), client.settings.model.feature_dim)
+    check_model(model, client.arch, _zeros(client, 2), client.settings.model.feature_dim)
 
 
 def _check_batches(client: Client) -> None:

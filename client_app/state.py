@@ -8,17 +8,22 @@ On a site with an operator, the server's word alone removes nothing of other Flo
 resumed leaves up to three more files there each time.
 """
 
+import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protofl_common.basics.files import TensorFileError
+from protofl_common.basics.files import TensorFileError, locked, write_text
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
+from protofl_common.wire.schema import RefusedMessage
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
@@ -31,6 +36,25 @@ class LedgerError(RuntimeError):
 
 class StateError(RuntimeError):
     """The state on disk cannot be used, or not be written; the message says which file and why."""
+
+
+@contextmanager
+def record_in(path: Path, unknown: str) -> Iterator[dict[str, Any]]:
+    """Lock a site's record, {} where there is no file yet, and write what the block changes; no error writes anything.
+
+    StateError, which says what is ``unknown`` then, for a file that cannot be used, or whose content is another.
+    """
+    try:
+        with locked(path):
+            record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            before = json.dumps(record)
+            yield record
+            if (after := json.dumps(record)) != before:
+                write_text(path, after + "\n", private=True)
+    except RefusedMessage:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise StateError(f"state-dir: {path} cannot be read or written ({error}): {unknown} is not known") from error
 
 
 class StateFolder:

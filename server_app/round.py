@@ -88,7 +88,7 @@ def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -
 
 
 def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-    if len(uploads) < (least := federation.settings.federation.min_replies):
+    if len(uploads) < (least := federation.least_replies):
         raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
     return uploads
 

@@ -26,7 +26,10 @@ class Protection:
         raise NotImplementedError
 
     def before(self) -> None:
-        """Refuse, or charge for, the answer."""
+        """Refuse the message; nothing of the data has been read for it yet."""
+
+    def charge(self) -> None:
+        """Charge for the answer; the message has been read, and nothing has been worked on."""
 
     def step(self, step: Step) -> Step:
         return step

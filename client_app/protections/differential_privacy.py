@@ -1,8 +1,9 @@
 """Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
 
-The ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator
-has one over all runs; ``require-dp`` in its node config bounds it. A simulated client has one for each run. A message
-is charged before its evaluation or training begins: one that is repeated is charged twice, for its noise is new.
+A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator has
+two over all runs, by its name and by its data, which ``require-dp`` in its node config bounds: neither another name nor
+a copy of the data is new. A simulated client has one for each run. A message is charged before its evaluation or
+training begins: one that is repeated is charged twice, for its noise is new.
 """
 
 import json
@@ -52,7 +53,7 @@ class DifferentialPrivacy(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.dp != "none"
 
-    def before(self) -> None:
+    def charge(self) -> None:
         asked, plan = self.client.instructions, self._plan
         costs = plan.of_round(asked.round, asked.evaluate) if self.client.training else plan.of_evaluation()
         charge(self.client, asked.run_name, costs)
@@ -120,35 +121,39 @@ class DifferentialPrivacy(Protection):
         return self._plan.table_noise
 
 
-def ledger_of(client: Client, run_name: str) -> Path:
-    """The file of a client's ledger; at a site it is the data's, so a new name has spent what the old one had."""
+def ledgers_of(client: Client, run_name: str) -> list[Path]:
+    """The files of a client's ledgers; a site's name and its data have one each, in which what either spent counts."""
     if not client.node.is_site:
-        return client.own_file(run_name, "privacy.json")
+        return [client.own_file(run_name, "privacy.json")]
     folder = client.settings.data.data_dir and str(Path(client.settings.data.data_dir).expanduser().resolve())
-    return client.root / "privacy" / f"{digest(folder, client.node.domain, client.node.partition)}.json"
+    owners = client.name, digest(folder, client.node.domain, client.node.partition)
+    return [client.root / "privacy" / f"{owner}.json" for owner in owners]
 
 
 def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
     """Enter the cost of an answer; SettingsError beyond ``dp-epsilon``, or what this site lets all runs spend."""
-    file, privacy, run_id = ledger_of(client, run_name), client.settings.privacy, f" {client.run_id}"
+    files, privacy, run_id = ledgers_of(client, run_name), client.settings.privacy, f" {client.run_id}"
     try:
-        with locked(file):  # another run's client may be at work on this machine
-            ledger = read_ledger(file)
-            ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
-            of_run = [used for name, used in ledger.items() if name.startswith(f"{run_name} ") or name.endswith(run_id)]
-            _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
-            _check_all_runs(client, sum(ledger.values(), Counter()))
-            rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
-            write_text(file, json.dumps(rows) + "\n")
+        with locked(files[0].with_name("ledgers")):  # another run's client may be at work on this machine
+            ledgers = {file: read_ledger(file) for file in files}
+            for ledger in ledgers.values():
+                ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
+                of_run = [ledger[name] for name in ledger if name.startswith(f"{run_name} ") or name.endswith(run_id)]
+                _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                _check_all_runs(client, sum(ledger.values(), Counter()))
+            for file, ledger in ledgers.items():
+                rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
+                write_text(file, json.dumps(rows) + "\n")
     except OSError as error:
-        raise LedgerError(f"the privacy ledger {file} cannot be written: {error}") from error
+        raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
 
 
 def check_affordable(client: Client) -> None:
     """SettingsError, before the first round, where not even one fits in what this site lets all runs spend."""
     if client.plan is not None and client.node.required_dp is not None:
-        used = sum(read_ledger(ledger_of(client, "")).values(), Counter())
-        _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))
+        for file in ledgers_of(client, ""):
+            used = sum(read_ledger(file).values(), Counter())
+            _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))
 
 
 def spent(file: Path, delta: float) -> float:

@@ -5,17 +5,16 @@ much as from one of thousands. The record is written when the reply, or an error
 killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
 """
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from client_app.client import Client
 from client_app.protections.base import Protection
-from client_app.state import StateError
-from protofl_common.basics.files import locked, write_text
+from client_app.state import record_in
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
 Answers = dict[str, tuple[int, int]]  # Flower run, algorithm -> last round answered, the final evaluation's; 0: none
-MOST = 1000  # Entries in the file; the oldest go. A server that starts as many runs gets more answers from those.
 
 
 class OneReply(Protection):
@@ -33,34 +32,25 @@ class OneReply(Protection):
         return is_site
 
     def before(self) -> None:
-        self._check(self._read())
+        if self.file.exists():
+            with self._answers():
+                pass
 
     def after(self) -> None:
         """Record the answer. It is checked once more: the same question may have come twice at the same time."""
         number = self.client.instructions.round
-        try:
-            with locked(self.file):
-                answers = self._read()
-                last, final = self._check(answers)
-                answers.pop(self.key, None)
-                answers[self.key] = (number, final) if self.client.training else (last, max(1, number))
-                write_text(self.file, json.dumps(dict(list(answers.items())[-MOST:])) + "\n", private=True)
-        except OSError as error:
-            raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
+        with self._answers() as answers:
+            last, final = answers.get(self.key, (0, 0))
+            answers[self.key] = (number, final) if self.client.training else (last, max(1, number))
 
-    def _check(self, answers: Answers) -> tuple[int, int]:
+    @contextmanager
+    def _answers(self) -> Iterator[Answers]:
+        """The record, in which this question has no answer yet."""
         number, training = self.client.instructions.round, self.client.training
-        last, final = answers.get(self.key, (0, 0))
-        if final or (training and number <= last):
-            asked = f"training in round {number}" if training else "the final evaluation"
-            answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
-            raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
-        return last, final
-
-    def _read(self) -> Answers:
-        try:
-            entries = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-            return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            why = f"cannot be read ({error}): what was answered is not known"
-            raise StateError(f"state-dir: {self.file} {why}") from error
+        with record_in(self.file, "what was answered") as answers:
+            last, final = map(int, answers.get(self.key, (0, 0)))
+            if final or (training and number <= last):
+                asked = f"training in round {number}" if training else "the final evaluation"
+                answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
+                raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+            yield answers

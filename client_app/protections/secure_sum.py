@@ -25,11 +25,11 @@ from cryptography.exceptions import InvalidTag
 from flwr.app import Context, Message, RecordDict
 
 from client_app.client import Client
-from client_app.state import StateError
-from protofl_common.basics.files import locked, write_text
+from client_app.state import record_in
+from protofl_common.basics.files import write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
+from protofl_common.privacy.shamir import FEWEST_SUMMED, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
@@ -83,8 +83,8 @@ class SecureSum:
             purpose = masks.introducing(self.algo, self.sum, both)
             if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
-        if len(keys) < FEWEST:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
+        if len(keys) < FEWEST_SUMMED:
+            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST_SUMMED}")
         secret, threshold, points = progress.secret, self._threshold(keys), points_of(keys)
         halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
         pair, own = (split(half, threshold, points.values()) for half in halves)
@@ -136,30 +136,23 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads. If fewer than `FEWEST` sites make the difference, it would
-        show what they sent. Another study, or a setting that acts on little, leaves the uploads of a round as they are:
-        so sums of one kind and round count as alike. Who trains nothing is asked for one round only.
+        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
+        they sent. Another study, or a setting that acts on little, leaves the uploads of a round as they are: so sums
+        of one kind and round count as alike. Who trains nothing is asked for one round only.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
         use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
-        try:
-            with locked(path):
-                cohorts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-                earlier: list[list[str]] = cohorts.setdefault(use, [])
-                differences = [sites.symmetric_difference(cohort) for cohort in earlier]
-                shown = next((few for few in differences if 0 < len(few) < FEWEST), None)
-                if not shown and set() not in differences:
-                    earlier.append(sorted(sites))
-                    write_text(path, json.dumps(cohorts), private=True)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            why = f"cannot be read or written ({error}): whom this site was summed with is not known"
-            raise StateError(f"state-dir: {path} {why}") from error
-        if shown:
-            names = " and ".join(sorted(shown))
-            raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
+        with record_in(path, "whom this site was summed with") as cohorts:
+            earlier: list[list[str]] = cohorts.setdefault(use, [])
+            differences = [sites.symmetric_difference(cohort) for cohort in earlier]
+            if shown := next((few for few in differences if 0 < len(few) < FEWEST_SUMMED), None):
+                names = " and ".join(sorted(shown))
+                raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
+            if set() not in differences:
+                earlier.append(sorted(sites))
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""

@@ -14,12 +14,12 @@ from functools import reduce
 
 PRIME = 2**256 + 297
 SHARE = 33  # bytes of a share
-FEWEST = 3  # clients whose sum hides one of them from the others
+FEWEST_SUMMED = 3  # clients whose sum hides one of them from the others
 
 
 def needed(clients: int, fraction: float) -> int:
     """t, the threshold of so many clients."""
-    return max(FEWEST, math.ceil(fraction * clients))
+    return max(FEWEST_SUMMED, math.ceil(fraction * clients))
 
 
 def points_of(sites: Iterable[str]) -> dict[str, int]:

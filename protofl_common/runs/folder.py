@@ -87,6 +87,7 @@ RoundRow = TypedDict(
         "epsilon": NotRequired[float],
         "bounded": NotRequired[list[str]],
         "audit": NotRequired[dict[str, str]],
+        "liars": NotRequired[int],
     },
 )
 

@@ -12,8 +12,8 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars
     """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
 
     ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
-    clients, at least one), ``std`` (population). With ``liars`` also ``trimmed``: the mean without as many of the
-    largest and of the smallest, by which the best round is chosen. Empty input gives an empty dict.
+    clients, at least one), ``std`` (population). Where they outvote ``liars`` also ``trimmed``: the mean without as
+    many of the largest and of the smallest, by which the best round is chosen. Empty input gives an empty dict.
     """
     if not accuracies:
         return {}
@@ -21,9 +21,8 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars
     weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
     spread = fairness(accuracies)
     figures = {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
-    drop = min(liars, (len(accuracies) - 1) // 2)
-    middle = sorted(accuracies)[drop : len(accuracies) - drop]
-    return figures | {"trimmed": statistics.fmean(middle)} if liars else figures
+    middle = sorted(accuracies)[liars : len(accuracies) - liars]
+    return figures | {"trimmed": statistics.fmean(middle)} if liars and middle else figures
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
@@ -57,13 +56,13 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     candidates = [
         (figures[kind].get("trimmed", figures[kind]["mean"]), row)
         for row in of_all_sites(rows)
-        if kind in (figures := _figures(row, validated))
+        if kind in (figures := _choosing(row, validated))
     ]
     return max(candidates, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
-    return "validation" if any(kind in row.get("validation", {}) for row in of_all_sites(rows)) else "test"
+    return "validation" if any(kind in _choosing(row, validated=True) for row in of_all_sites(rows)) else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
@@ -81,6 +80,12 @@ def measured(rows: Sequence[RoundRow]) -> set[str]:
 
 def _figures(row: RoundRow, validated: bool) -> Accuracies:
     return row.get("validation", {}) if validated else {**row["accuracy"], **row.get("metrics", {})}
+
+
+def _choosing(row: RoundRow, validated: bool) -> Accuracies:
+    """The figures by which a round may be chosen: where sites may lie, those of enough sites to outvote them."""
+    figures = _figures(row, validated)
+    return {name: of_name for name, of_name in figures.items() if "trimmed" in of_name or not row.get("liars")}
 
 
 def doubts_of_data(sites: Sites) -> Iterator[str]:
@@ -105,6 +110,9 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     if failures := [reason for row in rows for reason in row["failed"].values() if reason != DROPPED]:
         yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
+    silent = [site for site in final["clients"] if site not in tested and final.get("liars")]
+    if tested and silent:
+        yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     shares = [share for site in tested if (share := majority_share(sites.get("sites", {}).get(site, {})))]
     for kind, figures in final["accuracy"].items() if shares else ():
         if figures["mean"] <= (share := statistics.fmean(shares)) + 1e-9:

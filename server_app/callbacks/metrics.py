@@ -92,6 +92,7 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "bounded": in_order(result.bounded),
         "server": result.server_figures,
         "audit": result.heads,
+        "liars": strategy.federation.bounds.liars,
     }
     if result.epsilon is not None:
         row["epsilon"] = result.epsilon
@@ -177,14 +178,10 @@ def _figures(
 
 
 def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
-    """Each of the clients' figures, and samples, over those that have it, where they can outvote the ``liars``."""
+    """Each of the clients' figures, and samples, over those that have it."""
     names = dict.fromkeys(name for of_client, _ in figures for name in of_client)
     having = {name: [(own[name], samples) for own, samples in figures if name in own] for name in names}
-    return {
-        name: over_clients([value for value, _ in pairs], [samples for _, samples in pairs], liars)
-        for name, pairs in having.items()
-        if len(pairs) > 2 * liars
-    }
+    return {name: over_clients([own for own, _ in of], [n for _, n in of], liars) for name, of in having.items()}
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:

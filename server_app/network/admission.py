@@ -13,7 +13,7 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy import shamir
+from protofl_common.privacy.shamir import FEWEST_SUMMED
 from protofl_common.wire.records import MOST_SITES, SiteCard
 
 Cards = Mapping[str, SiteCard]
@@ -88,8 +88,8 @@ def check_number(settings: Settings, sites: int, liars: int) -> None:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
         raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
-    if settings.privacy.sums_only and not shamir.FEWEST <= asked <= MOST_SITES:
-        why = f"{shamir.FEWEST} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
+    if settings.privacy.sums_only and not FEWEST_SUMMED <= asked <= MOST_SITES:
+        why = f"{FEWEST_SUMMED} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
         raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
 
 

@@ -122,11 +122,10 @@ class MessageExchange:
 
     def _patience(self, took: dict[str, float]) -> float:
         """Seconds to wait: all until ``min-replies``, then ``grace`` times the median, or a missing site's slowest."""
-        settings = self.federation.settings.federation
-        if len(took) < settings.min_replies:
+        if len(took) < self.federation.least_replies:
             return math.inf
         usual = [statistics.median(took.values()), *(self._longest.get(site, 0) for site in self._pending)]
-        return max(LEAST_GRACE, settings.grace * max(usual))
+        return max(LEAST_GRACE, self.federation.settings.federation.grace * max(usual))
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""

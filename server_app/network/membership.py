@@ -61,6 +61,12 @@ class Federation:
         return not any(card.real for card in self.cards.values())
 
     @property
+    def least_replies(self) -> int:
+        """``min-replies``; two at least of several sites with operators: what is merged of one is its own upload."""
+        asked = admission.number_asked(len(self.cards), self.settings.federation.participation)
+        return max(self.settings.federation.min_replies, 1 if self.simulated else min(2, asked))
+
+    @property
     def bounds(self) -> Bounds:
         return bounds_of(self.settings, self.cards.values())
 
@@ -121,7 +127,7 @@ class Federation:
             return True
         reasons = " ".join(problems.values())
         unheard = [name for name in self.named if name not in self.cards and f"site {name}: " not in reasons]
-        if unheard or WAITING in reasons:
+        if unheard or any(why.partition(": ")[2].startswith(WAITING) for why in problems.values()):
             return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
             return False
@@ -179,7 +185,7 @@ class Federation:
 
     def await_sites(self) -> None:
         """Before a round: look around, and wait for ``min-replies`` connected sites, at most for ``join-timeout``."""
-        least = min(self.settings.federation.min_replies, len(self.node_of))
+        least = min(self.least_replies, len(self.node_of))
         deadline = time.monotonic() + self.settings.federation.join_timeout
         self.look_around()
         if self._connected() < least:
@@ -199,7 +205,7 @@ class Federation:
         """The sites that a round may ask: all but those that rest, unless these leave fewer than ``min-replies``."""
         taking_part = [site for site in self.node_of if site not in self.expelled]
         awake = [site for site in taking_part if self._rests_until.get(site, 0) < server_round]
-        return awake if len(awake) >= self.settings.federation.min_replies else taking_part
+        return awake if len(awake) >= self.least_replies else taking_part
 
     def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
         """A site that is silent ``max-silent-rounds`` times running, each for the whole timeout, rests for as many."""
@@ -231,7 +237,7 @@ class Federation:
             if reply.has_error():
                 why, before = printable(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
-                if WAITING in why:
+                if why.partition(": ")[2].startswith(WAITING):
                     self._ask_again[node] = time.monotonic() + APPROVAL_EVERY
                     if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")

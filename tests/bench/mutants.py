@@ -171,9 +171,23 @@ MUTANTS = [
     Mutant(
         "runs are not counted",
         "client_app/consent.py",
-        "if request.most_runs and len(now) > request.most_runs:",
+        "if most and len(now) > most:",
         "if False:",
         f"{STUDIES} ends",
+    ),
+    Mutant(
+        "final evaluations are not counted as runs",
+        "client_app/client.py",
+        '"counts": message.metadata.message_type != MessageType.QUERY',
+        '"counts": self.training',
+        f"{STUDIES} alone_counts",
+    ),
+    Mutant(
+        "a question is refused after the data were read",
+        "client_app/app.py",
+        "                protection.before()",
+        "                client.train_set and protection.before()",
+        f"{STUDIES} answered_reads_no_data",
     ),
     Mutant(
         "a study without this site",
@@ -206,7 +220,7 @@ MUTANTS = [
     Mutant(
         "a sum with one site fewer",
         "client_app/protections/secure_sum.py",
-        "if 0 < len(few) < FEWEST",
+        "if 0 < len(few) < FEWEST_SUMMED",
         "if 0 < len(few) < 0",
         f"{STUDIES} difference",
     ),

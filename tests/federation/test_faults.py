@@ -16,6 +16,7 @@ from tests.support.accidents import fails, on_round
 from tests.support.attacks import both, lost, when
 from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.support.results import assert_same
+from tests.support.sites import real_sites
 
 SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
 Nodes = dict[int, dict[str, Any]]
@@ -292,6 +293,18 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
     same = {key: down["2"][key].data == down["3"][key].data for key in ("means", "labels")}
     assert same == {"means": True, "labels": True}
     assert down["3"]["means"].data != down["4"]["means"].data
+
+
+def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
+    """What is merged of one is its upload, and the others would be sent it; simulated clients are one person's own."""
+    one_is_left = on_round(2, 1001, fails)
+    real = run_federation(run_config(tmp_path / "real", **SMALL), nodes=real_sites(2), tamper=one_is_left)
+    assert [row["void"] for row in real.rows] == [False, True, False, False, False]
+    assert real.rows[1]["void-because"] == "1 valid replies, fewer than min-replies = 2"
+    simulated = run_federation(run_config(tmp_path / "simulated", **SMALL), clients=2, tamper=one_is_left)
+    assert not any(row["void"] for row in simulated.rows)
+    alone = run_federation(run_config(tmp_path / "alone", **SMALL), nodes=real_sites(1))
+    assert not any(row["void"] for row in alone.rows)
 
 
 def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

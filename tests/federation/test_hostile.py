@@ -440,6 +440,25 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
         run_federation(config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies)
 
 
+def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(tmp_path: Path) -> None:
+    """It has fewer test samples than ``min-class-samples`` lets it tell of; two cannot outvote one of them."""
+
+    def sends_none(message: Message, reply: Message) -> Message:
+        report = reply.content.metric_records.get("report", {})
+        for name in [name for name in report if name.startswith("correct.") and message.metadata.dst_node_id == 1002]:
+            del report[name]
+        return reply
+
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
+    outcome = run_federation(config, nodes=real_sites(3), tamper=sends_none)
+    for row in outcome.rows:
+        shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]
+        assert row["accuracy"]["head"]["mean"] == pytest.approx(np.mean(shares))
+        assert "trimmed" not in row["accuracy"]["head"]
+    assert outcome.summary["best-accuracy"] == {}
+    assert "no accuracy of site-2 (too few test samples): the others' alone are in the means" in str(outcome.summary)
+
+
 def test_a_number_of_samples_that_would_overflow_is_no_introduction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,9 +60,14 @@ def fill_the_cache(three: Three, patch: pytest.MonkeyPatch) -> None:
 
 
 def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
-    """/dev/full can be opened, and takes no byte."""
-    places = {True: Path("/dev/full"), False: Path(os.devnull)}
-    patch.setattr("client_app.introduction.TemporaryFile", lambda dir: places["south" in str(dir)].open("wb"))
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if "south" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    patch.setattr("client_app.audit.os.fsync", full)
 
 
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
@@ -76,8 +81,8 @@ LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str,
     "no data": (lose_the_data, {}, r"south cannot take part: DataError \(data-dir\)", "there is no such folder"),
     "unwritable folder": (make_the_folder_unwritable, {},
         r"south cannot take part: AuditError \(state-dir\): its audit log cannot be written", "cannot be written"),
-    "full disk": (fill_the_disk, {}, r"south cannot take part: StateError \(state-dir\)",
-        "south/state cannot be written .*No space left on device"),
+    "full disk": (fill_the_disk, {}, r"south cannot take part: AuditError \(state-dir\)",
+        "south/state/.* cannot be written .*No space left on device"),
     "full disk of the cache": (fill_the_cache, {}, r"south cannot take part: DataError \(cache-dir\)",
         "cannot be written .*No space left on device.*; set cache-dir to a folder with room"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from client_app.answers import reason_of
 from client_app.client import Client
-from client_app.protections.differential_privacy import ledger_of
+from client_app.protections.differential_privacy import charge, ledgers_of
 from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -27,6 +27,7 @@ from protofl_common.experiment import plugins
 from protofl_common.experiment.node import LIMITED, LIMITS
 from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.plan import Mechanism
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
 from tests.support.attacks import interrupted
@@ -439,17 +440,33 @@ def test_a_sites_own_image_size_is_not_limited_by_what_runs_may_ask() -> None:
     settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
 
 
-def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
 
-    def ledger(**facts: Any) -> Path:
-        config = run_config(tmp_path, partition="own")
+    def client(run_id: int = 1, **facts: Any) -> Client:
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return ledger_of(Client(Context(1, 7, OWN | facts, RecordDict(), config)), "any")
+        return Client(Context(run_id, 7, OWN | {"require-dp": "epsilon<=2"} | facts, RecordDict(), config))
 
-    assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
-    assert ledger().is_relative_to(tmp_path / "state/privacy")
-    assert ledger() != ledger(**{"data-dir": str(tmp_path / "others")})
+    def ledgers(**facts: Any) -> set[Path]:
+        return {*ledgers_of(client(**facts), "any")}
+
+    south, copy = {"site-name": "south"}, {"data-dir": str(tmp_path / "copy")}
+    assert ledgers() == ledgers(**{"data-dir": "data"})
+    assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
+    assert ledgers() & ledgers(**south)
+    assert ledgers() & ledgers(**copy)
+    assert not ledgers() & ledgers(**south, **copy)
+    nearly_all = [Mechanism(1.0, 3.0, 1)]
+    charge(client(), "first", nearly_all)
+    for facts in (south, copy):
+        before = [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
+        with pytest.raises(SettingsError, match="require-dp, over all runs, = 2"):
+            charge(client(2, **facts), "second", nearly_all)
+        assert before == [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
+    charge(client(2, **south, **copy), "second", nearly_all)
 
 
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])

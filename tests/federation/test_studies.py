@@ -28,7 +28,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SECAGG, pack_settings
 from server_app.network.membership import FederationError
-from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
 
 OWN = {"partition": "own", "image_size": 8, "num_clients": 3, "train_samples": 0, "models": "cnn4", "rounds": 1}
@@ -112,6 +112,19 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
+def test_a_question_that_was_answered_reads_no_data(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hospitals.config()
+    nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
+    outcome = run_federation(config, nodes=nodes)
+    (question, *_), *_ = [exchange for exchange in outcome.grid.log if exchange[0].metadata.message_type == "train"]
+    read: list[object] = []
+    monkeypatch.setattr("client_app.client.open_client_data", lambda *facts, **more: read.append(facts))
+    grid = LocalGrid(config, nodes)
+    grid.push_messages([question])
+    assert "has had the reply to" in str(grid.log[-1][1].error.reason)
+    assert not read
+
+
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +187,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
     yesterday = str(TODAY - timedelta(days=1))
     assert hospitals.operator("north", "approve", Study.of(config).id, "--until", yesterday) == 1
     hospitals.decide(config, words=("approve", "--runs", "1", "--until", str(TODAY)))
-    assert f"until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies" in capsys.readouterr().out
+    assert f", until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies" in capsys.readouterr().out
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
@@ -182,6 +195,46 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
     assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 2)
+
+
+def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
+    """A server could else ask for as many as it likes, with weights of its choice, in runs that train nothing."""
+    config = hospitals.config()
+    for site in NAMES:
+        hospitals.answer(site, config)
+    hospitals.decide(config, words=("approve", "--runs", "2"))
+    outcome = run_federation(config, nodes=hospitals.nodes)
+    final, *_ = [sent for sent, _ in outcome.grid.log if sent.metadata.message_type == MessageType.EVALUATE]
+    replies = []
+    for run_id in (RUN_ID + 1, RUN_ID + 2):
+        final.content.config_records["round"]["run_history"] = str(run_id)
+        grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
+        grid.push_messages([final])
+        replies.append(grid.log[-1][1])
+    assert not replies[0].has_error(), replies[0].error.reason
+    assert "takes part in 2 runs" in replies[1].error.reason
+
+
+def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The study ends before the approval does, and has fewer runs."""
+    limits = {"until": str(TODAY + timedelta(days=1)), "runs": 2}
+    config = signed(hospitals.config(study_runs=2), until=limits["until"], purpose="which valves leak")
+    hospitals.nodes[2]["min-class-samples"] = 2
+    hospitals.answer("north", config)
+    hospitals.decide(config, "north", words=("approve", "--runs", "9", "--until", "2099-01-01"))
+    assert f", until {limits['until']}, 2 runs, in " in capsys.readouterr().out
+    (*_, entry) = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
+    assert entry.items() >= {**limits, "decision": "approved", "purpose": "which valves leak"}.items()
+    assert (entry["signed"], entry["demands"]) == (config["study-by"], {"min-class-samples": 2})
+    assert hospitals.operator("north", "requests", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    (row,) = content["requests"]
+    assert row.items() >= {**limits, "id": Study.of(config).id, "decision": "approved", "run_ids": []}.items()
+    assert row["settings"]["study-purpose"] == "which valves leak"
+    assert any("which valves leak" in line for line in row["asks"])
+    assert content["unread"] == 0
 
 
 def test_a_study_whose_sites_have_all_answered_does_not_wait(

@@ -35,7 +35,7 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
 from server_app.checkpoint import newest_whole
-from server_app.strategies.gaussian import SAMPLES, sent_in
+from server_app.strategies.gaussian import SAMPLES, Sent, sent_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
 Floats = NDArray[np.float64]
@@ -95,9 +95,14 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if settings.privacy.sums_only:
         raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
-    scored = list[Scored]()
+    of_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
+    scored, noisy = list[Scored](), None
+    if of_moments and settings.privacy.dp != "none":
+        noisy = sent_in(newest_whole(folder, without=f"{folder}: no folder of a run").state)
     for number, site in enumerate(in_order(run.sites)):
-        scored += _scores(*_of_site(run, settings, folder, number, site), settings)
+        data, predictor = _of_site(run, settings, folder, number, site)
+        means = _class_means(folder, settings, site, data, predictor, noisy) if of_moments else _sent(run, site)
+        scored += _scores(data, predictor, means, settings)
     rows = []
     for attack in dict.fromkeys(attack for attack, _, _ in scored):
         for size, (least, most) in SIZES.items():
@@ -110,9 +115,7 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_site(
-    run: Run, settings: Settings, folder: Path, number: int, site: str
-) -> tuple[ClientData, Predictor, Prototypes | None]:
+def _of_site(run: Run, settings: Settings, folder: Path, number: int, site: str) -> tuple[ClientData, Predictor]:
     file = folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
@@ -120,19 +123,15 @@ def _of_site(
     stated = stated_samples(data.train_labels, settings.privacy.min_class_samples)
     if stated != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
-    predictor = Predictor(TrainedModel.read(file))
-    return data, predictor, _sent(run, site) or _class_means(folder, settings, site, data, predictor)
+    return data, Predictor(TrainedModel.read(file))
 
 
 def _class_means(
-    folder: Path, settings: Settings, site: str, data: ClientData, predictor: Predictor
-) -> Prototypes | None:
-    """The class means among the moments of frozen features that a client sent; with noise, those that are stored."""
-    if not any(isinstance(entry, Moments) for entry in settings.exchange.up.values()):
-        return None
-    if settings.privacy.dp != "none":
-        checkpoint = newest_whole(folder, without=f"{folder}: no folder of a run")
-        if (stored := sent_in(checkpoint.state).get(site)) is None:
+    folder: Path, settings: Settings, site: str, data: ClientData, predictor: Predictor, noisy: Sent | None
+) -> Prototypes:
+    """The class means among the moments of frozen features that a client sent; ``noisy``: what the server stored."""
+    if noisy is not None:
+        if (stored := noisy.get(site)) is None:
             raise SettingsError(f"{folder}: what {site} sent, with noise, is not stored; set gaussian.revocable = true")
         moments = ClassMoments.of({name: value for name, value in stored.items() if name != SAMPLES})
         present = moments.shares > 0

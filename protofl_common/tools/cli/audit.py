@@ -21,11 +21,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    findings = audit(run_named(arguments.run))
-    table = audit_table(findings)
-    table = replace(table, title="what the messages tell", note="± three deviations of guessing", words=(0, 1))
-    shown = table.on_terminal()
-    for row, attack in zip(shown.rows, findings, strict=True):
-        row.style = "red" if attack["above_chance"] else None
-    Console().print(shown)
+    table, note = audit_table(audit(run_named(arguments.run))), "± three deviations of guessing"
+    Console().print(replace(table, title="what the messages tell", note=note, words=(0, 1)).on_terminal())
     return 0

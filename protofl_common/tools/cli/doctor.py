@@ -4,7 +4,7 @@
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
   protofl doctor --recipe mine.toml                                                 # is every setting right?
 
-It looks at versions, PyTorch, memory, cores, folders, data and processes that are left. Data of your own are
+It looks at versions, PyTorch, memory, folders, data and processes that are left. Data of your own are
 read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
 into folders that runs write to. protofl site check is for machines with data of their own.
 """
@@ -102,21 +102,13 @@ def _memory(asked: argparse.Namespace) -> Found:
     free, cores = int(facts["MemAvailable"].split()[0]) * 1024, len(os.sched_getaffinity(0))
     at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
     needed = at_once * OF_A_CLIENT
-    text = f"{free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
+    text = f"{cores} cores, {free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
     cpus = max(2, -(-cores // max(1, int(free / OF_A_CLIENT))))
     cure = f"end other programs, or have fewer clients at work at once: --cpus {cpus}"
     yield WRONG if free < needed else FACT, text, cure
     if Path("/dev/shm").exists() and (shared := shutil.disk_usage("/dev/shm").total) < FEW_SHARED:
         text = f"{shared / 1e6:.0f} MB of shared memory (/dev/shm), through which `flwr run` passes models"
         yield WARNING, text, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
-
-
-def _cores(asked: argparse.Namespace) -> Found:
-    cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    if not threads.isdigit() or int(threads) > cores:
-        yield WARNING, f"OMP_NUM_THREADS = {threads!r} on {cores} cores", "unset OMP_NUM_THREADS"
-    yield FACT, f"{usable} of {cores} cores", ""
 
 
 def _folders(asked: argparse.Namespace) -> Found:
@@ -158,13 +150,10 @@ def _processes(asked: argparse.Namespace) -> Found:
             service = name == "flower-superlink" and "--simulation" not in command
             if parent == "1" and not service and any(word.endswith(name) for word in command.split()[:2]):
                 yield WARNING, f"{name} ({pid}) is left of an earlier run", f"kill {pid}"
-    if address := os.environ.get("RAY_ADDRESS"):
-        text = f"RAY_ADDRESS = {address!r}: `flwr run` uses that cluster, and waits where it is gone"
-        yield WARNING, text, "unset RAY_ADDRESS"
     if RAY_NOTE.exists():
         text = f"{RAY_NOTE}: plain `flwr run` waits for the Ray that it names, even when that is gone"
         yield WARNING, text, f"protofl run does not; else ray stop, or rm {RAY_NOTE}"
     yield FACT, f"{len(listed.splitlines())} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _cores, _folders, _settings, _processes)
+CHECKS = (_versions, _torch, _memory, _folders, _settings, _processes)

@@ -16,10 +16,11 @@ the code that is installed here, whatever a run brings.
 
 import argparse
 import sys
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-from client_app.consent import APPROVED, DENIED, site_key
+from client_app.consent import APPROVED, DENIED, FOLDER, site_key
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import in_text
@@ -95,8 +96,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def purge(arguments: argparse.Namespace) -> int:
-    for line in stored.purge(arguments.node, arguments.words):
-        print(line)
+    print(*stored.purge(arguments.node, arguments.words), sep="\n")
     return 0
 
 
@@ -106,16 +106,23 @@ def key(arguments: argparse.Namespace) -> int:
 
 
 def requests(arguments: argparse.Namespace) -> int:
-    asked = [*approvals.listed(arguments.node)] or [f"nobody has asked, by {site_folder(arguments.node).absolute()}"]
-    print(*asked, *stored.ledgers_at(arguments.node), sep="\n")
+    folder, asked = site_folder(arguments.node).absolute(), [*approvals.listed(arguments.node)]
+    unread = len([*(folder / FOLDER).glob("*.json")]) - len(asked)
+    if arguments.json:
+        rows = [{"id": request.study.id, **asdict(request.bounded), "asks": lines} for request, lines in asked]
+        print_json("site requests", {"requests": rows, "unread": unread})
+        return 0
+    if unread:
+        print(f"{unread} files in {folder / FOLDER} cannot be read; remove them")
+    shown = [line for _, lines in asked for line in lines] or [f"nobody has asked, by {folder}"]
+    print(*shown, *stored.ledgers_at(arguments.node), sep="\n")
     return 0
 
 
 def decide(arguments: argparse.Namespace) -> int:
     decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
     if len(arguments.words) != 1:
-        one = "give one id, which protofl site requests shows, or one file of settings"
-        raise SettingsError(f"site {arguments.action}: {one}")
+        raise SettingsError(f"site {arguments.action}: give one id of protofl site requests, or one file of settings")
     print(approvals.decide(arguments.node, arguments.words[0], decision, str(arguments.until or ""), arguments.runs))
     return 0
 

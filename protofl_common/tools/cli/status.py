@@ -26,11 +26,9 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
     else:
-        for line in lines(federation, runs):
-            print(line)
+        print(*lines(federation, runs), sep="\n")
         if not runs:
-            where = "from which names and replies of sites are read; --runs names another"
-            print(f"{arguments.runs}: no runs here, {where}")
+            print(f"{arguments.runs}: no runs here, so names and replies of sites are not known; see --runs")
     return 0
 
 

@@ -14,22 +14,18 @@ from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.experiment.node import site_folder, site_name
+from protofl_common.experiment.node import STRICT, site_folder, site_name
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
 from protofl_common.experiment.study import UNSIGNED, Study, fingerprint, is_past
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
 
-def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield for each request of a site its state and what it asks for, those that wait last."""
-    folder = site_folder(node)
-    every = [*requests(folder)]
-    if unread := len([*(folder / FOLDER).glob("*.json")]) - len(every):
-        yield f"{unread} files in {folder / FOLDER} cannot be read; remove them"
+def listed(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
+    """Yield each request of a site, those that wait last, with lines for people: its state, and what it asks for."""
+    every = sorted(requests(site_folder(node)), key=lambda request: (not request.decision, request.asked))
     trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
-    for request in sorted(every, key=lambda request: (not request.decision, request.asked)):
-        yield f"{request.study.id}  {state_of(request)}"
+    for request in every:
         try:
             lines = [*described(Settings.from_run_config(default_run_config() | request.settings, node))]
         except SettingsError as error:
@@ -37,14 +33,15 @@ def listed(node: Mapping[str, Scalar]) -> Iterator[str]:
         if request.study.by and not request.decision:
             history = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
             lines.insert(1, f"           that key {history}")
-        yield from (f"    {line}" for line in lines)
+        yield request, [f"{request.study.id}  {state_of(request)}", *(f"    {line}" for line in lines)]
 
 
 def state_of(request: Request) -> str:
     if not request.decision:
         return f"WAITS since {request.asked}: protofl site approve {request.study.id}, or deny"
-    runs = f"; {len(request.run_ids)} of {request.most_runs or 'any number of'} runs so far"
-    until = f", until {request.until}" if request.until else ""
+    bounded = request.bounded
+    runs = f"; {len(request.run_ids)} of {bounded.runs or 'any number of'} runs so far"
+    until = f", until {bounded.until}" if bounded.until else ""
     asks_again = request.decision == APPROVED and request.code != CODE
     upgraded = "; the code has changed since, so it will wait again" if asks_again else ""
     return f"{request.decision} {request.decided} by {request.by}{until}{runs}{upgraded}"
@@ -77,34 +74,43 @@ def described(settings: Settings) -> Iterator[str]:
             yield f"setting    {printable(' '.join(f'{key}={value}'.split()), LONGEST_IN_LOG)}"
 
 
-def decide(node: Mapping[str, Scalar], study_id: str, decision: str, until: str = "", runs: int = 0) -> str:
-    """Approve or deny a run, by its id or by its file of settings; return a line that says so.
+def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = "", runs: int = 0) -> str:
+    """Approve or deny a run, by its id or by its file of settings; return a line that says what is valid now.
 
     SettingsError for an id that nobody has asked by, and for an approval of settings that the site would refuse anyway.
     """
-    folder, name = site_folder(node), site_name(node)
-    new = None
-    if study_id.endswith(".toml"):
-        new = new_request(Settings.from_run_config(default_run_config() | read_recipe(study_id).settings).given)
-        study_id = new.study.id
-    path = folder / FOLDER / f"{study_id}.json"
-    if not new and (not is_plain_name(study_id) or not path.exists()):
-        choices = ", ".join(request.study.id for request in requests(folder)) or "none: nobody has asked"
-        raise SettingsError(f"{study_id}: no such request; choose from {choices}")
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
+    folder, name = site_folder(node), site_name(node)
+    path, typed = _asked_by(folder, word)
     with locked(path):
-        request = new if new and not path.exists() else read(path)
+        request = typed if typed and not path.exists() else read(path)
+        study = request.study
         if decision == APPROVED:
             Settings.from_run_config(default_run_config() | request.settings, node)
-            if request.study.sites and name not in request.study.sites:
-                raise SettingsError(f"{request.study} does not name {name}")
+            if study.sites and name not in study.sites:
+                raise SettingsError(f"{study} does not name {name}")
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
-        audit.append(folder, decision=decision, by=user, until=until, runs=runs, code=CODE, study=request.study.id)
         decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=CODE)
+        limits = {"until": decided.bounded.until, "runs": decided.bounded.runs}
+        about = {"study": study.id, "name": study.name, "signed": study.by, "purpose": study.purpose}
+        demands = {key: node[key] for key in STRICT if key in node}
+        audit.append(folder, decision=decision, by=user, **limits, code=CODE, **about, demands=demands)
         write(path, decided)
-    ends = f", until {until}" * bool(until) + f", {runs} runs" * bool(runs)
-    return f"{name}: {decision}: {request.study}{ends}, in {path.parent.absolute()}"
+    ends = f", until {limits['until']}" * bool(limits["until"]) + f", {limits['runs']} runs" * bool(limits["runs"])
+    return f"{name}: {decision}: {study}{ends * (decision == APPROVED)}, in {path.parent.absolute()}"
+
+
+def _asked_by(folder: Path, word: str) -> tuple[Path, Request | None]:
+    """Return the file of the request that an id or a file of settings stands for, and what the latter asks."""
+    if word.endswith(".toml"):
+        typed = new_request(Settings.from_run_config(default_run_config() | read_recipe(word).settings).given)
+        return folder / FOLDER / f"{typed.study.id}.json", typed
+    path = folder / FOLDER / f"{word}.json"
+    if not is_plain_name(word) or not path.exists():
+        choices = ", ".join(request.study.id for request in requests(folder)) or "none: nobody has asked"
+        raise SettingsError(f"{word}: no such request; choose from {choices}")
+    return path, None
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -131,7 +137,7 @@ def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
 def in_words(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     if "decision" in entry:
-        what = f"{entry['decision']} by {entry.get('by')}"
+        what = f"{entry['decision']} by {entry.get('by')}; for {entry.get('signed')}, {entry.get('purpose')}"
     elif "refused" in entry:
         what = f"refused: {entry['refused']}"
     else:

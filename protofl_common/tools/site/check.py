@@ -24,7 +24,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by, openly
+from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -179,16 +179,16 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Ask this checkout's own ClientApp to introduce itself, with folders that are thrown away."""
+    """Ask this checkout's own ClientApp to introduce itself, hiding no numbers, with folders that are thrown away."""
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
-        folders = {"cache-dir": cache, "state-dir": cache}
-        config, here = openly({**default_run_config(), **asked}, {**node, **folders})
-        context = Context(1, 1, here, RecordDict(), config)
+        open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SUMS: False, "approve": False}
+        config = {**default_run_config(), **asked, "secagg": False}
+        context = Context(1, 1, open_node, RecordDict(), config)
         question = RecordDict({**pack_settings(digest_of(config))})
         reply = app(Message(question, 1, MessageType.QUERY), context)
     if reply.has_error():

@@ -12,7 +12,7 @@ from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import LIMITED, NODE_KEYS, SITE_FOLDERS, allowed_by, has_own_data, is_site
+from protofl_common.experiment.node import LIMITED, NODE_KEYS, allowed_by, has_own_data, is_site, site_folder
 from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
 
 
@@ -69,6 +69,4 @@ def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
     _check_is_site(node)
     if problems := unknown_keys(node, NODE_KEYS):
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
-    own = SITE_FOLDERS | {key: node[key] for key in ("state-dir", "cache-dir") if key in node}
-    settings = Settings.from_run_config(default_run_config() | own)
-    return Path(settings.machine.state_dir or settings.run.out_dir), cache_folder(settings.data.cache_dir)
+    return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))

@@ -37,8 +37,11 @@ def start(words: list[str], address: str, start_method: str) -> None:
     assert executor.stdin is not None
     executor.stdin.write(secret)
     executor.stdin.close()
+    reading, writing = os.pipe()
+    os.write(writing, secret)
+    os.close(writing)
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
-    sys.argv += ["--superexec-auth-secret-file", _pipe_with(secret)]
+    sys.argv += ["--superexec-auth-secret-file", f"/dev/fd/{reading}"]
     ours: dict[str, Any] = {"time": SimpleNamespace(sleep=Pauses()), "get_fused_config_from_fab": settings_of}
     with (
         asks_soon(start_client_internal, "pull_objects"),
@@ -71,13 +74,6 @@ class Pauses:
         if usual != self.usual:
             self.usual, self.since = usual, now
         time.sleep(min(usual, HASTE * max(usual, now - self.since)))
-
-
-def _pipe_with(secret: bytes) -> str:
-    reading, writing = os.pipe()
-    os.write(writing, secret)
-    os.close(writing)
-    return f"/dev/fd/{reading}"
 
 
 if __name__ == "__main__":

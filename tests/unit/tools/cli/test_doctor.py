@@ -24,14 +24,6 @@ def planted(name: str, value: object) -> Plant:
     return plant
 
 
-def variable(name: str, value: str) -> Plant:
-    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-        patch.setenv(name, value)
-        return []
-
-    return plant
-
-
 def asked(*words: str) -> Plant:
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
@@ -79,8 +71,6 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
     "a broken PyTorch": (no_torch, "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"), "wrong", "device = 'cuda:99': PyTorch", "take device=cpu"),
     "no memory": (no_memory, "wrong", "0.3 GB free", "--cpus"),
-    "too many threads": (variable("OMP_NUM_THREADS", "9999"), "warning", "OMP_NUM_THREADS = '9999'",
-        "unset OMP_NUM_THREADS"),
     "a folder that cannot be written": (a_file_in_the_place_of_a_folder, "wrong", "cannot be written",
         "out-dir=FOLDER"),
     "a full disk": (planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)), "warning", "10 MB free",
@@ -96,8 +86,6 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "flower-superlink (4711) is left", "kill 4711"),
     "a Ray left": (planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)), "warning", "raylet (4712) is left",
         "kill 4712"),
-    "a cluster that is named": (variable("RAY_ADDRESS", "10.0.0.1:6379"), "warning", "RAY_ADDRESS = '10.0.0.1:6379'",
-        "unset RAY_ADDRESS"),
     "a note of a cluster": (ray_note, "warning", "plain `flwr run` waits", "ray stop, or rm"),
 }  # fmt: skip
 
@@ -105,8 +93,6 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 @pytest.fixture(autouse=True)
 def well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What this machine itself may have of such faults does not count."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
@@ -159,7 +145,7 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, caps
     assert [one["text"] for one in found if one["topic"] == "processes"] == [
         "cannot be told here (FileNotFoundError('ps'))"
     ]
-    assert {"versions", "torch", "cores"} <= {one["topic"] for one in found}
+    assert {"versions", "torch", "memory"} <= {one["topic"] for one in found}
 
 
 def test_processes_of_this_machine_are_read(capsys: pytest.CaptureFixture[str]) -> None:
