@@ -164,13 +164,9 @@ def _hidden(run: Run) -> str:
 
 def _metrics(run: Run) -> Markup:
     note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{_hidden(run)}"
-    rows = _metric_rows(run)
-    return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
-
-
-def _metric_rows(run: Run) -> list[list[str]]:
     last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
-    return figures.metric_rows(last, 4)
+    rows = figures.metric_rows(last, 4)
+    return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
 
 
 def _troubles(run: Run) -> Markup:

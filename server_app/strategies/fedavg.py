@@ -29,6 +29,7 @@ class FedAvg(ServerStrategy[H]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         model = self.first_model()
+        self.parameters = [name for name, _ in model.named_parameters()]  # their names; the others are buffers
         entry = weights_in(self.settings.exchange.up)["weights"]
         self.weights: StateDict = part_of(model, entry)
         if not self.weights:
