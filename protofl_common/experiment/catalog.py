@@ -434,7 +434,9 @@ _ROWS = {
         hparams=FedPerHparams,
         exchange=Exchange(BASE, BASE),
     ),
-    "lg-fedavg": of_private_models("LG-FedAvg", "Liang et al., 2020", client=ALONE, exchange=Exchange(HEAD, HEAD)),
+    "lg-fedavg": of_private_models(
+        "LG-FedAvg", "Liang et al., 2020", client=ALONE, server=FEDAVG, exchange=Exchange(HEAD, HEAD)
+    ),
     "fedrep": of_models(
         "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
@@ -450,6 +452,7 @@ _ROWS = {
     "fml": of_private_models(
         "FML",
         "Shen et al., 2020",
+        server=FEDAVG,
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),

@@ -26,10 +26,6 @@ class FedKD(FedAvg[FedKDHparams]):
         self.update: StateDict = {}
         self.holders: dict[str, torch.Tensor] = {}
 
-    @property
-    def arch(self) -> str:
-        return self.settings.architecture(0, self.hparams.student)
-
     def payload_down(self) -> Payload:
         return Payload(weights=self.weights)
 
