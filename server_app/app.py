@@ -16,7 +16,7 @@ from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study, is_past
 from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder
 from server_app.callbacks import callbacks_of
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
 from server_app.callbacks.stopping import epsilon_spent
@@ -74,7 +74,7 @@ def federate(grid: Grid, context: Context) -> Path:
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
     """From introductions to the summary; ``later`` runs follow; ``baseline``: its algorithm, where it is one's run."""
     with alone_in(folder):
-        run = Run(settings, folder, starting_point(settings, folder, run_id), later)
+        run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
         federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
         federation.gather(run.start.sites, run.start.num_partitions)
@@ -100,7 +100,7 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
         say(f"baseline {settings.run.algo}: not finished: {error}")
 
 
-def run_rounds(run: Run, callbacks: list[Callback]) -> None:
+def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     """All rounds that are left and the final evaluation; FederationError when several in a row changed nothing."""
     federation, strategy, wanted = run.federation, run.strategy, run.settings.run
     run.exchange = exchange = MessageExchange(federation, run.folder.name)
@@ -135,7 +135,7 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
         callback.on_end(run, row, result)
 
 
-def reported(run: Run, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:
+def reported(run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:
     """Hand the result of an exchange that began at ``start`` to the callbacks; its line of ``metrics.jsonl``."""
     result.epsilon = epsilon_spent(run, result.number, result.final)
     result.seconds = {"total": time.monotonic() - start, **result.seconds}

@@ -1,7 +1,6 @@
 """Training on the vectors that clients have sent, for servers that do: on a GPU where there is one."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,7 +39,9 @@ def train(
     count = len(vectors[0])
     batch = min(count, hparams.server_batch_size or count)
     multiplications = (passed or batch) * sum(parameter.numel() for parameter in trained)
-    with threads_for(multiplications):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if multiplications < SMALL_STEP else threads)
+    try:
         for _ in range(hparams.server_epochs):
             total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
             for rows in torch.randperm(count, generator=generator).to(device).split(batch):
@@ -50,14 +51,6 @@ def train(
                     value.backward()
                     optimizer.step()
                     total, seen = total + value.detach().double() * len(rows), seen + len(rows)
-    return total.item() / max(1, seen)
-
-
-@contextmanager
-def threads_for(multiplications: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
-    try:
-        yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+    return total.item() / max(1, seen)

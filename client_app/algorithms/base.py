@@ -121,8 +121,8 @@ class ClientAlgorithm(Generic[H]):
         return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     def fit(self) -> dict[str, float]:
-        """Train for a round; the mean of each loss term, which the catalog's row names."""
-        return self.train(self.step())
+        """Train for a round, where the catalog's row names loss terms; the mean of each."""
+        return self.train(self.step()) if self.settings.row.losses else {}
 
     @property
     def training_set(self) -> Samples:

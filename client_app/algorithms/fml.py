@@ -1,6 +1,6 @@
 """FML (Shen et al., "Federated Mutual Learning", 2020), client half: a private model and a shared one teach each other.
 
-Other half: `server_app/strategies/fml.py`.
+Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's, of the meme models.
 Symbols: p the private model's class probabilities, q those of the meme model, which all clients share; α, β.
 
 Private loss        L_p = α · CE(p, y) + (1 − α) · KL(q ‖ p)

@@ -51,9 +51,6 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
         self.head.to(self.client.device)
 
-    def fit(self) -> dict[str, float]:
-        return {}
-
     def upload(self) -> Payload:
         """The moments of the training samples, without those of small classes (``min-class-samples``)."""
         self.moments = self._own_moments()

@@ -21,9 +21,6 @@ from protofl_common.maths.prototypes import Prototypes, cluster_classes
 class MPFT(FedAvg[MPFTHparams]):
     """Takes in adapter and classifier as FedAvg does its model, and summarises its features for the server."""
 
-    def fit(self) -> dict[str, float]:
-        return {}
-
     def local_prototypes(self) -> Prototypes:
         """The clusters' centres in the space of the frozen features, which no training changes."""
         data, ratio = self.client.train_set, self.hparams.sample_ratio

@@ -14,7 +14,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import client_share, placed
 from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
-from protofl_common.data.shares import Generator, by_class
+from protofl_common.data.shares import Generator, shuffled_by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data
 
@@ -121,7 +121,7 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
-    for positions in by_class(labels, rng):
+    for positions in shuffled_by_class(labels, rng):
         labelled = positions[: max(1, round(rate * len(positions)))]
         hidden[labelled] = labels[labelled]
     return hidden

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Ints
-from protofl_common.data.shares import Generator, Pool, Shares, by_class, dealt_evenly
+from protofl_common.data.shares import Generator, Pool, Shares, dealt_evenly, shuffled_by_class
 
 Floats = NDArray[np.float64]
 TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
@@ -101,7 +101,7 @@ def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: i
     Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
     clients × classes-per-client allows it. A holder's weight is uniform in [0.1, 1], on top of 2 samples.
     """
-    decks = by_class(pool.labels, rng)
+    decks = shuffled_by_class(pool.labels, rng)
     if classes_per_client > len(decks):
         raise DataError(f"classes-per-client = {classes_per_client}: the data have only {len(decks)} classes")
     holders: list[list[int]] = [[] for _ in decks]
@@ -139,7 +139,7 @@ def n_way_k_shot(
     Samples that the pool marks for testing are dealt from a deck of their own, as many as ``train_fraction`` says:
     nobody trains on another's test samples.
     """
-    decks = by_class(pool.labels, rng)
+    decks = shuffled_by_class(pool.labels, rng)
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
     parts = ([deck[chosen[deck]].tolist() for deck in decks] for chosen in (for_training, ~for_training))
     training, testing = ([(cycle(samples), len(samples)) for samples in part] for part in parts)
@@ -158,7 +158,7 @@ def n_way_k_shot(
 
 def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
     """Equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335); the last get what is left."""
-    decks = by_class(pool.labels, rng)
+    decks = shuffled_by_class(pool.labels, rng)
     left = np.array([len(deck) for deck in decks])
     shares = []
     for part in np.array_split(pool.rows, clients):
@@ -204,7 +204,7 @@ def feature_label_shift(pool: Pool, clients: int, rng: Generator, clients_per_do
     """
     shares = []
     for share in feature_shift(pool, clients, rng, clients_per_domain, "feature-label-shift"):
-        decks = by_class(pool.labels[share], rng)
+        decks = shuffled_by_class(pool.labels[share], rng)
         wanted = rng.dirichlet(np.full(len(decks), alpha))
         parts = [deck[: round(len(deck) * part)] for deck, part in zip(decks, wanted / wanted.max(), strict=True)]
         positions = np.concatenate(parts)

@@ -36,7 +36,7 @@ class Pool:
         return replace(part, domains=np.zeros_like(part.domains), domain_names=(domain,))
 
 
-def by_class(labels: Ints, rng: Generator) -> list[Ints]:
+def shuffled_by_class(labels: Ints, rng: Generator) -> list[Ints]:
     """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
     shuffled = rng.permutation(len(labels))
     deck = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -45,7 +45,7 @@ def by_class(labels: Ints, rng: Generator) -> list[Ints]:
 
 def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
     """Shares of (nearly) equal size and equal class proportions; needs a sample at least."""
-    deck = np.concatenate(by_class(labels, rng))
+    deck = np.concatenate(shuffled_by_class(labels, rng))
     return [deck[client::clients] for client in range(clients)]
 
 
@@ -56,7 +56,7 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
     one of them is for testing when there would be no test sample at all. Needs two samples.
     """
     train, test = [], []
-    for positions in by_class(labels, rng):
+    for positions in shuffled_by_class(labels, rng):
         count = len(positions)
         cut = min(max(round(train_fraction * count), 1), max(count - 1, 1))
         train.append(positions[:cut])
@@ -69,7 +69,7 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
 
 def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
     """Positions that stay and about ``fraction`` of each class that go, in rising order; one of each class stays."""
-    spare = np.sort(np.concatenate([positions[1:] for positions in by_class(labels, rng)]))
+    spare = np.sort(np.concatenate([positions[1:] for positions in shuffled_by_class(labels, rng)]))
     wanted = min(round(fraction * len(labels)), len(spare))
     aside = spare[proportional(labels[spare], wanted, rng)[0]] if wanted else spare[:0]
     return np.setdiff1d(np.arange(len(labels)), aside), aside
@@ -78,7 +78,7 @@ def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints
 def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     """At most ``limit`` positions (0: all) with as equal class counts as possible, and the positions left over."""
     turns = np.empty(len(labels))
-    for positions in by_class(labels, rng):
+    for positions in shuffled_by_class(labels, rng):
         turns[positions] = np.arange(len(positions))
     return _first(turns, limit, rng)
 
@@ -86,7 +86,7 @@ def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
 def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     """At most ``limit`` positions (0: all) with about the class proportions of ``labels``, and those left over."""
     turns = np.empty(len(labels))
-    for positions in by_class(labels, rng):
+    for positions in shuffled_by_class(labels, rng):
         turns[positions] = (np.arange(len(positions)) + rng.random()) / len(positions)
     return _first(turns, limit, rng)
 

@@ -320,6 +320,7 @@ OUTPUTS = Vectors(width="classes")
 CE = "cross-entropy"
 ALONE = "client_app.algorithms.base:ClientAlgorithm"
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
+FEDAVG_CLIENT, FEDPROTO_CLIENT = "client_app.algorithms.fedavg:FedAvg", "client_app.algorithms.fedproto:FedProto"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 of_private_models = partial(of_models, private=("weights",))
 with_merging = partial(Algorithm, supports=("merging",))
@@ -338,7 +339,7 @@ _ROWS = {
     "fedproto": of_means(
         "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(PROTOTYPES, COUNTED)
     ),
-    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams),
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client=FEDPROTO_CLIENT, hparams=FedTGPHparams),
     "fedpcl": of_means(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
@@ -382,7 +383,11 @@ _ROWS = {
         private=("weights", "prototypes"),
     ),
     "protofed": of_both(
-        "ProtoFed", "Qiao et al., Prototype Helps Federated Learning, 2023", hparams=ProtoFedHparams, losses=(CE,)
+        "ProtoFed",
+        "Qiao et al., Prototype Helps Federated Learning, 2023",
+        client=FEDAVG_CLIENT,
+        hparams=ProtoFedHparams,
+        losses=(CE,),
     ),
     "fedproto-avg": of_both(
         "FedProto + averaging",
@@ -422,9 +427,16 @@ _ROWS = {
         "FedBN", "Li et al., ICLR 2021", client=ALONE, server=FEDAVG, exchange=Exchange(NO_NORMS, NO_NORMS)
     ),
     "fedper": of_private_models(
-        "FedPer", "Arivazhagan et al., 2019", server=FEDAVG, hparams=FedPerHparams, exchange=Exchange(BASE, BASE)
+        "FedPer",
+        "Arivazhagan et al., 2019",
+        client=ALONE,
+        server=FEDAVG,
+        hparams=FedPerHparams,
+        exchange=Exchange(BASE, BASE),
     ),
-    "lg-fedavg": of_private_models("LG-FedAvg", "Liang et al., 2020", client=ALONE, exchange=Exchange(HEAD, HEAD)),
+    "lg-fedavg": of_private_models(
+        "LG-FedAvg", "Liang et al., 2020", client=ALONE, server=FEDAVG, exchange=Exchange(HEAD, HEAD)
+    ),
     "fedrep": of_models(
         "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
@@ -440,6 +452,7 @@ _ROWS = {
     "fml": of_private_models(
         "FML",
         "Shen et al., 2020",
+        server=FEDAVG,
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
@@ -466,7 +479,7 @@ _ROWS = {
     "fesem": of_private_models(
         "FeSEM",
         "Xie et al., Multi-Center Federated Learning, 2020",
-        client="client_app.algorithms.fedavg:FedAvg",
+        client=FEDAVG_CLIENT,
         hparams=FeSEMHparams,
         single_uploads="its server groups the clients by their models",
         supports=("merging",),

@@ -35,8 +35,7 @@ def merge_prototypes(
         merged = Prototypes(torch.stack(middle), labels_C)
     if previous is None:
         return merged
-    absent = previous.only(~torch.isin(previous.labels, merged.labels))
-    both = Prototypes.joined([absent, merged])
+    both = merged.completed_by(previous)
     return both.only(both.labels.argsort())
 
 

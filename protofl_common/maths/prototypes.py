@@ -49,6 +49,10 @@ class Prototypes:
         counted = [each for each in counts if each is not None]
         return cls(torch.cat(means), torch.cat(labels), torch.cat(counted) if len(counted) == len(counts) else None)
 
+    def completed_by(self, others: Prototypes) -> Prototypes:
+        """Return these, and behind them those of the ``others`` whose classes they lack."""
+        return Prototypes.joined([self, others.only(~torch.isin(others.labels, self.labels))])
+
     def without_counts(self) -> Prototypes:
         return Prototypes(self.means, self.labels)
 

@@ -32,9 +32,7 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
 class LinearHead(nn.Linear):
     """Logits from features, z [B, D] -> [B, C], with dropout on z while training: ``weight`` [C, D], ``bias`` [C]."""
 
-    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
-        super().__init__(feature_dim, num_classes)
-        self.dropout = dropout
+    dropout = 0.0
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(F.dropout(input, self.dropout, self.training) if self.dropout else input)
@@ -47,8 +45,8 @@ class HiddenHead(LinearHead):
     logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
     """
 
-    def __init__(self, feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> None:
-        super().__init__(hidden, num_classes, dropout)
+    def __init__(self, feature_dim: int, hidden: int, num_classes: int) -> None:
+        super().__init__(hidden, num_classes)
         self.hidden = nn.Linear(feature_dim, hidden)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -90,10 +88,10 @@ def class_directions(classes: int, width: int) -> Tensor:
     return _spread(torch.randn(classes, width))
 
 
-def _spread(rows: Tensor, steps: int = 200) -> Tensor:
+def _spread(rows: Tensor) -> Tensor:
     """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))."""
     rows = F.normalize(rows)
-    for kappa in torch.linspace(1, 20, steps):
+    for kappa in torch.linspace(1, 20, steps=200):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
         rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)
     return rows

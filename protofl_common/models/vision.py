@@ -104,45 +104,27 @@ def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
 SMALL, IMAGENET = (3, 1, 1, 0), (7, 2, 3, 2)  # kernel, stride, padding of the stem, stride of its pooling (0: none)
 
 
-@dataclass(frozen=True)
-class ResNetPlan:
-    """Number of ``blocks`` in each stage, of two convolutions, or of three with ``bottleneck``; one to four stages."""
-
-    blocks: tuple[int, ...]
-    stem: tuple[int, int, int, int] = IMAGENET
-    bottleneck: bool = False
-
-
-RESNET_PLANS: dict[str, ResNetPlan] = {
-    "resnet10": ResNetPlan((1, 1, 1, 1), SMALL),
-    "resnet18": ResNetPlan((2, 2, 2, 2), SMALL),
-    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), (7, 1, 3, 4)),
-    "resnet10-5x5-stem": ResNetPlan((1, 1, 1, 1), (5, 2, 1, 2)),
-    "resnet4-imagenet-stem": ResNetPlan((1,)),
-    "resnet6-imagenet-stem": ResNetPlan((1, 1)),
-    "resnet8-imagenet-stem": ResNetPlan((1, 1, 1)),
-    "resnet10-imagenet-stem": ResNetPlan((1, 1, 1, 1)),
-    "resnet18-imagenet-stem": ResNetPlan((2, 2, 2, 2)),
-    "resnet34-imagenet-stem": ResNetPlan((3, 4, 6, 3)),
-    "resnet50-imagenet-stem": ResNetPlan((3, 4, 6, 3), bottleneck=True),
-    "resnet101-imagenet-stem": ResNetPlan((3, 4, 23, 3), bottleneck=True),
-    "resnet152-imagenet-stem": ResNetPlan((3, 8, 36, 3), bottleneck=True),
-}
-
-
-def _resnet(plan: ResNetPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+def _resnet(
+    blocks: tuple[int, ...],
+    in_channels: int,
+    image_size: int,
+    feature_dim: int,
+    stem: tuple[int, int, int, int] = IMAGENET,
+    bottleneck: bool = False,
+) -> nn.Module:
+    """``blocks`` in each of one to four stages, of two convolutions, or of three with ``bottleneck``."""
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet  # over a second to import: only where needed
 
-    stages, (kernel, stride, padding, pool) = len(plan.blocks), plan.stem
-    trunk = ResNet(Bottleneck if plan.bottleneck else BasicBlock, [*plan.blocks, *[1] * (STAGES - stages)])
+    stages, (kernel, stride, padding, pool) = len(blocks), stem
+    trunk = ResNet(Bottleneck if bottleneck else BasicBlock, [*blocks, *[1] * (STAGES - stages)])
     for stage in range(stages, STAGES):
         setattr(trunk, f"layer{stage + 1}", nn.Identity())
     trunk.conv1 = nn.Conv2d(in_channels, 64, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's other ones
     trunk.maxpool = nn.MaxPool2d(3, pool, padding=1) if pool else nn.Identity()
     trunk.fc = nn.Identity()
-    width = (256 if plan.bottleneck else 64) << (stages - 1)
-    return nn.Sequential(*[ChannelsLast()] * plan.bottleneck, trunk, reach_width(width, feature_dim))
+    width = (256 if bottleneck else 64) << (stages - 1)
+    return nn.Sequential(*[ChannelsLast()] * bottleneck, trunk, reach_width(width, feature_dim))
 
 
 def _googlenet(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
@@ -169,7 +151,19 @@ def _mobilenet_v2(in_channels: int, image_size: int, feature_dim: int) -> nn.Mod
 
 VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
     **{name: partial(_cnn, plan) for name, plan in CNN_PLANS.items()},
-    **{name: partial(_resnet, plan) for name, plan in RESNET_PLANS.items()},
+    "resnet10": partial(_resnet, (1, 1, 1, 1), stem=SMALL),
+    "resnet18": partial(_resnet, (2, 2, 2, 2), stem=SMALL),
+    "resnet18-stride-1-4": partial(_resnet, (2, 2, 2, 2), stem=(7, 1, 3, 4)),
+    "resnet10-5x5-stem": partial(_resnet, (1, 1, 1, 1), stem=(5, 2, 1, 2)),
+    "resnet4-imagenet-stem": partial(_resnet, (1,)),
+    "resnet6-imagenet-stem": partial(_resnet, (1, 1)),
+    "resnet8-imagenet-stem": partial(_resnet, (1, 1, 1)),
+    "resnet10-imagenet-stem": partial(_resnet, (1, 1, 1, 1)),
+    "resnet18-imagenet-stem": partial(_resnet, (2, 2, 2, 2)),
+    "resnet34-imagenet-stem": partial(_resnet, (3, 4, 6, 3)),
+    "resnet50-imagenet-stem": partial(_resnet, (3, 4, 6, 3), bottleneck=True),
+    "resnet101-imagenet-stem": partial(_resnet, (3, 4, 23, 3), bottleneck=True),
+    "resnet152-imagenet-stem": partial(_resnet, (3, 8, 36, 3), bottleneck=True),
     "googlenet": _googlenet,
     "mobilenet-v2": _mobilenet_v2,
 }  # (channels, pixels a side from 8, D) -> body

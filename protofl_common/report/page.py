@@ -16,7 +16,7 @@ from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.figures import clouds, curves
 from protofl_common.report.figures.drawing import Drawing
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table
@@ -28,7 +28,7 @@ Size = Literal["parameters", "train-samples", "validation-samples", "test-sample
 SIZES: tuple[Size, ...] = get_args(Size)
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
-FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
+FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
     "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
     "Data": (clouds.samples,),
     "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
@@ -59,11 +59,11 @@ def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
 def write_report(folder: Path) -> Path:
     """Draw ``report.html`` and return its path; SettingsError without a run, OSError where it cannot be written."""
     path = folder / "report.html"
-    write_text(path, page(Run(folder)))
+    write_text(path, page(RecordedRun(folder)))
     return path
 
 
-def page(run: Run) -> str:
+def page(run: RecordedRun) -> str:
     sections = {"Result": _result(run), "Privacy": _privacy(run)}
     for name, functions in FIGURES.items():
         if drawn := Markup("").join(_drawn(function, run) for function in functions):
@@ -85,7 +85,7 @@ def page(run: Run) -> str:
     )
 
 
-def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
+def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
     """A function's figures; what cannot be drawn is named in its place and costs nothing else."""
     try:
         with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
     return each(FIGURE, [(shape, Markup(shape.svg)) for shape in drawn])
 
 
-def _result(run: Run) -> Markup:
+def _result(run: RecordedRun) -> Markup:
     if not run.rows:
         return _note("No round has been finished yet.")
     tiles = []
@@ -127,7 +127,7 @@ def _result(run: Run) -> Markup:
     return shown + _accuracies(run) + _metrics(run)
 
 
-def _privacy(run: Run) -> Markup:
+def _privacy(run: RecordedRun) -> Markup:
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
@@ -137,7 +137,7 @@ def _privacy(run: Run) -> Markup:
     return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
-def _accuracies(run: Run) -> Markup:
+def _accuracies(run: RecordedRun) -> Markup:
     if not run.last:
         return Markup("")
     accuracy = {}
@@ -158,22 +158,18 @@ def _accuracies(run: Run) -> Markup:
     return table(Table(("", *(heads[name] for name in order), "best mean"), rows, note))
 
 
-def _hidden(run: Run) -> str:
+def _hidden(run: RecordedRun) -> str:
     return f" {HIDDEN}" if run.hides_clients else ""
 
 
-def _metrics(run: Run) -> Markup:
+def _metrics(run: RecordedRun) -> Markup:
     note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{_hidden(run)}"
-    rows = _metric_rows(run)
+    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
+    rows = figures.metric_rows(last, 4)
     return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
 
 
-def _metric_rows(run: Run) -> list[list[str]]:
-    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
-    return figures.metric_rows(last, 4)
-
-
-def _troubles(run: Run) -> Markup:
+def _troubles(run: RecordedRun) -> Markup:
     rows: list[tuple[str, str, str, str]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
@@ -188,7 +184,7 @@ def _troubles(run: Run) -> Markup:
     return table(Table(("round", "what", "client", "reason"), rows[:MOST_TROUBLES], note), words=True)
 
 
-def _clients(run: Run) -> Markup:
+def _clients(run: RecordedRun) -> Markup:
     last = {kind: row["clients"] for kind, row in run.last.items()}
     sizes = [key for key in SIZES if key != "validation-samples" or any(key in facts for facts in run.sites.values())]
     rows = []
@@ -203,7 +199,7 @@ def _clients(run: Run) -> Markup:
     return shown if len(rows) <= 20 else _folded(f"{len(rows)} clients", shown)
 
 
-def _settings(run: Run) -> Markup:
+def _settings(run: RecordedRun) -> Markup:
     defaults = default_run_config()
     changed = {key for key, value in run.settings.items() if key in defaults and defaults[key] != value}
     own = [(key, _value(run.settings[key]), _value(defaults[key])) for key in run.settings if key in changed]
@@ -213,7 +209,7 @@ def _settings(run: Run) -> Markup:
     return first + _folded(f"{len(rest)} settings at their defaults", others)
 
 
-def _footer(run: Run) -> str:
+def _footer(run: RecordedRun) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]

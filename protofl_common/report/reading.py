@@ -33,7 +33,7 @@ class Vectors:
     round: int = 0  # after which round; 0: not told
 
 
-class Run:
+class RecordedRun:
     """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
 
     def __init__(self, folder: Path) -> None:

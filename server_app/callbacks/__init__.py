@@ -18,7 +18,7 @@ A run's folder has
 """
 
 from server_app.callbacks.artifacts import Artifacts
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.checkpoints import Checkpoints
 from server_app.callbacks.metrics import Conclusion, Metrics
 from server_app.callbacks.screen import Screen
@@ -26,7 +26,7 @@ from server_app.callbacks.stopping import BestModel, Budget, EarlyStopping
 from server_app.callbacks.trackers import UserCallback
 
 
-def callbacks_of(run: Run) -> list[Callback]:
+def callbacks_of(run: ActiveRun) -> list[Callback]:
     """The callbacks of a run, in calling order; a checkpoint comes last, for all else must be written by then."""
     first = Metrics(run), UserCallback(run), BestModel(), Artifacts()
     return [*first, Conclusion(), Screen(run), EarlyStopping(), Budget(), Checkpoints()]

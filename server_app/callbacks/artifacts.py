@@ -29,7 +29,7 @@ from protofl_common.data.clients import ShareCounts, counts_of_shares
 from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.replies import RoundResult
 
 MOST_ABSENT = 10  # Partitions per site up to which the data are divided: who claims a million keeps no server at it
@@ -40,11 +40,11 @@ class Artifacts(Callback):
     def __init__(self) -> None:
         self._write: Callable[[], None] = lambda: None  # the last round's prototypes
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         _write_sites(run)
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         sent, classes = result.prototypes, run.strategy.num_classes
         if not sent:
             return
@@ -59,19 +59,19 @@ class Artifacts(Callback):
         if sum(map(len, sent.values())) <= FEW or result.number % EVERY == 0:
             self._write()
 
-    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         self._write()
         _write_sites(run)
 
 
-def _write_sites(run: Run) -> None:
+def _write_sites(run: ActiveRun) -> None:
     cards, row, facts = run.federation.cards, run.strategy.row, _division(run)
     sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
     whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": list(next(iter(cards.values())).classes)}
     run.files.write(SITES, {**whole, "sites": sites})
 
 
-def _division(run: Run) -> dict[str, SiteFacts]:
+def _division(run: ActiveRun) -> dict[str, SiteFacts]:
     """Each site's samples of each class, by dividing the data once more; without sites that this does not fit."""
     cards, clients = run.federation.cards, run.federation.num_partitions
     if run.settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):

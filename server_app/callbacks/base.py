@@ -19,7 +19,7 @@ from server_app.strategies.base import Strategy
 
 
 @dataclass
-class Run:
+class ActiveRun:
     settings: Settings
     folder: Path
     start: Checkpoint  # what it goes on from
@@ -50,19 +50,19 @@ class Run:
 class Callback:
     """Called in the order of the list (`server_app/callbacks/__init__.py`)."""
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: ActiveRun) -> None:
         """Act before the first round, once all is known of the clients."""
 
-    def why_stop(self, run: Run, number: int) -> str:
+    def why_stop(self, run: ActiveRun, number: int) -> str:
         """Return the reason to end the run before round ``number``; "" to go on."""
         return ""
 
-    def records(self, run: Run) -> Records:
+    def records(self, run: ActiveRun) -> Records:
         """Return what the messages of the next round carry beside the algorithm's payload."""
         return {}
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         """Act after a round or the final evaluation; ``row`` is its line of ``metrics.jsonl``."""
 
-    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         """Act when all is done; ``row`` and ``result`` are the final evaluation's."""

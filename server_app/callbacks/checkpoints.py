@@ -9,23 +9,23 @@ from pathlib import Path
 from protofl_common.basics.files import sync, write_text
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import METRICS, RoundRow
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.replies import RoundResult
 
 
 class Checkpoints(Callback):
     """From the first checkpoint on, before the first round, the run can be resumed."""
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: ActiveRun) -> None:
         (run.folder / METRICS).touch()
         write_checkpoint(run, run.start.round)
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if not result.final:
             write_checkpoint(run, result.number)
 
 
-def write_checkpoint(run: Run, number: int) -> None:
+def write_checkpoint(run: ActiveRun, number: int) -> None:
     """Write the state after round ``number`` and, with the first one, the settings."""
     metrics, federation = run.folder / METRICS, run.federation
     sync(metrics)

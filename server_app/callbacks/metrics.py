@@ -19,7 +19,7 @@ from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.over_clients import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
 from server_app.replies import RoundResult
 from server_app.strategies.base import Strategy
@@ -31,7 +31,7 @@ OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {"epsil
 class Metrics(Callback):
     """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ActiveRun) -> None:
         if not run.start.run_history.earlier:
             return
         start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
@@ -43,7 +43,7 @@ class Metrics(Callback):
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
         say(f"resuming {run.folder.name} after round {start.round} of {rounds}; {then}")
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         run.rows.append({**row, "clients": {}})
         run.files.add(METRICS, row)
 
@@ -51,7 +51,7 @@ class Metrics(Callback):
 class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
-    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         strategy = run.strategy
         if (prototypes := strategy.global_prototypes) is not None:
             arrays = {"means": prototypes.means, "labels": prototypes.labels}
@@ -103,7 +103,7 @@ def _without_empty(row: Row) -> Row:
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
-def _summary(run: Run, final: RoundRow) -> Summary:
+def _summary(run: ActiveRun, final: RoundRow) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
     cards = run.federation.cards.items()

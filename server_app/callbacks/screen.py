@@ -12,7 +12,7 @@ from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.over_clients import doubts_of_data, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
 from server_app.replies import RoundResult
 
@@ -21,10 +21,10 @@ RECENT = 3  # rounds whose mean duration tells how long the rest will take
 
 
 class Screen(Callback):
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ActiveRun) -> None:
         self.warned = {reason for row in run.rows for reason in row.get("bounded", [])}
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: ActiveRun) -> None:
         settings, federation, introduced = run.settings, run.federation, run.federation.cards
         cards = introduced.values()
         archs, devices = figures.counted(card.arch for card in cards), figures.counted(card.device for card in cards)
@@ -56,7 +56,7 @@ class Screen(Callback):
             say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         for kind, site, reason in troubles(row):
             why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
             if why != DROPPED:  # the summary counts them
@@ -73,7 +73,7 @@ class Screen(Callback):
             title = f"{run.strategy.row.title}: " if run.settings.baselines or run.federation.baseline else ""
             say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
 
-    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         summary, baseline = run.files.finished_summary(), run.federation.baseline
         if not baseline:
             say(final_table(summary))

@@ -5,7 +5,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import measured
 from protofl_common.wire.records import pack_best
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.network.exchange import Records
 from server_app.replies import RoundResult
 
@@ -13,10 +13,10 @@ from server_app.replies import RoundResult
 class BestModel(Callback):
     """With ``keep-best`` clients learn which round is the best; their models stay (`client_app/trained_model.py`)."""
 
-    def records(self, run: Run) -> Records:
+    def records(self, run: ActiveRun) -> Records:
         return pack_best(run.best) if run.settings.run.keep_best else {}
 
-    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if run.settings.run.keep_best and run.best:
             sites = in_order(set(run.federation.answering(result.number)) - run.federation.new_clients)
             contents = dict.fromkeys(sites, pack_best(run.best, final=True))
@@ -26,7 +26,7 @@ class BestModel(Callback):
 class EarlyStopping(Callback):
     """Ends the run after ``early-stopping`` evaluations without a better one on validation data."""
 
-    def why_stop(self, run: Run, number: int) -> str:
+    def why_stop(self, run: ActiveRun, number: int) -> str:
         """Compare the figures; SettingsError for a metric that the run does not measure, or too few that measure it."""
         chosen, rows, best = run.settings.run, run.rows, run.best
         metric, patience = chosen.early_stopping_metric, chosen.early_stopping
@@ -43,7 +43,7 @@ class EarlyStopping(Callback):
             raise SettingsError(f"early-stopping = {patience}: {why}; {how}")
         return ""
 
-    def _unmeasured(self, run: Run) -> str:
+    def _unmeasured(self, run: ActiveRun) -> str:
         """Say why no figure on validation data is to be expected; of sums, the first evaluation shows that."""
         cards, liars = run.federation.cards, run.federation.bounds.liars
         if run.settings.privacy.sums_only:
@@ -59,7 +59,7 @@ class EarlyStopping(Callback):
 class Budget(Callback):
     """Ends the run where no client has ε left for another round; each client's own ledger has the last word."""
 
-    def why_stop(self, run: Run, number: int) -> str:
+    def why_stop(self, run: ActiveRun, number: int) -> str:
         costs, most = _costs(run, number, True), run.settings.privacy.dp_epsilon
         if not costs or min(costs) <= most:
             return ""
@@ -67,13 +67,13 @@ class Budget(Callback):
         return f"the privacy budget is spent: {would}"
 
 
-def epsilon_spent(run: Run, rounds: int, final: bool = False) -> float | None:
+def epsilon_spent(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
     """ε after so many rounds and, if asked, the final evaluation; None where nothing is private."""
     costs = _costs(run, rounds, final)
     return min(max(costs), run.settings.privacy.dp_epsilon) if costs else None
 
 
-def _costs(run: Run, rounds: int, final: bool) -> list[float]:
+def _costs(run: ActiveRun, rounds: int, final: bool) -> list[float]:
     """List ε of the clients of each size, as if they took part in every round: it needs no state.
 
     A run that was resumed may have repeated the round that it stopped in, so each resumption counts as a round more.

@@ -17,7 +17,7 @@ from protofl_common.config.python_names import load
 from protofl_common.config.sections import TRACKERS, keys_that_change
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
-from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
 from server_app.replies import RoundResult
 
@@ -29,7 +29,7 @@ Log = Callable[[dict[str, float], int], object]  # (figures, round)
 class UserCallback(Callback):
     """Gives every row to an experiment tracker, or to a function of the user's; that it fails costs a line."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ActiveRun) -> None:
         self.name = run.settings.run.callback
         self.call: Callable[[RoundRow], object] | None = None
         if self.name in TRACKERS:
@@ -40,7 +40,7 @@ class UserCallback(Callback):
             if not callable(self.call):
                 raise SettingsError(f"callback = {self.name!r}: it is no function")
 
-    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+    def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if self.call is None:
             return
         try:

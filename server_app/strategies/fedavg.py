@@ -10,13 +10,13 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 import math
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofl_common.maths.aggregation import clip_updates, merge_weights
-from protofl_common.models.build import initial_model
+from protofl_common.models.build import initial_head, initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
-from protofl_common.wire.schema import weights_in
+from protofl_common.wire.schema import Weights, weights_in
 from server_app.log import say
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
@@ -29,21 +29,30 @@ class FedAvg(ServerStrategy[H]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         model = self.first_model()
-        entry = weights_in(self.settings.exchange.up)["weights"]
-        self.weights: StateDict = part_of(model, entry)
+        self.parameters = [name for name, _ in model.named_parameters()]  # their names; the others are buffers
+        self.weights: StateDict = part_of(model, self.shared_part)
         if not self.weights:
-            shared = f"shares all but the last {entry.without_last} layers of a model"
+            shared = f"shares all but the last {self.shared_part.without_last} layers of a model"
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
-        if not entry.normalisation and len(self.weights) == len(model.state_dict()):
+        if not self.shared_part.normalisation and len(self.weights) == len(model.state_dict()):
             say(f"warning: {self.arch} has no normalisation layers, so {self.settings.run.algo} is fedavg")
 
     def first_model(self) -> SplitModel:
+        """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
         model, seed = self.settings.model, self.settings.run.seed
+        if self.shared_part.parts == ("head.",):
+            return SplitModel(nn.Identity(), initial_head(self.arch, self.num_classes, model, seed))
         return initial_model(self.arch, self.card.input_shape, self.num_classes, model, seed, "global")
 
     @property
+    def shared_part(self) -> Weights:
+        return weights_in(self.settings.exchange.up)["weights"]
+
+    @property
     def arch(self) -> str:
-        return self.card.arch
+        """The architecture of the shared model: the clients', or what the hyper-parameter of that model's name says."""
+        named = getattr(self.hparams, self.shared_part.of, None)
+        return self.card.arch if named is None else self.settings.architecture(0, named)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)

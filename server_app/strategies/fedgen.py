@@ -20,10 +20,10 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import Generator
 from server_app.strategies.base import Federation, Payload, Upload
-from server_app.strategies.lg_fedavg import LGFedAvg
+from server_app.strategies.fedavg import FedAvg
 
 
-class FedGen(LGFedAvg[FedGenHparams]):
+class FedGen(FedAvg[FedGenHparams]):
     """Keeps the head, the generator with its optimizer, and the sum of the last round's label counts."""
 
     state: tuple[str, ...] = ("weights", "generator", "optimizer", "random", "label_counts")

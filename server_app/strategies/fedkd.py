@@ -23,13 +23,8 @@ class FedKD(FedAvg[FedKDHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.trained = {name for name, _ in self.first_model().named_parameters()}
         self.update: StateDict = {}
         self.holders: dict[str, torch.Tensor] = {}
-
-    @property
-    def arch(self) -> str:
-        return self.settings.architecture(0, self.hparams.student)
 
     def payload_down(self) -> Payload:
         return Payload(weights=self.weights)
@@ -42,10 +37,10 @@ class FedKD(FedAvg[FedKDHparams]):
         """The student's next update; how many numbers it is, as a part of the student's."""
         energy = self.hparams.energy(uploads[0].report.round, self.settings.run.rounds)
         self.update = compressed(self.averaged(uploads), energy)
-        self.weights = applied(self.weights, expanded(self.update, self.weights), self.trained)
+        self.weights = applied(self.weights, expanded(self.update, self.weights), self.parameters)
         self.holders = {upload.site: torch.tensor(1) for upload in uploads}
         sizes = [sum(value.numel() for value in weights.values()) for weights in (self.update, self.weights)]
         return {"compression": sizes[0] / sizes[1]}
 
     def starting_point(self, site: str) -> StateDict:
-        return self.weights | {name: torch.zeros_like(self.weights[name]) for name in self.trained}
+        return self.weights | {name: torch.zeros_like(self.weights[name]) for name in self.parameters}

@@ -11,8 +11,6 @@ Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in
 asked in a round is represented by the set it sent last; a class that nobody sent retains its prototype.
 """
 
-import torch
-
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.prototypes import Prototypes
@@ -31,17 +29,12 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
     def payload_down(self) -> Payload:
         if self.prototypes is None:
             return Payload()
-        padded = tuple(padded_with(self.sets[site], self.prototypes) for site in in_order(self.sets))
-        return Payload(prototypes=self.prototypes, local_sets=padded or None)
+        padded = [self.sets[site].completed_by(self.prototypes) for site in in_order(self.sets)]  # Eq. 7
+        local_sets = tuple(each.only(each.labels.argsort()) for each in padded)
+        return Payload(prototypes=self.prototypes, local_sets=local_sets or None)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         if "local_sets" in self.settings.exchange.down:
             self.sets |= {site: prototypes.without_counts() for site, prototypes in vectors_of(uploads).items()}
         return {}
-
-
-def padded_with(own: Prototypes, others: Prototypes) -> Prototypes:
-    """Eq. 7: ``own``, completed by ``others`` for the classes it lacks, in label order."""
-    both = Prototypes.joined([own, others.only(~torch.isin(others.labels, own.labels))])
-    return both.only(both.labels.argsort())

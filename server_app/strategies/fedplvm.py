@@ -11,7 +11,6 @@ Deviations: a class that nobody sent in a round retains its prototypes. ``mergin
 the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others.
 """
 
-import torch
 from torch import Tensor
 
 from protofl_common.experiment.catalog import FedPLVMHparams
@@ -29,11 +28,8 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         super().merge(uploads)
         means, labels = together(uploads)
         merged = self.clustered(means, labels)
-        if self.prototypes is not None:
-            unsent = ~torch.isin(self.prototypes.labels, merged.labels)
-            merged = Prototypes.joined([merged, self.prototypes.only(unsent)])
-        self.prototypes = merged
-        return {"local-prototypes": float(len(labels)), "global-prototypes": float(len(merged))}
+        self.prototypes = merged if self.prototypes is None else merged.completed_by(self.prototypes)
+        return {"local-prototypes": float(len(labels)), "global-prototypes": float(len(self.prototypes))}
 
     def clustered(self, means_PD: Tensor, labels_P: Tensor) -> Prototypes:
         method = self.hparams.global_clusters

@@ -1,19 +1,26 @@
 """FedTGP (Zhang et al., AAAI 2024), server half: trainable global prototypes, separated by an adaptive margin.
 
-Other half: `client_app/algorithms/fedtgp.py`.
-Symbols: Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D); P̂^c = F(Ṕ^c) what goes down;
-P_i^c the round's client prototypes (`samples_PD`); Q^c their unweighted mean per class; S = `server-epochs`.
+Other half: FedProto's client, `client_app/algorithms/fedproto.py`.
+Symbols: λ = ``lambda``; Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D); P̂^c = F(Ṕ^c) what goes
+down; P_i^c the round's client prototypes (`samples_PD`); Q^c their unweighted mean per class; S = `server-epochs`; φ
+the Euclidean distance.
 
+Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), E_c the mean over the batch's classes
+Upload              P_i^c = mean of f(x) over the client's training samples of class c, after training
+Inference           the label of the nearest P̂^c in L2; the head's prediction is reported beside it
 Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
 Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)} / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
 Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
+
+Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: model and optimizer.
 
 Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``transform = false`` (w/o F).
 
 Deviations: the paper does not say what becomes of classes that nobody has; here they take no part in the loss and are
 not sent until some client has sent one. Ṕ and F live on between rounds, and so do prototypes of classes that nobody
 sent this time. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
-``merging`` may leave out the P_i^c of the clients least like the others.
+``merging`` may leave out the P_i^c of the clients least like the others. In Eq. 11 P_i^c is taken over the batch, as in
+FedProto. The authors' code uploads prototypes of the model as it was before the round (it is reloaded from disk).
 """
 
 from collections.abc import Callable

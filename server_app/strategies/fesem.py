@@ -31,7 +31,6 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.names = [name for name, _ in self.first_model().named_parameters()]
         copies = ({name: value.clone() for name, value in self.weights.items()} for _ in range(self.hparams.centres))
         self.centres: dict[str, StateDict] = {str(k): copy for k, copy in enumerate(copies)}
         self.cluster_of: dict[str, torch.Tensor] = {}
@@ -52,7 +51,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return {"clusters": float(len(set(clusters)))}
 
     def _vector(self, weights: StateDict) -> np.ndarray:
-        return torch.cat([weights[name].flatten() for name in self.names]).numpy()
+        return torch.cat([weights[name].flatten() for name in self.parameters]).numpy()
 
     def _nearest(self, points: np.ndarray) -> list[int]:
         centres = [self.centres[str(k)] for k in range(self.hparams.centres)]  # a checkpoint may order them otherwise

@@ -12,18 +12,15 @@ Deviations: the mean is FedAvg's, weighted by training samples as in the authors
 import torch
 
 from protofl_common.experiment.catalog import PFedMeHparams
-from server_app.strategies.base import Federation, Upload
+from server_app.strategies.base import Upload
 from server_app.strategies.fedavg import FedAvg
 
 
 class PFedMe(FedAvg[PFedMeHparams]):
     """FedAvg with a step size."""
 
-    def __init__(self, federation: Federation) -> None:
-        super().__init__(federation)
-        self.names = [name for name, _ in self.first_model().named_parameters()]
-
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         before, self.weights = self.weights, self.averaged(uploads)
-        self.weights |= {name: torch.lerp(before[name], self.weights[name], self.hparams.beta) for name in self.names}
+        beta = self.hparams.beta
+        self.weights |= {name: torch.lerp(before[name], self.weights[name], beta) for name in self.parameters}
         return {}

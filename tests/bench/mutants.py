@@ -270,7 +270,7 @@ MUTANTS = [
     Mutant(
         "an absent class is lost",
         f"{P}/maths/aggregation.py",
-        "Prototypes.joined([absent, merged])",
+        "merged.completed_by(previous)",
         "merged",
         "tests/unit/protofl_common/maths/test_prototypes.py",
     ),
@@ -457,8 +457,8 @@ MUTANTS = [
     Mutant(
         "FedPLVM forgets classes",
         f"{S}/fedplvm.py",
-        "if self.prototypes is not None:",
-        "if False:",
+        "merged.completed_by(self.prototypes)",
+        "merged",
         "tests/unit/server_app/test_absent.py",
     ),
     Mutant(

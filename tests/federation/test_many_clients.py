@@ -10,7 +10,7 @@ from client_app import introduction
 from protofl_common.basics.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.callbacks import artifacts
-from server_app.callbacks.base import Run
+from server_app.callbacks.base import ActiveRun
 from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
 from tests.support.harness import run_config, run_federation
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples
 
 def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("server_app.app.Run", lambda *args: seen.append(Run(*args)) or seen[0])  # type: ignore[func-returns-value]
+    monkeypatch.setattr("server_app.app.ActiveRun", lambda *args: seen.append(ActiveRun(*args)) or seen[0])  # type: ignore[func-returns-value]
     outcome = run_federation(run_config(tmp_path, rounds=3, **SMALL), clients=3)
     assert len(seen[0].rows) == 4
     assert all(row["clients"] == {} for row in seen[0].rows)

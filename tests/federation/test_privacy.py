@@ -30,7 +30,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.report.figures.curves import spent as spent_on_page
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
@@ -257,7 +257,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
     assert 7.7 < spent[-1] <= 8
-    (figure,) = spent_on_page(Run(outcome.folder))
+    (figure,) = spent_on_page(RecordedRun(outcome.folder))
     assert "ε of the client that the run costs most" in figure.caption
     assert "<path" in figure.svg
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protofl_common.report.page import page
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from tests.support.harness import Outcome, run_config, run_federation
 
 UNASKED = {"prototype/balanced-accuracy", "head/balanced-accuracy"}
@@ -28,7 +28,7 @@ def test_it_stands_in_the_files_on_the_screen_and_on_the_page(
     by_client = [client["metrics"]["head/balanced-accuracy"] for client in outcome.rows[-1]["clients"].values()]
     assert outcome.summary["metrics"]["head/balanced-accuracy"]["mean"] == pytest.approx(np.mean(by_client))
     assert "head/balanced-accuracy" in capsys.readouterr().out
-    assert "head/balanced-accuracy" in page(Run(outcome.folder))
+    assert "head/balanced-accuracy" in page(RecordedRun(outcome.folder))
 
 
 @pytest.mark.parametrize(

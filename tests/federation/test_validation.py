@@ -18,7 +18,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
 from protofl_common.report.page import page
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.cli import main
@@ -51,7 +51,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "2,500 found · 42 for training (train-samples = 20 a client) · 18 for validation · 60 for testing" in said
     for text in ("chosen on validation data", "head, validation", "validation head "):
         assert text in said
-    shown = page(Run(outcome.folder))
+    shown = page(RecordedRun(outcome.folder))
     assert "chosen on validation data" in shown
     assert "Validation: the mean on their validation data." in unescape(shown)
     assert "<td>head, validation</td>" in shown
@@ -63,7 +63,7 @@ def test_without_a_validation_part_everything_best_says_that_it_was_chosen_on_te
     outcome = run_federation(run_config(tmp_path, **SMALL), clients=2)
     assert {best["chosen-on"] for best in outcome.summary["best-accuracy"].values()} == {"test"}
     assert not any("validation" in row for row in outcome.rows)
-    for shown in (capsys.readouterr().out, page(Run(outcome.folder))):
+    for shown in (capsys.readouterr().out, page(RecordedRun(outcome.folder))):
         assert "chosen on test data" in shown
 
 
@@ -158,7 +158,7 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[: best + 3])
     assert (stopped.summary["rounds"], stopped.summary["stopped-early"]) == (best + 3, True)
     assert f"stopped early after round {best + 3} of 8" in capsys.readouterr().out
-    assert f"<b>{best + 3} of 8</b><span>rounds, stopped early</span>" in page(Run(stopped.folder))
+    assert f"<b>{best + 3} of 8</b><span>rounds, stopped early</span>" in page(RecordedRun(stopped.folder))
     for run in ("whole", "stopped"):
         card = kept(tmp_path / run).card
         assert (card.round, card.chosen_on, card.calibrated_on) == (best, "validation", "validation")

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from protofl_common.report.figures import drawing
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import POLICY
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -119,8 +119,8 @@ class Page(HTMLParser):
         assert self.source.count(POLICY) == 1
 
 
-def drawn(function: Callable[[Run], Iterable[object]], folder: Path, chart: str) -> list[Any]:
+def drawn(function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str) -> list[Any]:
     """What the figure of a ``function`` of the page shows: the arguments of its ``line_chart`` or ``heat_map``."""
     with patch.object(drawing, chart, wraps=getattr(drawing, chart)) as made:
-        assert list(function(Run(folder)))
+        assert list(function(RecordedRun(folder)))
     return list(made.call_args.args)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Floats, Ints, Run
+from protofl_common.report.reading import Floats, Ints, RecordedRun
 
 CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 MOST_CLIENTS = 100  # of a heat map; with more it shows the first ones
@@ -19,7 +19,7 @@ NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
 SEED = 0
 
 
-def samples(run: Run) -> Iterator[plot.Drawing]:
+def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
     if sites := [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]:
         counts_CS = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.float64).T
         names = [run.class_name(label) for label in range(len(counts_CS))]
@@ -30,7 +30,7 @@ def samples(run: Run) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, counts_CS, names, sites, "training samples", "client")
 
 
-def margins(run: Run) -> Iterator[plot.Drawing]:
+def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     """The least Euclidean distance of a class's prototype to those of other classes in the same set (FedTGP, Figure 1).
 
     Averaging shrinks it, trained prototypes keep it. The paper normalises the margins of each method; these are not.
@@ -52,7 +52,7 @@ def margins(run: Run) -> Iterator[plot.Drawing]:
     yield plot.heat_map(name, title, caption, values_RC, rows, names, unit, "class")
 
 
-def prototypes(run: Run) -> Iterator[plot.Drawing]:
+def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     own, merged = run.client_prototypes, run.global_prototypes
     if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
         return
@@ -101,7 +101,7 @@ def _colours(labels: Ints) -> list[str]:
     return [CLASS_COLOURS[label % len(CLASS_COLOURS)] for label in labels.tolist()]
 
 
-def _name_classes(run: Run, axes: Any, places: Floats, labels: Ints) -> None:
+def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> None:
     """Each class's name once, beside its first place; distances in the map have no unit, so its axes carry none."""
     present = np.unique(labels).tolist()
     for label in present if len(present) <= NAMED_CLASSES else ():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
 
@@ -15,7 +15,7 @@ MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
-def means(run: Run) -> Iterator[plot.Drawing]:
+def means(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not (rows := [row for row in run.rows if row["accuracy"]]):
         return
     lines = {}
@@ -39,7 +39,7 @@ def _percents(shares: Iterable[float | None]) -> list[float]:
     return [math.nan if share is None else 100 * share for share in shares]
 
 
-def of_domains(run: Run) -> Iterator[plot.Drawing]:
+def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     if run.domains and run.better and not run.hides_clients:
         rows = run.evaluations(run.better)
         lines = {
@@ -51,7 +51,7 @@ def of_domains(run: Run) -> Iterator[plot.Drawing]:
         yield plot.line_chart("accuracy-of-domains", "By domain", caption, _rounds(rows), lines, unit)
 
 
-def of_clients(run: Run) -> Iterator[plot.Drawing]:
+def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
     for kind in run.last if sites else ():
@@ -65,7 +65,7 @@ def of_clients(run: Run) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, values, sites, _rounds(rows), "test accuracy, %", "after round")
 
 
-def metrics(run: Run) -> Iterator[plot.Drawing]:
+def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
     rows = [row for row in run.rows if row.get("metrics")]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
@@ -81,7 +81,7 @@ def metrics(run: Run) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, recalls, classes, _rounds(rows), "recall, %", "after round")
 
 
-def losses(run: Run) -> Iterator[plot.Drawing]:
+def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
     names = dict.fromkeys(name for row in rows for name in row["losses"])
@@ -96,7 +96,7 @@ def losses(run: Run) -> Iterator[plot.Drawing]:
         yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", "round")
 
 
-def numbers(run: Run) -> Iterator[plot.Drawing]:
+def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
     rows = [row for row in run.rounds if any("prototypes-of-classes" in client for client in row["clients"].values())]
     if len(rows) < 2:
         return
@@ -118,7 +118,7 @@ def _mean_number(row: RoundRow, sites: Iterable[str]) -> float:
     return statistics.fmean(numbers) if numbers else math.nan
 
 
-def time(run: Run) -> Iterator[plot.Drawing]:
+def time(run: RecordedRun) -> Iterator[plot.Drawing]:
     """A round as the server sees it; and a client's part of it, by phase."""
     if rows := [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]:
         phases = dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"])
@@ -136,7 +136,7 @@ def time(run: Run) -> Iterator[plot.Drawing]:
         yield plot.line_chart("time-of-a-round", "Time of a round", caption, rounds, lines, "seconds", "round")
 
 
-def spent(run: Run) -> Iterator[plot.Drawing]:
+def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     if rows := [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]:
         shares = {kind: [row["accuracy"].get(kind, {}).get("mean") for row in rows] for kind in run.last}

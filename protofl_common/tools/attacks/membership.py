@@ -30,7 +30,7 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import large_enough, stated_samples
-from protofl_common.report.reading import AUDIT, Run
+from protofl_common.report.reading import AUDIT, RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
@@ -91,7 +91,7 @@ Scored = tuple[str, int, Candidates]  # attack, training samples of the class, s
 
 def audit(folder: Path) -> list[dict[str, Any]]:
     """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
-    run = Run(folder)
+    run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if settings.privacy.sums_only:
         raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
@@ -115,7 +115,9 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_site(run: Run, settings: Settings, folder: Path, number: int, site: str) -> tuple[ClientData, Predictor]:
+def _of_site(
+    run: RecordedRun, settings: Settings, folder: Path, number: int, site: str
+) -> tuple[ClientData, Predictor]:
     file = folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
@@ -142,7 +144,7 @@ def _class_means(
     return large_enough(means, settings.privacy.min_class_samples)
 
 
-def _sent(run: Run, site: str) -> Prototypes | None:
+def _sent(run: RecordedRun, site: str) -> Prototypes | None:
     stored = run.client_prototypes
     if stored is None or site not in stored.sites:
         return None
