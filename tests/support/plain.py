@@ -1,7 +1,7 @@
 """A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
 their initial weights and the seeds of the batch orders."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,12 @@ class PlainClient:
         """Class -> the rows of its training samples."""
         return {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
 
+    def class_means(self) -> dict[int, torch.Tensor]:
+        """Class -> the mean of its training features in evaluation mode, float64 [D]."""
+        with torch.no_grad():
+            z = self.model.eval().body(self.x).double()
+        return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
+
     def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
         """v ← μ v + ∇; θ ← θ − η v."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -120,6 +126,14 @@ def model_left(folder: Path, site: str) -> State:
 def weights_left(outcome: Outcome) -> State:
     """The global weights after the run."""
     return load_file(outcome.folder / "weights.safetensors")
+
+
+def assert_prototypes_left(outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4) -> None:
+    """One global prototype of each class after the run."""
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(wanted)
+    means = np.stack([np.asarray(wanted[label]) for label in sorted(wanted)])
+    np.testing.assert_allclose(found["means"].numpy(), means, rtol=rtol, atol=atol)
 
 
 def side_by_side(
