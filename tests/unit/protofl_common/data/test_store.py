@@ -1,8 +1,6 @@
 """The cache: built once, mapped into memory, rebuilt when damaged."""
 
 import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +106,3 @@ def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_pat
         assert worker.exitcode == 0
     assert sums[0] == sums[1] == int(_first(settings).train_labels.sum())
     assert log.read_text() == "read\n"
-
-
-def test_importing_the_package_stays_cheap() -> None:
-    """A client process imports it in every round."""
-    heavy = ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")
-    code = f"import sys, protofl_common.data; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
