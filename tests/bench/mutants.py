@@ -273,7 +273,7 @@ MUTANTS = [
         f"{P}/maths/losses/distillation.py",
         "kl_div(log_softmax(logits_BC, dim=1), targets_BC,",
         "kl_div(targets_BC, log_softmax(logits_BC, dim=1),",
-        "tests/unit/protofl_common/maths/test_distillation.py",
+        "tests/unit/protofl_common/maths/losses/test_distillation.py",
     ),
     # training and evaluation
     Mutant(
