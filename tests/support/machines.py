@@ -27,14 +27,6 @@ HAPROXY = Path("/usr/sbin/haproxy")
 """The door. Where it is not installed, sites reach the SuperLink without one."""
 
 
-REFUSED = {
-    "unregistered key": ("certs/ca.crt", "stranger/nodes/stranger", "2004"),
-    "no key": ("certs/ca.crt", "", "2001"),
-    "another authority": ("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED"),
-}
-"""What is wrong with a SuperNode -> its certificate of an authority, its key, and the reason that it is told."""
-
-
 @dataclass(frozen=True)
 class Block:
     """A fenced block: ``sh MACHINE`` is a step, ``sh MACHINE service`` runs until the end of the test."""
