@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofl_common.basics.files import cache_folder
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.division import _divided
@@ -56,11 +55,6 @@ def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, t
     (partial / "inputs.npy").write_bytes(b"half")
     assert len(_first(settings).train_labels) == 30
     assert not partial.exists()
-
-
-def test_cache_follows_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder("") == tmp_path / "protofl"
 
 
 def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
