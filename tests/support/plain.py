@@ -49,9 +49,9 @@ class PlainClient:
         return build_model(self.arch, input_shape=self.data.train_inputs.shape[1:], num_classes=10,
             feature_dim=self.dim, seed=derive_seed(self.seed, "model", owner))  # fmt: skip
 
-    def batches(self, number: int, size: int = BATCH, passes: int = 1) -> Iterator[list[int]]:
+    def batches(self, number: int, size: int = BATCH, passes: int = 1, what: str = "train") -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
         for _ in range(passes):
             order = torch.randperm(len(self.y), generator=generator).tolist()
             for start in range(0, len(order), size):
@@ -89,6 +89,16 @@ class PlainClient:
             for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
                 v.mul_(self.momentum).add_(g)
                 p.sub_(self.lr * v)
+
+
+class SharingClient(PlainClient):
+    """One whose model has a part that is common to all."""
+
+    def train(self, number: int, shared: State) -> State:
+        """Take in the common part, learn, and send it."""
+        self.model.load_state_dict(copied(self.model) | shared)
+        self.sgd(number)
+        return {name: value for name, value in copied(self.model).items() if name in shared}
 
 
 def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
