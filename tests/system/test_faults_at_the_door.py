@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from tests.support.machines import SITES, Machines, copy_checkout, write_site
+from tests.support.machines import SITES, Machines, copy_checkout, write_digits
 from tests.support.processes import free_port, process
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
@@ -29,7 +29,7 @@ class Site:
         self.machines, self.name, self.folder = machines, name, machines.folder / name
         self.data, self.state = self.folder / "data", self.folder / "state"
         self.authority, self.environment = machines.checkout("superlink") / "certs/ca.crt", dict[str, str]()
-        write_site(self.data, slice(60))
+        write_digits(self.data / "ward", slice(60))
 
     @property
     def command(self) -> list[str]:
