@@ -17,7 +17,7 @@ title: Shards
 seeds: [1, 2]
 settings: {dataset: digits, partition: iid, total-samples: 100, rounds: 5, models: cnn4, report: false}
 columns: {two clients: {clients: 2}}
-rows: {Local: {settings: {algo: local}}, FedProto: {settings: {algo: fedproto}}}
+rows: {FedProto: {settings: {algo: fedproto}}, Local: {settings: {algo: local}}}
 against: Local
 """
 
