@@ -1,13 +1,12 @@
-"""FedTGP's server: Eq. 9 and 10 by hand and against loops; `tests/unit/reference` has the whole step."""
+"""FedTGP's server: margins by hand, and what is trained and sent; `tests/unit/reference` has the whole step."""
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
@@ -43,21 +42,6 @@ def test_margin_kinds_and_threshold() -> None:
     assert strategy(margin_threshold=2.5).margin(samples, labels) == 2.5
     assert strategy(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
     assert strategy(margin="none").margin(samples, labels) == 0.0
-
-
-def test_contrast_against_a_float64_loop_and_gradients() -> None:
-    rng = np.random.default_rng(4)
-    samples, targets, labels, margin = rng.normal(size=(7, 3)), rng.normal(size=(4, 3)), rng.integers(0, 4, 7), 1.7
-    total = 0.0
-    for p, y in zip(samples, labels, strict=True):
-        own = math.exp(-(math.dist(p, targets[y]) + margin))
-        others = sum(math.exp(-math.dist(p, targets[k])) for k in range(4) if k != y)
-        total -= math.log(own / (own + others))
-    wanted = torch.from_numpy(labels)
-    found = margin_contrast(torch.from_numpy(samples), wanted, torch.from_numpy(targets), margin)
-    assert found.item() == pytest.approx(total / 7, rel=1e-12)
-    points = torch.from_numpy(samples), torch.from_numpy(targets).requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: margin_contrast(points[0], wanted, t, margin), points[1])
 
 
 def test_classes_nobody_holds_are_not_sent_and_not_trained() -> None:
