@@ -295,7 +295,7 @@ MUTANTS = [
         "client_app/evaluation.py",
         "    model.eval()\n    return torch.cat",
         "    return torch.cat",
-        "tests/unit/client_app/test_evaluation.py",
+        f"{REFERENCE}/test_fedpcl.py",
     ),
     Mutant(
         "evaluated after training",
