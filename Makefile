@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-report bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -77,9 +77,6 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script, and HtFLlib gi
 
 bench-peers: $(BIN)/.installed  ## one job in a bare loop, ProtoFL, pfl-research and Flower; DATA_DIR holds FashionMNIST/raw; needs a network once
 	$(BIN)/python -m tests.bench.peers.compare --data-dir '$(DATA_DIR)' $(ARGS)
-
-bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
-	$(BIN)/python -m tests.bench.report_time
 
 bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; ARGS='--at-once 1 2' or '--htfllib FOLDER'
 	$(BIN)/python -m tests.bench.gpu $(ARGS)

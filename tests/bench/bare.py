@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from protofl_common.config.architectures import architecture_of
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.experiment.settings import Settings
-from tests.bench.server_time import loop
 
+LOOP_BATCH, LOOP_LR = 10, 0.01
 HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}
 
 
@@ -108,6 +108,20 @@ def _work(settings: Settings, clients: int, jobs: Queue, done: Queue) -> None:
 def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
     """FedProto's server: the mean of each class over the clients' samples, [C, D]."""
     return (means_NCD * counts_NC[:, :, None]).sum(0) / counts_NC.sum(0).clamp(min=1)[:, None]
+
+
+def loop(start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> None:
+    """Minibatches of 10 as in the paper, by autograd through `torch.cdist`; trains ``start`` in place."""
+    parameters = [start.vectors_CD, *start.transform.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=LOOP_LR)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels_P)).split(LOOP_BATCH):
+            logits = -torch.cdist(samples_PD[rows], start.transform(start.vectors_CD))
+            apart = margin * F.one_hot(labels_P[rows], logits.shape[1])
+            loss = F.cross_entropy(logits - apart, labels_P[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 class TrainedPrototypes:

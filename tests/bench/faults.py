@@ -76,18 +76,14 @@ def undisturbed(trial: Trial) -> Tries:
 
 
 def supernode(trial: Trial) -> Tries:
-    trial.begin()
-    for number in range(2, trial.times + 2):
-        trial.training(number, after=number)
+    for _ in rounds(trial):
         trial.standing.kill("south")
         trial.site("south")
     return exact(trial)
 
 
 def superlink(trial: Trial) -> Tries:
-    trial.begin()
-    for number in range(2, trial.times + 2):
-        trial.training(number, after=number)
+    for _ in rounds(trial):
         trial.standing.kill("superlink")
         time.sleep(2)
         trial.standing.start_superlink()
@@ -95,9 +91,7 @@ def superlink(trial: Trial) -> Tries:
 
 
 def server(trial: Trial) -> Tries:
-    trial.begin()
-    for number in range(2, trial.times + 2):
-        trial.training(number, after=2 * number - 3)
+    for _ in rounds(trial, later=2):
         trial.standing.kill("worker")
         trial.standing.start_worker()
         trial.resume()
@@ -105,9 +99,7 @@ def server(trial: Trial) -> Tries:
 
 
 def everything(trial: Trial) -> Tries:
-    trial.begin()
-    for number in range(2, trial.times + 2):
-        trial.training(number, after=2 * number - 3)
+    for _ in rounds(trial, later=2):
         for part in list(trial.standing.groups):
             trial.standing.kill(part)
         trial.standing.start_superlink()
@@ -116,6 +108,14 @@ def everything(trial: Trial) -> Tries:
             trial.site(site)
         trial.resume()
     return exact(trial)
+
+
+def rounds(trial: Trial, later: int = 1) -> Iterator[int]:
+    """From the second on, a little after the south has begun it, and in each a little later."""
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=later * number - 3 * (later - 1))
+        yield number
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from flwr.app import MessageType
 
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.accidents import Killed, on_message
-from tests.support.acting import SMALL
+from tests.support.acting import SMALL, left_behind
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import superlink
 from tests.support.results import digests, without_times
@@ -30,16 +30,9 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def left_behind(folder: Path, changes: dict[str, Any]) -> object:
-    wanted = TRAINED | changes
-    clients = wanted.pop("clients")
-    outcome = run_federation(run_config(folder, **wanted), clients)
-    return without_times(outcome.rows), digests(outcome.folder)
-
-
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_the_same_seed_gives_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert left_behind(tmp_path / "one", changes) == left_behind(tmp_path / "two", changes)
+    assert left_behind(tmp_path / "one", TRAINED | changes) == left_behind(tmp_path / "two", TRAINED | changes)
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -69,7 +62,7 @@ def test_fifty_clients_need_no_more_memory_than_five(tmp_path: Path) -> None:
     needed = []
     for clients in (5, 50):
         torch.cuda.reset_peak_memory_stats()
-        left_behind(tmp_path / str(clients), {"clients": clients})
+        left_behind(tmp_path / str(clients), TRAINED | {"clients": clients})
         needed.append(torch.cuda.max_memory_reserved())
     assert needed[1] <= 1.2 * needed[0]
 

@@ -11,25 +11,16 @@ import torch
 
 from protofl_common.basics import devices
 from protofl_common.experiment.catalog import CATALOG
-from tests.support.acting import CASES, SMALL
-from tests.support.harness import run_config, run_federation
+from tests.support.acting import CASES, left_behind
 from tests.support.pretended import GPU, Pretended, pretended_gpu
-from tests.support.results import digests, without_times
 
 LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-avg"}
 """Their clients take FedAvg's or FedProto's steps, and their servers do not train: tried in the long tests."""
 
 
-def left_behind(folder: Path, changes: dict[str, Any]) -> object:
-    """Everything but the time it took, and the name of the device."""
-    wanted = SMALL | {"train_samples": 20, "test_samples": 10, "batch_size": 5} | changes
-    clients = wanted.pop("clients")
-    outcome = run_federation(run_config(folder, **wanted), clients)
-    return without_times(outcome.rows), digests(outcome.folder)
-
-
 def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object]:
     """What a run leaves behind on the CPU, and on the pretended GPU."""
+    changes = {"train_samples": 20, "test_samples": 10, "batch_size": 5} | changes
     on_cpu = left_behind(folder / "cpu", changes)
     with pretended_gpu():
         return on_cpu, left_behind(folder / "gpu", changes)

@@ -58,7 +58,11 @@ def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo: str, models:
     assert_same_models(models_left(found), models_left(wanted))
 
 
-FROZEN = {"lg-fedavg": ("local", "orthogonal-shared"), "fedrep": ("fedper", "orthogonal-frozen")}
+FROZEN = {
+    "lg-fedavg": ("local", "orthogonal-shared"),
+    "fedgh": ("local", "orthogonal-shared"),
+    "fedrep": ("fedper", "orthogonal-frozen"),
+}
 """Algorithm -> (what it is where heads do not train, the kind of such heads)."""
 
 
@@ -67,6 +71,7 @@ FROZEN = {"lg-fedavg": ("local", "orthogonal-shared"), "fedrep": ("fedper", "ort
 def test_an_algorithm_of_heads_that_do_not_train_is_a_simpler_one(algo: str, models: str, run: Run) -> None:
     simpler, head = FROZEN[algo]
     found, wanted = (run(one, models, {"head": head, "initial_weights": "own"}) for one in (algo, simpler))
+    assert "server" not in found.rows[0]
     assert metrics(found) == metrics(wanted)
     assert_same_models(models_left(found), models_left(wanted))
 

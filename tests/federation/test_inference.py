@@ -19,7 +19,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import main
-from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
+from protofl_common.tools.inference import Predictor, TrainedModel
 from tests.support.fakes import write_run
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 
@@ -267,7 +267,3 @@ def test_the_limit_of_the_unknown_by_hand() -> None:
     assert unknown_above(distances, 0.10) == 18.0
     assert unknown_above(distances, 0.04) == math.inf
     assert unknown_above(torch.empty(0), 0.05) == math.inf
-
-
-def test_a_prediction_is_plain_data() -> None:
-    assert Prediction(3, "three", 0.5) == Prediction(3, "three", 0.5, None, None, False)

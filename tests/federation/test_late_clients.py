@@ -87,14 +87,16 @@ def test_a_domain_is_held_out(tmp_path: Path) -> None:
     assert new == held_out
 
 
-def test_a_domain_that_nobody_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=r"new-domain = 'scan': no client is of it; choose one of .*scanned"):
-        run_federation(run_config(tmp_path, new_domain="scan", join_timeout=5.0, **SMALL), clients=3)
-
-
-def test_no_client_left_to_train_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=r"new-clients = 3: no client is left to train"):
-        run_federation(run_config(tmp_path, new_clients=3, join_timeout=5.0, **SMALL), clients=3)
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        ({"new_domain": "scan"}, r"new-domain = 'scan': no client is of it; choose one of .*scanned"),
+        ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
+    ],
+)
+def test_nobody_or_everybody_held_out_is_refused(held_out: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
 
 
 @pytest.mark.parametrize(

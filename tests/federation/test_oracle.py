@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from client_app.protections import private_step
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.privacy import release
-from tests.support.attacks import raw
+from tests.support.attacks import raw, values_of
 from tests.support.harness import RUN_ID, LocalGrid
 
 EPSILON, DELTA = 0.2, 1e-5
@@ -89,7 +89,7 @@ class HostileServer:
             if name.partition(".")[0] in ("correct", "metrics", "validation", "losses"):
                 self.answers.setdefault(name, []).append(float(value))
         if "weights" in reply.content:
-            sent = {key: read(array) for key, array in reply.content["weights"].items()}
+            sent = {key: values_of(array) for key, array in reply.content["weights"].items()}
             self.answers.setdefault("bias", []).append(float(sent["head.bias"][1] - sent["head.bias"][0]))
             finite = all(np.isfinite(value).all() for value in sent.values())
             self.answers.setdefault("finite", []).append(float(finite))
@@ -97,10 +97,6 @@ class HostileServer:
     def learnt(self) -> dict[str, float]:
         """The mean of all answers of a kind: who may ask again averages the noise away."""
         return {name: float(np.mean(values)) for name, values in self.answers.items()}
-
-
-def read(array: Array) -> np.ndarray:
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
 
 
 def interrogate(node: dict[str, Any], questions: int) -> HostileServer:

@@ -201,33 +201,6 @@ def test_a_resumed_run_has_the_same_hparams(tmp_path: Path) -> None:
         run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=2)
 
 
-def test_few_labels_and_the_unlabelled_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is given labelled samples alone, with their features, though the batches hold others too."""
-    given: list[tuple[int, int, int]] = []
-    kind = client_half(row())
-    original = kind.loss
-
-    def noted(self: Any, batch: Batch) -> Any:
-        given.append((int(batch.labels.min()), len(batch.inputs), len(batch.features)))
-        return original(self, batch)
-
-    monkeypatch.setattr(kind, "loss", noted)
-    run = run_federation(
-        run_config(tmp_path, **MOON | {"train_samples": 60}, rounds=3, positive_rate=0.4, pu_weight=0.5), clients=2
-    )
-    assert min(label for label, _, _ in given) >= 0
-    assert all(inputs == features for _, inputs, features in given)
-    assert len({inputs for _, inputs, _ in given}) > 1
-    assert sum(run.summary["trouble"].values()) == 0
-    for line in run.rows[1:3]:
-        for client in line["clients"].values():
-            terms = dict(client["losses"])
-            total = terms.pop("total")
-            assert terms.keys() == {"cross-entropy", "contrast", "unlabelled"}
-            assert terms["contrast"] > 0
-            assert sum(terms.values()) == pytest.approx(total, rel=1e-5)
-
-
 # -- its hyper-parameters --------------------------------------------------------------------------------------------
 
 

@@ -287,24 +287,20 @@ def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(
     assert all("the privacy ledger does not cover" in why for why in reasons)
 
 
-def test_a_run_that_was_resumed_counts_the_round_that_it_repeats(tmp_path: Path) -> None:
-    """Its last round has no budget left; the final evaluation has."""
-    config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": 5})
+@pytest.mark.parametrize(
+    ("stopped", "rounds", "left"),
+    [(MessageType.TRAIN, 5, 4), (MessageType.EVALUATE, 2, 2)],
+    ids=["a round", "the final evaluation"],
+)
+def test_what_a_resumed_run_repeats_is_counted(stopped: str, rounds: int, left: int, tmp_path: Path) -> None:
+    """A round: the last one has no budget left, and the final evaluation has. The evaluation: it has its budget."""
+    config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})
     with pytest.raises(Killed):
-        run_federation(config, 2, tamper=on_message(MessageType.TRAIN, 2))
+        run_federation(config, 2, tamper=on_message(stopped, 2))
     resumed = run_federation(config | {"resume": True}, 2, run_id=2)
-    assert resumed.summary["rounds"] == 4
+    assert resumed.summary["rounds"] == left
     assert not any(resumed.summary["trouble"].values())
     assert resumed.summary["epsilon"] <= 8
-
-
-def test_a_final_evaluation_that_is_repeated_after_a_stop_has_its_budget(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": 2})
-    with pytest.raises(Killed):
-        run_federation(config, 2, tamper=on_message(MessageType.EVALUATE, 2))
-    resumed = run_federation(config | {"resume": True}, 2, run_id=2)
-    assert resumed.summary["rounds"] == 2
-    assert not any(resumed.summary["trouble"].values())
 
 
 def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:

@@ -82,13 +82,6 @@ def test_with_few_clients_a_round_and_optimizers_that_live_on(tmp_path: Path) ->
         assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
 
 
-def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
-    stop(config, "after the checkpoint", 2)
-    run_federation(config | {"resume": True}, CLIENTS, run_id=2)
-    assert "resuming mine after round 2 of 3; round 3 is next" in capsys.readouterr().out
-
-
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     """Also for a run without a run-name, whose name is the folder's."""
     stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)
@@ -205,7 +198,7 @@ def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
 
 
-def test_a_run_that_goes_on_under_other_code_says_so(
+def test_a_resumed_run_says_from_where_and_that_its_code_is_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
@@ -216,7 +209,8 @@ def test_a_run_that_goes_on_under_other_code_says_so(
     said = f"resuming with other code: the run's last round was made by abad1dea, this is {code_version()}"
     assert said in capsys.readouterr().out
     run_federation(config | {"resume": True}, CLIENTS, run_id=3)
-    assert "other code" not in capsys.readouterr().out
+    assert "resuming mine after round 2 of 3; round 3 is next" in (shown := capsys.readouterr().out)
+    assert "other code" not in shown
 
 
 def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:

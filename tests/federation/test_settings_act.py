@@ -12,10 +12,9 @@ import pytest
 
 from protofl_common.experiment import plugins
 from protofl_common.experiment.settings import default_run_config
-from tests.support.acting import CASES, SMALL
-from tests.support.harness import run_config, run_federation
+from tests.support import acting
+from tests.support.acting import CASES
 from tests.support.installed import OUTSIDE
-from tests.support.results import digests, without_times
 
 IN_THE_SECOND_ROUND = """
 evaluate-every lr-schedule lr-step lr-decay keep-optimizer
@@ -63,11 +62,8 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
     def run(changes: dict[str, Any]) -> object:
         name = repr(sorted(changes.items()))
         if name not in known:
-            wanted = SMALL | changes
-            clients = wanted.pop("clients")
             folder = tmp_path_factory.mktemp("run")
-            outcome = run_federation(run_config(folder, **wanted), clients)
-            known[name] = without_times(outcome.rows), digests(outcome.folder)
+            known[name] = acting.left_behind(folder, changes)
             shutil.rmtree(folder)
         return known[name]
 

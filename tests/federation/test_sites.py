@@ -42,6 +42,12 @@ def question(config: dict[str, Any]) -> Message:
     return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
 
 
+def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Message:
+    """What a server sends in a round; 4711 is the Flower run of these messages."""
+    said = {"round": number, "run_name": "mine", "evaluate": False, "run_history": "4711"} | words
+    return Message(RecordDict({"round": ConfigRecord(said)}), 7, kind, group_id=str(number))
+
+
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
     """A client's reply to a message, or to the question who it is."""
     grid = LocalGrid(config, {7: node})
@@ -164,8 +170,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     assert answer(SITE | read, config).error.reason.startswith("site north: DataError (data-dir): ")
     own = read | {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
     grid = LocalGrid(config, {7: SITE | own})
-    record = ConfigRecord({"round": 1, "run_name": "mine", "evaluate": False, "run_history": str(grid.run_id)})
-    grid.push_messages([Message(RecordDict({"round": record}), 7, MessageType.TRAIN, group_id="1")])
+    grid.push_messages([instruction(1)])
     assert not grid.log[-1][1].has_error()
     assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
     assert list((tmp_path / "work/runs/mine-4711/clients/north").glob("*.safetensors"))
@@ -357,11 +362,7 @@ def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(
     (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
-    content = RecordDict(
-        {"round": ConfigRecord({"round": 1, "run_name": "m", "evaluate": False, "run_history": "4711"})}
-    )
-    training = Message(content, 7, kind, group_id="1") if kind == MessageType.TRAIN else None
-    reason = str(answer(node, config, training).error.reason)
+    reason = str(answer(node, config, instruction(1) if kind == MessageType.TRAIN else None).error.reason)
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
@@ -499,23 +500,20 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
 def test_a_server_leads_no_site_to_other_folders_or_runs(
     run_name: str, run_history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4711 is the Flower run of these messages."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
-    values = {"round": 1, "run_name": run_name.format(tmp=tmp_path), "evaluate": False, "run_history": run_history}
-    content = RecordDict({"round": ConfigRecord(values)})
     node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
-    reply = answer(node, config, Message(content, 7, MessageType.TRAIN, group_id="1"))
+    told = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
+    reply = answer(node, config, told)
     assert reply.error.reason.startswith("round.")
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts] == [old]
 
 
 def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
-    values = {"round": 3, "run_name": "mine", "evaluate": False, "run_history": "4711"}
-    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="3")
-    reply = answer(SITE | SIMULATED, run_config(tmp_path, rounds=2, dataset="digits", partition="iid"), message)
+    config = run_config(tmp_path, rounds=2, dataset="digits", partition="iid")
+    reply = answer(SITE | SIMULATED, config, instruction(3))
     assert reply.error.reason == "round.round is 3 in a run of 2 rounds"
 
 
@@ -569,17 +567,16 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: 
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
-    values = {"round": 2, "run_name": "mine", "evaluate": True, "run_history": "11:2,4711"}
-    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.EVALUATE, group_id="2")
-    assert not answer(node, run_config(tmp_path / "a", **setting), message).has_error()
+    told = instruction(2, MessageType.EVALUATE, evaluate=True, run_history="11:2,4711")
+    assert not answer(node, run_config(tmp_path / "a", **setting), told).has_error()
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
 def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
-    values = {"round": number, "run_name": "mine", "evaluate": True, "run_history": str(grid.run_id)}
-    records = {"round": ConfigRecord(values), **{name: ConfigRecord(value) for name, value in more.items()}}
-    grid.push_messages([Message(RecordDict({**records}), 7, kind, group_id=str(number))])
+    message = instruction(number, kind, evaluate=True, run_history=str(grid.run_id))
+    message.content.update({name: ConfigRecord(value) for name, value in more.items()})
+    grid.push_messages([message])
     reply = grid.log[-1][1]
     return str(reply.error.reason) if reply.has_error() else ""
 
@@ -639,9 +636,8 @@ def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "rounds": 1, "models": "htcnn-1"}
     run_federation(run_config(tmp_path / "a", algo="fedproto", **setting), nodes={7: node}, run_id=11)
-    values = {"round": 2, "run_name": "mine", "evaluate": False, "run_history": "11:1,4711"}
-    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="2")
-    reply = answer(node, run_config(tmp_path / "b", **setting | changes | {"rounds": 2}), message)
+    config = run_config(tmp_path / "b", **setting | changes | {"rounds": 2})
+    reply = answer(node, config, instruction(2, run_history="11:1,4711"))
     if changes["algo"] == "fedproto":
         assert not reply.has_error()
     else:

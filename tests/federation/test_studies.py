@@ -66,6 +66,12 @@ class Hospitals(Three):
         for site in sites or NAMES:
             assert self.operator(site, words[0], Study.of(config).id, *words[1:]) == 0
 
+    def ask_and_decide(self, config: dict[str, Any]) -> None:
+        """Every site hears of the run, and its operator approves."""
+        for site in NAMES:
+            self.answer(site, config)
+        self.decide(config)
+
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
         grid = LocalGrid(config, self.nodes, run_id=run_id)
@@ -145,9 +151,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
     config = hospitals.config(rounds=4)
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config)
+    hospitals.ask_and_decide(config)
 
     def south_denies(message: Message, reply: Message) -> Message:
         if (message.metadata.group_id, message.metadata.dst_node_id) == ("2", 3):
@@ -416,9 +420,7 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
         monkeypatch.setattr(server_secagg, "is_from_site", lambda *facts: True)
     sites = hospitals.keys(*NAMES)
     config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=sites)
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config)
+    hospitals.ask_and_decide(config)
     assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
 
     def invented(message: Message, reply: Message) -> Message:
@@ -486,9 +488,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     sites = ",".join([hospitals.keys(*NAMES), *(f"{name}:{key}" for name, key in keys.items())])
     monkeypatch.setattr(server_secagg.SecureSum, "_needed", lambda self, sites: 3)
     config = signed(hospitals.config(secagg=True, min_clients=3, join_timeout=2.0), sites=sites)
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config)
+    hospitals.ask_and_decide(config)
     with pytest.raises(FederationError):
         run_federation(config | {"run-name": "few"}, nodes=hospitals.nodes)
     rows = [json.loads(line) for line in (hospitals.folder / "runs/few/metrics.jsonl").read_text().splitlines()]
@@ -563,9 +563,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
     hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = hospitals.config(rounds=2)
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config)
+    hospitals.ask_and_decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes)
     heads = [set(row["audit"]) for row in outcome.rows]
     assert heads == 3 * [set(NAMES)]
@@ -615,9 +613,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
 
 def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:
     config = hospitals.config(baselines="local", min_clients=3)
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config)
+    hospitals.ask_and_decide(config)
     run_federation(config, nodes=hospitals.nodes)
     lines = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
     assert [entry["algo"] for entry in lines if entry.get("kind") == "train"] == ["fedproto", "local"]

@@ -1,8 +1,11 @@
 """A case for each setting: where it acts, and another value than its default."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.support.declared import DECLARED
+from tests.support.harness import run_config, run_federation
+from tests.support.results import digests, without_times
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2,
     "rounds": 1}  # fmt: skip
@@ -97,3 +100,11 @@ CASES |= {
     for key, other in declared.acts.items()
 }
 """Key -> (the settings under which it acts, another value than its default)."""
+
+
+def left_behind(folder: Path, changes: dict[str, Any]) -> object:
+    """Everything that a run of ``SMALL`` with these settings leaves, but the time that it took."""
+    wanted = SMALL | changes
+    clients = wanted.pop("clients")
+    outcome = run_federation(run_config(folder, **wanted), clients)
+    return without_times(outcome.rows), digests(outcome.folder)

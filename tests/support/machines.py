@@ -27,14 +27,6 @@ HAPROXY = Path("/usr/sbin/haproxy")
 """The door. Where it is not installed, sites reach the SuperLink without one."""
 
 
-REFUSED = {
-    "unregistered key": ("certs/ca.crt", "stranger/nodes/stranger", "2004"),
-    "no key": ("certs/ca.crt", "", "2001"),
-    "another authority": ("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED"),
-}
-"""What is wrong with a SuperNode -> its certificate of an authority, its key, and the reason that it is told."""
-
-
 @dataclass(frozen=True)
 class Block:
     """A fenced block: ``sh MACHINE`` is a step, ``sh MACHINE service`` runs until the end of the test."""
@@ -163,7 +155,7 @@ class Machines:
     def set_up(self) -> None:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
-            write_site(self.folder / "data" / site, slice(300 * number, 300 * (number + 1)))
+            write_digits(self.folder / "data" / site / "ward", slice(300 * number, 300 * (number + 1)))
         *setup, _ = [block for block in blocks_of(README) if block.machine != "everywhere"]
         for block in setup:
             if block.machine == "north":
@@ -210,10 +202,10 @@ def changed_checkout(target: Path, half: str) -> Path:
     return target
 
 
-def write_site(folder: Path, rows: slice) -> None:
-    """DOMAIN/CLASS/image.png of enlarged digits."""
-    digits = load_digits()
+def write_digits(folder: Path, rows: slice, classes: int = 10) -> None:
+    """CLASS/image.png, enlarged."""
+    digits = load_digits(n_class=classes)
     for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
-        path = folder / "ward" / str(label) / f"{index}.png"
+        path = folder / str(label) / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)

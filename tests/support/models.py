@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from torch import Tensor, nn
 
 from client_app.data import Samples
 from protofl_common.config.sections import PrivacySettings, TrainingSettings
@@ -35,3 +36,24 @@ CLASSES, DIM = 10, 12
 
 def build(arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0) -> SplitModel:
     return build_model(arch, input_shape=(channels, size, size), num_classes=CLASSES, feature_dim=dim, seed=seed)
+
+
+def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:
+    """Steps of SGD lower the loss under one dropout mask, and move every parameter."""
+    y = torch.arange(len(x)) % model.head.out_features
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=lr)
+    before = [p.clone() for p in model.parameters()]
+
+    def loss() -> Tensor:
+        torch.manual_seed(0)
+        return nn.functional.cross_entropy(model(x), y)
+
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(loss())
+        losses[-1].backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert loss() < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

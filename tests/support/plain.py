@@ -1,7 +1,7 @@
 """A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
 their initial weights and the seeds of the batch orders."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ class PlainClient:
         return build_model(self.arch, input_shape=self.data.train_inputs.shape[1:], num_classes=10,
             feature_dim=self.dim, seed=derive_seed(self.seed, "model", owner))  # fmt: skip
 
-    def batches(self, number: int, size: int = BATCH, passes: int = 1) -> Iterator[list[int]]:
+    def batches(self, number: int, size: int = BATCH, passes: int = 1, what: str = "train") -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
         for _ in range(passes):
             order = torch.randperm(len(self.y), generator=generator).tolist()
             for start in range(0, len(order), size):
@@ -76,6 +76,12 @@ class PlainClient:
         """Class -> the rows of its training samples."""
         return {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
 
+    def class_means(self) -> dict[int, torch.Tensor]:
+        """Class -> the mean of its training features in evaluation mode, float64 [D]."""
+        with torch.no_grad():
+            z = self.model.eval().body(self.x).double()
+        return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
+
     def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
         """v ← μ v + ∇; θ ← θ − η v."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -83,6 +89,16 @@ class PlainClient:
             for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
                 v.mul_(self.momentum).add_(g)
                 p.sub_(self.lr * v)
+
+
+class SharingClient(PlainClient):
+    """One whose model has a part that is common to all."""
+
+    def train(self, number: int, shared: State) -> State:
+        """Take in the common part, learn, and send it."""
+        self.model.load_state_dict(copied(self.model) | shared)
+        self.sgd(number)
+        return {name: value for name, value in copied(self.model).items() if name in shared}
 
 
 def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
@@ -120,6 +136,14 @@ def model_left(folder: Path, site: str) -> State:
 def weights_left(outcome: Outcome) -> State:
     """The global weights after the run."""
     return load_file(outcome.folder / "weights.safetensors")
+
+
+def assert_prototypes_left(outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4) -> None:
+    """One global prototype of each class after the run."""
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(wanted)
+    means = np.stack([np.asarray(wanted[label]) for label in sorted(wanted)])
+    np.testing.assert_allclose(found["means"].numpy(), means, rtol=rtol, atol=atol)
 
 
 def side_by_side(

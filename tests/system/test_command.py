@@ -1,4 +1,4 @@
-"""``protofl run`` and ``protofl table`` for real: their exit status is the run's, and nothing is left running."""
+"""``protofl run`` for real: its exit status is the run's, and nothing is left running."""
 
 import re
 import signal
@@ -77,22 +77,3 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
     while not all(map(ended, children)) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert all(map(ended, children))
-
-
-@pytest.mark.long
-def test_a_table_runs_and_is_not_repeated(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(
-        "title: Small\nrecipe: fedproto-mnist-3way\nseeds: [1, 2]\n"
-        "settings: {dataset: digits, partition: iid, test-from: split, rounds: 1, total-samples: 300}\n"
-        "columns: {head: {clients: 2}}\n"
-        "rows:\n  Local: {settings: {algo: local}, paper: [98.26]}\n"
-        "  MNIST: {settings: {algo: local, dataset: mnist}}\n"
-    )
-    for _ in range(2):
-        process = start("table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"))
-        output, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, output
-        lines = (tmp_path / "out" / "small.md").read_text(encoding="utf-8").splitlines()
-        assert re.match(r"\| Local \| \d+\.\d\d ± \d+\.\d\d \| 98.26 \|", lines[4]), lines
-        assert lines[5] == "| MNIST | – |  |"
-        assert len(list((tmp_path / "out" / "logs").glob("local-digits-s*.log"))) == 2

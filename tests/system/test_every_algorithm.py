@@ -1,4 +1,4 @@
-"""Each algorithm by `flwr run .`: all in one short run; and alone with all defaults, by 2 and 10 SuperNodes (long)."""
+"""`flwr run .`: all algorithms in one run, each alone by 2 and 10 SuperNodes (long), and wrong settings."""
 
 import json
 import subprocess
@@ -60,3 +60,18 @@ def check(folder: Path, rounds: int, clients: int) -> Summary:
     assert (summary["rounds"], len(summary["clients"])) == (rounds, clients)
     assert sum(summary["trouble"].values()) == 0, summary["trouble"]
     return summary
+
+
+def test_a_wrong_setting_reaches_the_person_at_once(simulation: Connection) -> None:
+    output, status = simulation.run(*TWO, "--run-config", 'lr="abc" dataset="mnst"')
+    assert status == "finished:failed"
+    assert "lr = 'abc': must be a number above 0" in output
+    assert "dataset = 'mnst': choose one of digits, " in output
+    assert "round 1" not in output
+
+
+def test_flower_refuses_an_unknown_key_without_naming_it(simulation: Connection) -> None:
+    """Hence `protofl doctor --recipe`; when Flower learns to name it, the README can say so."""
+    output, _ = simulation.run(*TWO, "--run-config", "roundz=3 rounds=1")
+    assert "Invalid run configuration" in output
+    assert "round 1/" not in output

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines import HAPROXY, REFUSED, SITES, Machines
+from tests.support.machines import HAPROXY, SITES, Machines
 
 pytestmark = [
     pytest.mark.hosts,
@@ -108,18 +108,6 @@ def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
     assert during <= 2  # the round waited for the site, or went on without it
     assert [row["valid"] for row in rounds()][-1] == len(SITES)
     print([(row["round"], row["valid"], row["seconds"]["total"]) for row in rounds()])
-
-
-@pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_supernode_of_another_host_is_refused(
-    authority: str, key: str, reason: str, hosts: Hosts, tmp_path: Path
-) -> None:
-    hosts.step("north", "python docker/certificates.py stranger --node stranger --server localhost")
-    command = "exec flower-supernode --superlink superlink.example.org:8000 --port 9095"
-    command += f" --root-certificates {authority}" + (f" --auth-supernode-private-key {key}" if key else "")
-    status, output = hosts.end_of("north", command, tmp_path / "log")
-    assert status != 0, output
-    assert reason in output
 
 
 def test_sites_reach_only_the_door(hosts: Hosts) -> None:

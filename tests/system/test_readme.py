@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.support import ROOT
+from tests.support.machines import write_digits
 from tests.support.processes import BIN, free_port, process, wait_for
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -81,14 +80,6 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, temporary)
 
 
-def write_digits(folder: Path, rows: slice) -> None:
-    """CLASS/image.png"""
-    digits = load_digits(n_class=3)
-    for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
-        (path := folder / str(label) / f"{index}.png").parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)
-
-
 def test_every_block_is_run_or_make() -> None:
     blocks = BLOCK.findall(README)
     assert README.count("```") == 2 * len(blocks)
@@ -110,7 +101,7 @@ def test_the_quick_start(desk: Desk) -> None:
 
 def test_your_own_data(desk: Desk) -> None:
     """The first command; all of them run in `tests/federation/test_first_run.py`, in one process."""
-    write_digits(desk.folder / "photos", slice(150))
+    write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
     told = desk.run(block.splitlines()[0])
     found = re.search(r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$", told, re.M)
@@ -121,7 +112,7 @@ def test_your_own_data(desk: Desk) -> None:
 
 def test_separate_machines(desk: Desk) -> None:
     for number, site in enumerate(("north", "south")):
-        write_digits(desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)))
+        write_digits(desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)), classes=3)
     with ExitStack() as running:
         files, block = commands("Separate machines", "sh")
         desk.run(files)

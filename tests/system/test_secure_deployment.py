@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.support import ROOT
-from tests.support.machines import HAPROXY, README, REFUSED, SITES, Machines, blocks_of, copy_checkout
+from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
 from tests.support.processes import free_port
 from tests.support.strangers import strangers_at
 
@@ -93,6 +93,14 @@ def peak_memory(program: str) -> float:
     (pid,) = [pid for pid, words in running.items() if program in [Path(word).name for word in words[:2]]]
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(kilobytes) / 1000
+
+
+REFUSED = {
+    "unregistered key": ("certs/ca.crt", "stranger/nodes/stranger", "2004"),
+    "no key": ("certs/ca.crt", "", "2001"),
+    "another authority": ("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED"),
+}
+"""What is wrong with a SuperNode -> its certificate of an authority, its key, and the reason that it is told."""
 
 
 @pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.golden import tensors_of
 from tests.support import ROOT
 from tests.support.processes import BIN
 
@@ -17,7 +18,7 @@ title: Shards
 seeds: [1, 2]
 settings: {dataset: digits, partition: iid, total-samples: 100, rounds: 5, models: cnn4, report: false}
 columns: {two clients: {clients: 2}}
-rows: {Local: {settings: {algo: local}}, FedProto: {settings: {algo: fedproto}}}
+rows: {FedProto: {settings: {algo: fedproto}}, Local: {settings: {algo: local}}}
 against: Local
 """
 
@@ -30,10 +31,10 @@ def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill it once it has added a checkpoint to a run that is not finished."""
+    """Kill it once it has added a checkpoint of a round to a run that is not finished."""
     start, deadline = time.time(), time.monotonic() + 600
     while time.monotonic() < deadline:
-        new = [file for file in folder.glob("runs/*/checkpoints/*") if file.stat().st_mtime >= start]
+        new = [file for file in folder.glob("runs/*/checkpoints/00000[1-9]*") if file.stat().st_mtime >= start]
         if any(not (file.parents[1] / "summary.json").exists() for file in new):
             break
         time.sleep(0.01)
@@ -60,5 +61,7 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     kinds = ("yaml", "md", "tex", "against.tex", "csv", "long.csv", "json")
     assert set(files_of(whole)) == {f"mine.{kind}" for kind in kinds}
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
+    for run in whole.glob("runs/*"):
+        assert tensors_of(parts / "runs" / run.name) == tensors_of(run)
     last = table(parts)
     assert (last.wait(600), files_of(parts)) == (0, files_of(whole))

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -122,6 +124,23 @@ def test_only_tools_import_tools() -> None:
         for path in (ROOT / package).rglob("*.py"):
             if TOOLS not in path.parents:
                 assert not any(name.startswith("protofl_common.tools") for name in modules_in(path)), path
+
+
+HEAVY = {
+    "protofl_common.config.architectures": ("torch",),
+    "protofl_common.config.backbones": ("torch", "numpy"),
+    "protofl_common.data": ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL"),
+    "protofl_common.models.build": ("torchvision",),
+}
+"""Module, which a client process imports in every round -> what it must not import."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", HEAVY)
+def test_importing_a_module_stays_cheap(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY[module]} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_no_test_imports_another_test() -> None:

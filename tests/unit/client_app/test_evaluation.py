@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import Evaluation, evaluate, features_of
-from protofl_common.maths.prototypes import Prototypes, class_means
+from client_app.evaluation import Evaluation, evaluate
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from tests.support.harness import run_config, run_federation
@@ -32,18 +32,6 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     for batch_size in (7, 57, 500):
         assert evaluate(model, data, batch_size, known).correct == {"head": head, "prototype": nearest}
     assert evaluate(model, data, 10).correct == {"head": head}
-
-
-def test_local_prototypes_are_class_means_in_eval_mode() -> None:
-    model, data = setting()
-    model.train()
-    found = class_means(features_of(model, data, 10), data.labels, 5)
-    model.eval()
-    with torch.no_grad():
-        z = model.body(data.inputs)
-    for label, mean, count in zip(found.labels.tolist(), found.means, found.counts.tolist(), strict=True):
-        torch.testing.assert_close(mean, z[data.labels == label].mean(0), atol=1e-5, rtol=1e-5)
-        assert count == int((data.labels == label).sum())
 
 
 def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,15 +123,6 @@ def test_a_federation_learns_from_unlabelled_samples(algo: str, tmp_path: Path) 
     assert len({found["cross-entropy"] for found in losses.values()}) == 3
 
 
-@pytest.mark.parametrize("algo", ["fedpcl", "fedproto"])
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_few_labels_in_front_of_a_frozen_backbone(algo: str, weight: float, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo=algo, pu_weight=weight, backbones="glyphs", positive_rate=0.34)
-    outcome = run_federation(config, clients=2)
-    assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
-    assert ("unlabelled" in outcome.rows[1]["losses"]) == (weight > 0)
-
-
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
 def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
     """Whatever the weight: to the last bit, and in the same order of samples."""

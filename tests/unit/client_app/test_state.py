@@ -1,29 +1,17 @@
 """The client's private files: which state counts, how many are kept, atomicity, and clear errors."""
 
 import errno
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from client_app.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from tests.support.accidents import flip_a_bit
 
 CPU = torch.device("cpu")
 FIRST = RunHistory(11)
-KEPT = ("model", "optimizer")
-
-
-@dataclass
-class Owner:
-    """What of an algorithm lives on in these tests."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
 
 
 def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]]:
@@ -171,29 +159,3 @@ def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> Non
     assert loaded(states, 3) == 1
     saved(states, 2, 3, 4, 5)
     assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> None:
-    def fresh() -> tuple[nn.Linear, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        layer = nn.Linear(4, 2)
-        make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: torch.optim.Adam(p)}
-        return layer, make[kind](layer.parameters())
-
-    def steps(layer: nn.Linear, optimizer: torch.optim.Optimizer, number: int) -> None:
-        for i in range(number):
-            optimizer.zero_grad()
-            layer(torch.full((3, 4), float(i))).square().sum().backward()
-            optimizer.step()
-
-    through, optimizer = fresh()
-    steps(through, optimizer, 2)
-    folder(tmp_path).save(1, "linear", pack_attributes(Owner(through, optimizer), KEPT))
-    steps(through, optimizer, 2)
-
-    found = folder(tmp_path).load(2, "linear", CPU)
-    stopped, resumed = fresh()
-    restore_attributes(Owner(stopped, resumed), KEPT, found[0])
-    steps(stopped, resumed, 2)
-    assert torch.equal(through.weight, stopped.weight)

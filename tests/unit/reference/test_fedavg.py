@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support import plain
 from tests.support.declaration import Declared
@@ -32,9 +31,7 @@ class Client(plain.PlainClient):
 
     def means(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Class -> (mean feature in evaluation mode, how many samples)."""
-        with torch.no_grad():
-            z = self.model.eval().body(self.x)
-        return {c: (z[[y == c for y in self.y]].mean(0), sum(y == c for y in self.y)) for c in sorted(set(self.y))}
+        return {c: (mean.float(), self.y.count(c)) for c, mean in self.class_means().items()}
 
 
 def weighted(sets: list[dict[int, tuple[torch.Tensor, int]]]) -> Table:
@@ -66,8 +63,4 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
     assert moved
     plain.assert_close(plain.weights_left(outcome), weights)
     if lambda_:
-        found = load_file(outcome.folder / "prototypes.safetensors")
-        assert found["labels"].tolist() == sorted(prototypes)
-        torch.testing.assert_close(
-            found["means"], torch.stack([prototypes[c] for c in sorted(prototypes)]), rtol=1e-3, atol=1e-4
-        )
+        plain.assert_prototypes_left(outcome, prototypes)

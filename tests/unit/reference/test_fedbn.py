@@ -13,13 +13,6 @@ DECLARED = Declared(weights=True, stays=("norm.",))
 ARCH = "resnet4-imagenet-stem"
 
 
-class FedBNClient(plain.PlainClient):
-    def train(self, number: int, shared: plain.State) -> plain.State:
-        self.model.load_state_dict(plain.copied(self.model) | shared)
-        self.sgd(number)
-        return {name: value for name, value in plain.copied(self.model).items() if name in shared}
-
-
 def normalising(model: torch.nn.Module) -> set[str]:
     """Names of weights and statistics of layers that have statistics."""
     layers = {name.rpartition(".")[0] for name in model.state_dict() if name.endswith("running_mean")}
@@ -28,7 +21,7 @@ def normalising(model: torch.nn.Module) -> set[str]:
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     more = {"feature_dim": 16, **plain.LABEL_SHIFT}
-    outcome, clients = plain.side_by_side(tmp_path, FedBNClient, ARCH, algo="fedbn", **more)
+    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCH, algo="fedbn", **more)
     first = clients[0].model_of("global")
     own = normalising(first)
     assert {name.rpartition(".")[2] for name in own} > {"weight", "bias", "running_var"}

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from protofl_common.experiment.settings import Settings
 from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS
+from tests.support.plain import CLIENTS, assert_prototypes_left
 from tests.support.plain_fedpcl import FedPCLClient, Table
 
 DECLARED = Declared(
@@ -46,10 +44,7 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
         overall = aggregate(own, counts)
         sets = [overall | one for one in own]  # Eq. 7
 
-    found = load_file(outcome.folder / "prototypes.safetensors")
-    assert found["labels"].tolist() == sorted(overall)
-    for label, mean in zip(found["labels"].tolist(), found["means"].numpy(), strict=True):
-        np.testing.assert_allclose(mean, overall[label], rtol=1e-3, atol=1e-4)
+    assert_prototypes_left(outcome, overall)
     for client in clients:
         reported = outcome.summary["accuracy-of-clients"][client.name]
         assert set(reported) == {"prototype"}

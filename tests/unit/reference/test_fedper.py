@@ -15,17 +15,10 @@ PERSONAL = {1: ("head.weight", "head.bias"), 2: ("head.weight", "head.bias", "bo
 """Of htcnn-3, which is conv 32 | fc 512, D | fc C."""
 
 
-class FedPerClient(plain.PlainClient):
-    def train(self, number: int, base: plain.State) -> plain.State:
-        self.model.load_state_dict(plain.copied(self.model) | base)
-        self.sgd(number)
-        return {name: value for name, value in plain.copied(self.model).items() if name in base}
-
-
 @pytest.mark.parametrize("layers", PERSONAL)
 def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> None:
     more = {"fedper__personal_layers": layers, "feature_dim": 16, **plain.LABEL_SHIFT}
-    outcome, clients = plain.side_by_side(tmp_path, FedPerClient, algo="fedper", **more)
+    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, algo="fedper", **more)
     first = plain.copied(clients[0].model_of("global"))
     base = {name: value for name, value in first.items() if name not in PERSONAL[layers]}
     for number in (1, 2):

@@ -1,13 +1,11 @@
 """FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body; bodies are averaged."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.models.build import build_model
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
@@ -27,15 +25,8 @@ class FedRepClient(plain.PlainClient):
 
     def fit_head(self, number: int) -> None:
         velocity = [torch.zeros_like(p) for p in self.model.head.parameters()]
-        for batch in self.head_batches(number):
+        for batch in self.batches(number, passes=EPOCHS, what="head"):
             self.step(self.cross_entropy(batch), self.model.head, velocity)
-
-    def head_batches(self, number: int) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "head", self.name, number))
-        for _ in range(EPOCHS):
-            order = torch.randperm(len(self.y), generator=generator).tolist()
-            for start in range(0, len(order), plain.BATCH):
-                yield order[start : start + plain.BATCH]
 
     def train(self, number: int) -> plain.State:
         self.fit_head(number)

@@ -3,8 +3,8 @@
 from itertools import combinations
 from pathlib import Path
 
+import pytest
 import torch
-from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
@@ -26,7 +26,7 @@ DECLARED = Declared(
     },
 )
 
-DIM, EPOCHS, RATE, SIZE = 16, 3, 0.01, 10
+DIM, EPOCHS, RATE = 16, 3, 0.01
 Table = dict[int, torch.Tensor]
 
 
@@ -46,25 +46,26 @@ class Client(plain.PlainClient):
             if apart:
                 loss = loss + 0.1 * sum(apart) / len(apart)
             self.step(loss, self.model, velocity)
-        with torch.no_grad():
-            z = self.model.eval().body(self.x)
-        return {c: z[[y == c for y in self.y]].mean(0) for c in sorted(set(self.y))}
+        return {c: mean.float() for c, mean in self.class_means().items()}
 
 
 class Server:
-    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, drawn once, trained on in every round."""
+    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once, trained on in every round; ``size`` 0: all at once."""
 
-    def __init__(self, seed: int) -> None:
-        start = derive_seed(seed, "fedtgp")
+    def __init__(self, seed: int, transform: bool, size: int) -> None:
+        start, self.size = derive_seed(seed, "fedtgp"), size
         torch.manual_seed(start)
         self.vectors = torch.randn(10, DIM).requires_grad_()
-        self.layers = [torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, DIM)]
+        self.layers = [torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, DIM)] if transform else []
         self.shuffle = torch.Generator().manual_seed(start)
         self.seen: set[int] = set()
 
     def prototypes(self) -> Table:
+        vectors = {c: self.vectors[c] for c in sorted(self.seen)}
+        if not self.layers:
+            return vectors
         first, second = self.layers
-        return {c: second(torch.relu(first(self.vectors[c]))) for c in sorted(self.seen)}
+        return {c: second(torch.relu(first(vector))) for c, vector in vectors.items()}
 
     def train(self, sets: list[Table]) -> None:
         pairs = [(c, mean) for one in sets for c, mean in one.items()]
@@ -74,9 +75,10 @@ class Server:
         trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
         for _ in range(EPOCHS):
             order = torch.randperm(len(pairs), generator=self.shuffle).tolist()
-            for start in range(0, len(order), SIZE):
+            size = self.size or len(order)
+            for start in range(0, len(order), size):
                 table, losses = self.prototypes(), []
-                for c, mean in (pairs[i] for i in order[start : start + SIZE]):
+                for c, mean in (pairs[i] for i in order[start : start + size]):
                     near = {d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()}
                     losses.append(-torch.log(near[c] / sum(near.values())))
                 gradients = torch.autograd.grad(sum(losses) / len(losses), trained)
@@ -85,15 +87,15 @@ class Server:
                         p.sub_(RATE * g)
 
 
-def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **plain.LABEL_SHIFT}
+@pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
+def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
+    other = {} if transform else {"fedtgp__transform": False, "fedtgp__server_batch_size": size}
+    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **other, **plain.LABEL_SHIFT}
     outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **more)
-    server, prototypes = Server(clients[0].seed), Table()
+    server, prototypes = Server(clients[0].seed, transform, size), Table()
     for number in (1, 2):
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}
-    found = load_file(outcome.folder / "prototypes.safetensors")
-    assert found["labels"].tolist() == sorted(prototypes)
-    torch.testing.assert_close(found["means"], torch.stack(list(prototypes.values())), rtol=1e-4, atol=1e-5)
+    plain.assert_prototypes_left(outcome, prototypes, rtol=1e-4, atol=1e-5)
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model))

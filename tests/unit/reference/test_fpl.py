@@ -62,9 +62,7 @@ class FPLClient(plain.PlainClient):
 
     def prototypes(self) -> dict[int, np.ndarray]:
         """c^k (Eq. 2)."""
-        with torch.no_grad():
-            z = self.model.body(self.x).double().numpy()
-        return {k: np.mean([z[i] for i, y in enumerate(self.y) if y == k], axis=0) for k in sorted(set(self.y))}
+        return {k: mean.numpy() for k, mean in self.class_means().items()}
 
 
 def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:

@@ -20,17 +20,10 @@ ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 HEAD = {"head.weight", "head.bias"}
 
 
-class LGClient(plain.PlainClient):
-    def train(self, number: int, head: plain.State) -> plain.State:
-        self.model.load_state_dict(plain.copied(self.model) | head)
-        self.sgd(number)
-        return {name: value for name, value in plain.copied(self.model).items() if name in HEAD}
-
-
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100, "liars": 0}
     more = {"feature_dim": 16, "test_samples": 20, **unequal}
-    outcome, clients = plain.side_by_side(tmp_path, LGClient, ARCHS, algo="lg-fedavg", **more)
+    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCHS, algo="lg-fedavg", **more)
     first = outcome.exchanged()[0][0].content.array_records["weights"]
     head = {name: torch.from_numpy(values_of(array).copy()) for name, array in first.items()}
     for number in (1, 2):

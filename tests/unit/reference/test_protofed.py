@@ -7,9 +7,7 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
-from protofl_common.data import open_client_data
-from protofl_common.experiment.settings import Settings
-from protofl_common.models.build import build_model
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import run_config, run_federation
@@ -42,8 +40,8 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds:
 
 def test_equation_3_by_plain_code(tmp_path: Path) -> None:
     """The client's trained models are the weights that it sent."""
-    config = run_config(tmp_path, algo="protofed", partition="pathological", classes_per_client=4, rounds=1)
-    outcome = run_federation(config, clients=3)
+    few = {"partition": "pathological", "classes_per_client": 4, "rounds": 1}
+    outcome, clients = plain.side_by_side(tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few)
     sent = {
         f"site-{message.metadata.dst_node_id - 1000}": {
             name: torch.from_numpy(values_of(array).copy())
@@ -52,20 +50,10 @@ def test_equation_3_by_plain_code(tmp_path: Path) -> None:
         for message, reply in outcome.grid.log
         if message.metadata.message_type == MessageType.TRAIN
     }
-    settings = Settings.from_run_config(config)
     means: dict[int, list[torch.Tensor]] = {}
-    for index in range(3):
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
-        shape = data.train_inputs.shape[1:]
-        model = build_model("cnn4", input_shape=shape, num_classes=10, feature_dim=64, seed=0).eval()
-        model.load_state_dict(sent[f"site-{index}"])
-        x = torch.from_numpy(data.train_inputs).float() / 255
-        x = (x - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
-        with torch.no_grad():
-            z = model.body(x)
-        for label in set(data.train_labels.tolist()):
-            means.setdefault(label, []).append(z[torch.from_numpy(data.train_labels) == label].mean(0))
-    found = load_file(outcome.folder / "prototypes.safetensors")
-    assert found["labels"].tolist() == sorted(means)
-    for label, mean in zip(found["labels"].tolist(), found["means"], strict=True):
-        torch.testing.assert_close(mean, torch.stack(means[label]).mean(0), rtol=1e-4, atol=1e-5)
+    for client in clients:
+        client.model.load_state_dict(sent[client.name])
+        for label, mean in client.class_means().items():
+            means.setdefault(label, []).append(mean)
+    wanted = {label: torch.stack(rows).mean(0) for label, rows in means.items()}
+    plain.assert_prototypes_left(outcome, wanted, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from protofl_common.basics.text import in_order
-from protofl_common.config.options import SettingsError
 from protofl_common.report.figures import curves
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
@@ -156,8 +155,3 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.Mo
     first = Page(write_report(folder))
     assert "prototypes-map" in first.figures
     assert write_report(folder).read_text() == first.source
-
-
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"no settings.toml in it; give the folder of a run"):
-        write_report(tmp_path)

@@ -1,24 +1,30 @@
-"""What a server remembers of clients and classes that a round lacks, by hand."""
+"""What a server remembers of clients and classes that a round lacks, and who teaches whom (FedDistill), by hand."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.replies import Upload
+from server_app.strategies.feddistill import FedDistill
 from tests.support.fakes import server_of
 
 
-def upload(site: str, rows: dict[int, list[float]], counts: bool, weights: dict[str, torch.Tensor] | None) -> Upload:
+def upload(site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any) -> Upload:
+    """Of these vectors of classes, with a count of 1 each."""
     labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()))
-    sent = Prototypes(means, labels, torch.ones_like(labels) if counts else None)
-    return Upload(site, Payload(prototypes=sent, weights=weights), Report(1, 10, 5))
+    return Upload(
+        site, Payload(**{entry: Prototypes(means, labels, torch.ones_like(labels))}, **more), Report(1, 10, 5)
+    )
 
 
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     server = server_of("fedpcl")
-    server.merge([upload("site-0", {0: [1.0, 0.0]}, True, None), upload("site-1", {1: [0.0, 1.0]}, True, None)])
-    server.merge([upload("site-1", {1: [0.0, 3.0]}, True, None)])
+    server.merge([upload("site-0", {0: [1.0, 0.0]}), upload("site-1", {1: [0.0, 1.0]})])
+    server.merge([upload("site-1", {1: [0.0, 3.0]})])
     down = server.payload_down()
     everybody = down.vectors()
     assert everybody.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "class 0, which nobody sent, stays"
@@ -30,16 +36,43 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     server = server_of("fedplvm")
     weights = server.weights
-    server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, False, weights)])
-    server.merge([upload("site-0", {1: [0.0, 5.0]}, False, weights)])
+    server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, weights=weights)])
+    server.merge([upload("site-0", {1: [0.0, 5.0]}, weights=weights)])
     kept = server.global_prototypes
     assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
 
 
 def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
     server = server_of("fedsa", fedsa__smoothing=0.5)
-    server.merge([upload("site-0", {0: [8.0, 0.0], 1: [0.0, 8.0]}, False, None)])
+    server.merge([upload("site-0", {0: [8.0, 0.0], 1: [0.0, 8.0]})])
     before = server.anchors_CD.clone()
-    server.merge([upload("site-0", {1: [0.0, 8.0]}, False, None)])
+    server.merge([upload("site-0", {1: [0.0, 8.0]})])
     assert server.anchors_CD[0].equal(before[0])
     assert server.anchors_CD[1].tolist() == [before[1, 0] / 2, before[1, 1] / 2 + 4]
+
+
+def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
+    sent = server.payload_for(site, server.payload_down()).vectors("outputs")
+    return None if sent is None else dict(zip(sent.labels.tolist(), sent.means.tolist(), strict=True))
+
+
+def test_the_others_teach() -> None:
+    server = server_of("feddistill", feddistill__outputs="probabilities")
+    assert teacher(server, "site-0") is None
+    server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.25, 0.75]}, "outputs")])
+    assert teacher(server, "site-0") is None, "nobody else has sent anything"
+    server.merge([upload("site-1", {0: [0.5, 0.5]}, "outputs"), upload("site-2", {0: [0.0, 1.0]}, "outputs")])
+    assert teacher(server, "site-0") == {0: [0.25, 0.75]}, "class 1 is its own alone"
+    assert teacher(server, "site-1") == {0: [0.5, 0.5], 1: [0.25, 0.75]}, "site-0 was not asked, and still teaches"
+    assert teacher(server, "new") == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
+    restored = server_of("feddistill", feddistill__outputs="probabilities")
+    restored.restore(server.present_state())
+    assert teacher(restored, "site-1") == teacher(server, "site-1")
+
+
+def test_with_logits_all_teach_all() -> None:
+    server = server_of("feddistill", feddistill__outputs="logits")
+    server.merge(
+        [upload("site-0", {0: [3.0, -1.0]}, "outputs"), upload("site-1", {0: [5.0, -3.0], 1: [0.0, 8.0]}, "outputs")]
+    )
+    assert teacher(server, "site-0") == teacher(server, "site-1") == {0: [4.0, -2.0], 1: [0.0, 8.0]}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,6 +59,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def run_site(monkeypatch: pytest.MonkeyPatch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
+    """``protofl site run``, with a function in the place of Flower's SuperNode; what would start the clients."""
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("subprocess.Popen", started := MagicMock())
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
+    assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    return started
+
+
 @pytest.mark.usefixtures("home")
 def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
     for identity in (IDENTITY, ("", "", "")):
@@ -87,11 +97,8 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.
             lambda *_: Fab("hash", content, {}), MagicMock(), MagicMock(), None,
         )  # fmt: skip
 
-    monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setattr("subprocess.Popen", MagicMock())
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_supernode)
     tracemalloc.start()
-    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    run_site(monkeypatch, a_supernode)
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
     assert state.store_message.called
@@ -176,12 +183,9 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
         supernode.time.sleep(0.5)  # for the reply
         supernode.time.sleep(3)
 
-    monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.monotonic", lambda: now)
-    monkeypatch.setattr("subprocess.Popen", MagicMock())
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_site)
-    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    run_site(monkeypatch, a_site)
     assert waits[:11] == pytest.approx([0.3] * 11)
     assert waits[20] == pytest.approx(sum(waits[:20]) / 10)
     assert waits[59] == 3
@@ -366,11 +370,8 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     if form == "toml":
         (site / "node.toml").write_text(re.sub(r" (?=[a-z-]+=)", "\n", node))
         node = "node.toml"
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
-    monkeypatch.setattr("subprocess.Popen", MagicMock())
-    monkeypatch.setattr("sys.argv", [])
     (site / "state/first/clients/north").mkdir(parents=True)
-    assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    run_site(monkeypatch, flower, node)
     flower.assert_called_once()
     assert main(["site", "check", "--node-config", node]) == 0
     assert "WRONG" not in (said := capsys.readouterr().out)
@@ -454,12 +455,8 @@ def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
     """A service's working directory is its state folder, which it can write."""
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
-    started, popen = MagicMock(), subprocess.Popen
-    monkeypatch.setattr("subprocess.Popen", started)
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", MagicMock())
-    monkeypatch.setattr("sys.argv", [])
-    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
-    (command,), options = started.call_args
+    popen = subprocess.Popen
+    (command,), options = run_site(monkeypatch, MagicMock()).call_args
     asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
     with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
         _, said = executor.communicate(timeout=120)

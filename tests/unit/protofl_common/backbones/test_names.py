@@ -1,11 +1,8 @@
 """Reading the setting's value."""
 
-import subprocess
-import sys
-
 import pytest
 
-from protofl_common.config.backbones import EMBEDDED, BackboneName, parse_backbones, parse_name
+from protofl_common.config.backbones import BackboneName, parse_backbones, parse_name
 
 
 def test_lists_keep_their_order_and_lose_spaces() -> None:
@@ -54,9 +51,3 @@ def test_unknown_names_are_refused(name: str) -> None:
 def test_impossible_lists_are_refused(value: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_backbones(value)
-
-
-def test_names_load_nothing_heavy() -> None:
-    code = "import sys, protofl_common.config.backbones; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert list(EMBEDDED) == ["glyphs", "fractals", "scenes"]

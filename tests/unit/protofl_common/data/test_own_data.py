@@ -10,7 +10,7 @@ from PIL import Image
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
-from protofl_common.data import DataError, open_client_data
+from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
 from protofl_common.data.store import StoredData, data_key, open_data
@@ -39,6 +39,19 @@ def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
     return open_
 
 
+@pytest.fixture
+def divided(open_all: OpenAll, tmp_path: Path) -> Any:
+    """``divided(2, text)``: what each of two clients has of the table of a file with these lines."""
+
+    def open_(clients: int, text: str, **settings: Any) -> list[ClientData]:
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv"
+        file.write_text(text)
+        whole = {"dataset": "arrays", "data_dir": str(file), "partition": "natural", "train_samples": 0}
+        return open_all(clients, **whole | settings)
+
+    return open_
+
+
 def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
     data = opened("arrays", "a.csv", TABLE)
     assert data.inputs.dtype == np.float32
@@ -52,19 +65,16 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
     assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
 
 
-def test_the_users_clients_and_split_are_respected(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
-    opened("arrays", "a.csv", TABLE)
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "test_from": "official-own"}
-    north, south = open_all(2, **own, partition="natural")
+def test_the_users_clients_and_split_are_respected(divided: Any) -> None:
+    north, south = divided(2, TABLE, test_from="official-own")
     assert (north.domain, south.domain) == ("north", "south")
     assert north.train_inputs.tolist() == [[1, 2.5]]
     assert north.test_inputs.tolist() == [[2, 3]]
     assert south.test_labels.tolist() == [1]
     with pytest.raises(DataError, match="the data name 2 clients, not 1"):
-        open_all(1, **own, partition="natural")
-    opened("arrays", "b.csv", TABLE.replace("south,test", "south,train"))
+        divided(1, TABLE, test_from="official-own")
     with pytest.raises(DataError, match="test-from = 'official-own': a client has 2 training and 0 test samples"):
-        open_all(2, **own | {"data_dir": str(tmp_path / "b.csv")}, partition="natural")
+        divided(2, TABLE.replace("south,test", "south,train"), test_from="official-own")
 
 
 MARKED = (
@@ -78,18 +88,10 @@ MARKED = (
 )
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
 def test_a_part_marked_for_validation_is_used_as_it_stands(
-    test_from: str,
-    trained: list[Any],
-    tested: list[Any],
-    fraction: float,
-    opened: Any,
-    open_all: OpenAll,
-    tmp_path: Path,
+    test_from: str, trained: list[Any], tested: list[Any], fraction: float, divided: Any
 ) -> None:
     """By each client its own rows, whatever the fraction and the rest of the split."""
-    opened("arrays", "a.csv", MARKED)
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "test_from": test_from, "train_samples": 0}
-    found = open_all(2, **own, partition="natural", validation_fraction=fraction)
+    found = divided(2, MARKED, test_from=test_from, validation_fraction=fraction)
     assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
     for client, train, test in zip(found, trained, tested, strict=True):
         left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
@@ -98,22 +100,16 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(
             assert sorted(client.train_inputs[:, 0].tolist()) == train
 
 
-def test_with_the_common_test_part_the_marked_validation_part_is_common(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
-    opened("arrays", "a.csv", MARKED)
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
-    everybody = open_all(2, **own, test_from="official-all")
+def test_with_the_common_test_part_the_marked_validation_part_is_common(divided: Any) -> None:
+    everybody = divided(2, MARKED, test_from="official-all")
     assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
     with pytest.raises(
         DataError, match="no sample of classes sick"
     ):  # nor are validation samples of other classes used
-        open_all(2, **own, test_from="official")
+        divided(2, MARKED, test_from="official")
 
 
-def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_part(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_part(divided: Any) -> None:
     numbers = iter(range(100))
     rows = [
         f"{next(numbers)},{label},{next(numbers)},{client},{part}\n"
@@ -121,9 +117,8 @@ def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_p
         for label in ("well", "sick")
         for part in ("train", "train", "test", "test", "validation")
     ]
-    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows))
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
-    found = open_all(2, **own, test_from="balanced", train_fraction=0.75)
+    text = TABLE.splitlines(keepends=True)[0] + "".join(rows)
+    found = divided(2, text, test_from="balanced", train_fraction=0.75)
     for first, client in zip((0, 20), found, strict=True):
         assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
         assert sorted(client.test_labels.tolist()) == [0, 1]
@@ -131,12 +126,12 @@ def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_p
         assert sorted(used) == [first + number for number in (0, 2, 4, 6, 10, 12, 14, 16)]
 
 
-def test_no_shot_is_marked_for_validation(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+def test_no_shot_is_marked_for_validation(divided: Any) -> None:
     rows = [f"{number},{'abc'[number % 3]},{number},x,train\n" for number in range(60)]
     marked = [f"{100 + number},{'abc'[number % 3]},0,x,validation\n" for number in range(60)]
-    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows + marked))
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "train_samples": 0, "train_fraction": 0.5}
-    found = open_all(4, **own, partition="n-way-k-shot", ways=2, ways_stdev=0, shots=3)
+    text = TABLE.splitlines(keepends=True)[0] + "".join(rows + marked)
+    few = {"partition": "n-way-k-shot", "ways": 2, "ways_stdev": 0, "shots": 3}
+    found = divided(4, text, train_fraction=0.5, **few)
     for client in found:
         held = set(client.train_labels.tolist())
         assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
@@ -146,10 +141,10 @@ def test_no_shot_is_marked_for_validation(opened: Any, open_all: OpenAll, tmp_pa
         assert client.validation_inputs[:, 0].tolist() == wanted
 
 
-def test_a_class_of_one_sample_cannot_be_shared_out(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
-    opened("arrays", "a.csv", "a,label\n" + "".join(f"{number},{number}\n" for number in range(9)))
+def test_a_class_of_one_sample_cannot_be_shared_out(divided: Any) -> None:
+    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))
     with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
-        open_all(2, dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="n-way-k-shot", train_samples=0)
+        divided(2, text, partition="n-way-k-shot")
 
 
 def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:

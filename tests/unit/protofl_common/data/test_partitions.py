@@ -66,11 +66,6 @@ def test_dirichlet_proportions_follow_alpha(open_all: OpenAll) -> None:
     assert 0.4 < largest(0.1) < 1
 
 
-def test_dirichlet_with_many_clients_has_no_empty_one(open_all: OpenAll) -> None:
-    everyone = open_all(30, dataset="digits", partition="dirichlet", alpha=0.1, **WHOLE)
-    assert min(counts(client).sum() for client in everyone) >= 10
-
-
 @pytest.mark.parametrize("clients", [5, 10, 20])
 def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: int) -> None:
     everyone = open_all(clients, dataset="digits", partition="pathological", classes_per_client=2, **WHOLE)

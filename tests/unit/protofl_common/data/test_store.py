@@ -1,15 +1,12 @@
 """The cache: built once, mapped into memory, rebuilt when damaged."""
 
 import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from protofl_common.basics.files import cache_folder
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.division import _divided
@@ -60,11 +57,6 @@ def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, t
     assert not partial.exists()
 
 
-def test_cache_follows_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder("") == tmp_path / "protofl"
-
-
 def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match=r"cache-dir: .* cannot be written"):
@@ -108,11 +100,3 @@ def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_pat
         assert worker.exitcode == 0
     assert sums[0] == sums[1] == int(_first(settings).train_labels.sum())
     assert log.read_text() == "read\n"
-
-
-def test_importing_the_package_stays_cheap() -> None:
-    """A client process imports it in every round."""
-    heavy = ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")
-    code = f"import sys, protofl_common.data; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -1,8 +1,5 @@
 """Settings: defaults complete, errors that name the key, the value and the choices."""
 
-import tomllib
-from pathlib import Path
-
 import pytest
 
 from protofl_common.config.options import Scalar
@@ -12,13 +9,9 @@ from protofl_common.experiment.settings import (
     SettingsError,
     check_chosen,
     default_run_config,
-    flatten,
     known_keys,
     to_run_config,
 )
-from tests.support import ROOT
-
-RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
 
 
 def test_pyproject_holds_every_key_in_the_documented_order() -> None:
@@ -158,13 +151,6 @@ def test_a_whole_number_serves_as_a_float() -> None:
     lr = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
     assert lr == 1.0
     assert isinstance(lr, float)
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_parses(recipe: Path) -> None:
-    overrides = flatten(tomllib.loads(recipe.read_text(encoding="utf-8")))
-    assert overrides
-    Settings.from_run_config(default_run_config() | overrides)
 
 
 def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model, copied, initial_model
-from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
 from protofl_common.models.vision import CNN_PLANS
-from tests.support.models import CLASSES, DIM, build
+from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]
 LARGER = [arch for arch in ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
@@ -61,27 +60,6 @@ def test_small_networks_learn(arch: str, size: int) -> None:
 def test_larger_networks_learn(arch: str) -> None:
     """On images as small as CIFAR's: the last map is a single pixel."""
     assert_it_learns(build(arch, channels=3, size=32, dim=128), torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
-
-
-def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:
-    """Steps of SGD lower the loss under one dropout mask, and move every parameter."""
-    y = torch.arange(len(x)) % CLASSES
-    optimizer = torch.optim.SGD(model.train().parameters(), lr=lr)
-    before = [p.clone() for p in model.parameters()]
-
-    def loss() -> Tensor:
-        torch.manual_seed(0)
-        return nn.functional.cross_entropy(model(x), y)
-
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        losses.append(loss())
-        losses[-1].backward()
-        optimizer.step()
-    with torch.no_grad():
-        assert loss() < losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("arch", ["cnn4", "mnist-cnn", "resnet4-imagenet-stem", "googlenet+fc512"])

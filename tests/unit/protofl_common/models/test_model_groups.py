@@ -1,8 +1,5 @@
 """Names of architectures and groups."""
 
-import subprocess
-import sys
-
 import pytest
 
 from protofl_common.config.architectures import ARCHITECTURES, BODIES, GROUPS, architecture_of, body_and_hidden
@@ -57,14 +54,3 @@ def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
 
 def resnets(*layers: int) -> tuple[str, ...]:
     return tuple(f"resnet{n}-imagenet-stem" for n in layers)
-
-
-def test_names_load_without_torch() -> None:
-    code = "import sys, protofl_common.config.architectures; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.slow
-def test_cnns_load_without_torchvision() -> None:
-    code = "import sys; from protofl_common.models.build import build_model; sys.exit('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protofl_common.runs.figures import best_text
+from protofl_common.runs.figures import Compared, best_text, side_by_side
 from protofl_common.runs.over_clients import best_of, human_bytes, human_seconds, of_all_sites, over_clients
 
 
@@ -50,3 +50,15 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
     assert best_of(blind, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
     assert best_of(blind, "prototype") is None
     assert best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"  # of an older run
+
+
+def result(algo: str, **clients: float) -> Compared:
+    return Compared(algo, algo.title(), 50.0, None, 10.0, 0, "2 × cnn4", clients)
+
+
+def test_clients_are_compared_one_by_one() -> None:
+    """An equal mean may hide that one client pays for another; a tie harms nobody."""
+    alone, other = result("local", a=0.5, b=0.5, c=0.5), result("fedavg", a=0.9, b=0.1, c=0.5)
+    assert side_by_side([alone, other]).note.endswith(" Clients worse off than alone: Fedavg 1 of 3.")
+    assert "worse off" not in side_by_side([other]).note
+    assert "worse off" not in side_by_side([result("local"), result("fedavg")]).note, "single clients are hidden"

@@ -183,29 +183,17 @@ def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], 
 
 
 BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
-    "wrong dimension": (with_array("means", np.zeros((2, 4), np.float32)), "shape 2×4 instead of 2×3"),
     "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
-    "wrong dtype": (with_array("means", np.zeros((2, 3), np.float64)), "float64"),
     "numpy file format": (with_array("means", Array(np.zeros((2, 3), np.float32))), "numpy.ndarray"),
     "truncated": (with_array("means", Array("float32", (2, 3), RAW, b"1234")), "4 bytes do not fill"),
     "negative shape": (with_array("means", Array("float32", (-2, 3), RAW, b"")), "-2 prototypes, not from 1 to 10"),
-    "absurd shape": (with_array("means", Array("float32", (10**9, 3), RAW, b"1234")),
-        f"{10**9} prototypes, not from 1"),
-    "NaN": (with_array("means", np.full((2, 3), np.nan, np.float32)), "NaN or infinity"),
-    "infinity": (with_array("means", np.full((2, 3), np.inf, np.float32)), "NaN or infinity"),
-    "huge norm": (with_array("means", np.full((2, 3), 1e6, np.float32)), "max-prototype-norm"),
-    "label too large": (with_array("labels", np.array([0, 10])), "label outside 0..9"),
-    "negative label": (with_array("labels", np.array([-1, 3])), "label outside 0..9"),
-    "duplicate label": (with_array("labels", np.array([3, 3])), "same label"),
     "float labels": (with_array("labels", np.array([0.0, 1.0], np.float32)), "float32"),
     "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
-    "zero count": (with_array("counts", np.array([0, 3])), "count below 1"),
     "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
     "undeclared array": (with_array("secret", np.zeros(3, np.float32)), "secret"),
-    "undeclared weights": (lambda content: content.update({"weights": ArrayRecord({"w": raw(np.zeros(3,
-        np.float32))})}), "undeclared array record 'weights'"),
     "missing prototypes": (lambda content: content.pop("prototypes"), "no prototypes"),
-}  # fmt: skip
+}
+"""What `tests/federation/test_hostile.py` does not send."""
 
 
 @pytest.mark.parametrize("kind", BAD_PAYLOADS)
@@ -434,14 +422,9 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (RecordDict(), "records other than a report"),
-        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": MetricRecord({"x": 1})}), "records other"),
         (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
         (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
-        (changed(losses__total=math.nan), "losses.total is not a finite number"),
         (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
-        (changed(round=1), "a reply to round 1 in round 2"),
-        (changed(correct__head=21), "more correct predictions than test samples"),
         (changed(train_samples=-3), "odd entry train_samples"),
         (changed(validation_samples=-3), "odd entry validation_samples"),
         (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),

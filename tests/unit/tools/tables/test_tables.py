@@ -1,20 +1,23 @@
 """Tables: their files, what runs, what is not repeated, and how the result looks."""
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
+from protofl_common.tools import local
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.known_runs import HEAVY
-from protofl_common.tools.tables.execute import Runs
+from protofl_common.tools.tables.execute import Runs, launcher
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
@@ -438,3 +441,44 @@ def test_a_wrong_command_line_is_named(
 def test_a_table_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "rounds=3"]) == 1
     assert "which table? Give a YAML file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "2", "a/b", "1/2/3"])
+def test_a_wrong_shard_is_named(shard: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(small), "--shard", shard]) == 1
+    assert f"--shard {shard!r}: must be I/N with I from 1 to N" in capsys.readouterr().err
+
+
+def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
+    (tmp_path / "protofl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "protofl").chmod(0o755)
+    slurm = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
+    script = ["bash", str(ROOT / "configs" / "slurm-table.sh"), "my table.yaml", "--out", "/shared"]
+    started = subprocess.run(script, env=slurm, capture_output=True, text=True, check=True)
+    assert started.stdout == "table my table.yaml --out /shared --shard 3/16\n"
+
+
+def a_run(seed: int) -> Run:
+    config = {"seed": seed}
+    return Run(f"run-{seed}", config, {"num-supernodes": 2}, Settings.from_run_config(default_run_config() | config))
+
+
+def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+        seen.append((config, federation))
+        on_line("round  7/20  loss 1.0")
+        return (None, "why") if config["seed"] == 3 else (tmp_path, "")
+
+    monkeypatch.setattr(local, "attempt", attempt)
+    rounds: list[int] = []
+    launch = launcher(lambda federation: federation | {"client-resources-num-cpus": 2})
+    assert launch(a_run(1), tmp_path / "runs", False, rounds.append) == ""
+    assert launch(a_run(2), tmp_path / "runs", True, rounds.append) == ""
+    assert launch(a_run(3), tmp_path / "runs", False, rounds.append) == "why"
+    assert rounds == [7, 7, 7]
+    first = default_run_config() | {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
+    assert seen[0] == (first, {"num-supernodes": 2, "client-resources-num-cpus": 2})
+    assert seen[1][0]["resume"] is True
+    assert (tmp_path / "logs" / "run-1.log").read_text(encoding="utf-8") == "round  7/20  loss 1.0\n"
