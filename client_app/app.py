@@ -93,7 +93,7 @@ class Visit:
             self.secure_sum = sum_of(client)
             if client.instructions.evaluate:
                 _ = client.test_set, client.validation_set  # read now what is used
-            if client.training:
+            if client.trains_now:
                 _ = client.train_set
         for protection in self.protections:
             protection.charge()
@@ -116,12 +116,12 @@ class Visit:
     def _restore(self) -> None:
         client, algorithm, instructions = self.client, self.algorithm, self.client.instructions
         earlier = instructions.run_history.earlier
-        if client.node.is_site and client.training and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
+        if client.node.is_site and client.trains_now and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
             acting = f"protections: {names(client.settings, is_site=True)}"
             log("INFO", f"run {instructions.run_name} ({client.run_id}) {client.states.beginning}; {acting}")
         if not algorithm.lasting:
             return
-        first_without = instructions.round + (not client.training)
+        first_without = instructions.round + (not client.trains_now)
         if state := client.states.load(first_without, client.arch, client.device):
             algorithm.restore(*state)
         elif first_without > 1 and client.node.is_site:
@@ -167,7 +167,7 @@ class Visit:
 
     def reply(self, upload: Payload, losses: dict[str, float]) -> RecordDict:
         """Pack what may leave of ``upload``, which only training has, and the report."""
-        declared = self.client.settings.exchange.up if self.client.training else {}
+        declared = self.client.settings.exchange.up if self.client.trains_now else {}
         for protection in self.protections:
             upload = protection.upload(upload)
         upload, report = upload.without_undeclared_counts(declared), self._report(losses)

@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, context: Context, message: Message | None = None) -> None:
         node, self.content = context.node_config, message.content if message else RecordDict()
-        self.training = message is not None and message.metadata.message_type == MessageType.TRAIN
+        self.trains_now = message is not None and message.metadata.message_type == MessageType.TRAIN
         baseline = unpack_baseline(self.content)
         self.settings = Settings.from_run_config(context.run_config, node)
         allow_named(node if is_site(node) else context.run_config)

@@ -72,7 +72,7 @@ def federate(grid: Grid, context: Context) -> Path:
 
 
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
-    """From introductions to the summary; ``later`` runs follow; ``baseline``: its algorithm, where it is one's run."""
+    """From introductions to the summary; ``later``: how many runs follow; ``baseline``: the algorithm of a baseline."""
     with alone_in(folder):
         run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)

@@ -23,8 +23,8 @@ class Upload:
     site: str
     payload: Payload
     report: Report
-    most: float = math.inf  # Samples that it may weigh as
-    clients: int = 1  # As many as it stands for: under secure aggregation it is the mean of all (`privacy/sums.py`)
+    most: float = math.inf  # The weight that it may have at most, in samples
+    clients: int = 1  # Whose mean it is: one client's own, or under secure aggregation all clients' (`privacy/sums.py`)
 
     @property
     def train_samples(self) -> float:

@@ -41,12 +41,12 @@ class OneReply(Protection):
         number = self.client.instructions.round
         with self._answers() as answers:
             last, final = answers.get(self.key, (0, 0))
-            answers[self.key] = (number, final) if self.client.training else (last, max(1, number))
+            answers[self.key] = (number, final) if self.client.trains_now else (last, max(1, number))
 
     @contextmanager
     def _answers(self) -> Iterator[Answers]:
         """The record, in which this question has no answer yet."""
-        number, training = self.client.instructions.round, self.client.training
+        number, training = self.client.instructions.round, self.client.trains_now
         with record_in(self.file, "what was answered") as answers:
             last, final = map(int, answers.get(self.key, (0, 0)))
             if final or (training and number <= last):

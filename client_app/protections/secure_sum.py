@@ -55,7 +55,7 @@ class SecureSum:
 
     def __init__(self, client: Client, final: bool) -> None:
         self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
-        self.sum, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
+        self.sum_number, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
@@ -64,13 +64,15 @@ class SecureSum:
         """Own public keys. A sum that never came to `mask` may begin anew."""
         last = self._read()
         reached = (last.sum, _ORDER.index(last.stage) > 1) if last and last.run_id == self.run_id else (-1, False)
-        if last and reached > (self.sum, False):
-            asked, sent = _called(self.sum), _called(last.sum)
+        if last and reached > (self.sum_number, False):
+            asked, sent = _called(self.sum_number), _called(last.sum)
             raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
         secret = masks.new_secret()
-        self._write(_Progress(self.run_id, self.sum, "advertise", secret))
+        self._write(_Progress(self.run_id, self.sum_number, "advertise", secret))
         public = masks.public_of(secret)
-        signature = self.client.signature(masks.introducing(self.algo, self.sum, public)) or bytes(masks.SIGNATURE)
+        signature = self.client.signature(masks.introducing(self.algo, self.sum_number, public)) or bytes(
+            masks.SIGNATURE
+        )
         return {self.name: public + signature}
 
     def share(self) -> dict[str, bytes]:
@@ -80,7 +82,7 @@ class SecureSum:
         if publics.get(self.name) != masks.public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         for site, both in keys.items():
-            purpose = masks.introducing(self.algo, self.sum, both)
+            purpose = masks.introducing(self.algo, self.sum_number, both)
             if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
         if len(keys) < FEWEST_SUMMED:
@@ -127,7 +129,7 @@ class SecureSum:
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._remember(set(sent))
-        self._write(_Progress(self.run_id, self.sum, "unmask"))
+        self._write(_Progress(self.run_id, self.sum_number, "unmask"))
         if self.final and not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
@@ -137,13 +139,14 @@ class SecureSum:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
         The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
-        they sent. Another study, or a setting that acts on little, leaves the uploads of a round as they are: so sums
-        of one kind and round count as alike. Who trains nothing is asked for one round only.
+        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
+        settings change uploads by little. A client that trains nothing would send the same in every round, so it is
+        asked for one only.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
-        use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum}"
+        use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum_number}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
             earlier: list[list[str]] = cohorts.setdefault(use, [])
@@ -160,8 +163,10 @@ class SecureSum:
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
-        if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage):
-            raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum)}")
+        if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum_number, stage):
+            raise RefusedMessage(
+                f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum_number)}"
+            )
         return progress
 
     def _read(self) -> _Progress | None:
@@ -192,7 +197,7 @@ def sum_of(client: Client) -> SecureSum | None:
     """The sum in which an upload leaves, to which its message has the peers' shares; None where it leaves by itself."""
     if not client.settings.privacy.secagg:
         return None
-    secure_sum = SecureSum(client, final=not client.training)
+    secure_sum = SecureSum(client, final=not client.trains_now)
     secure_sum.open_shares()
     return secure_sum
 

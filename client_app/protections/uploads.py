@@ -70,7 +70,10 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """``gradient-noise`` and ``prototype-noise``, whose ε covers nothing that is sent; for images see `Client.data`."""
+    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed.
+
+    Noise on images is added in `Client.data`.
+    """
 
     name = "a paper's noise"
 

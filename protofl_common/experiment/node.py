@@ -14,14 +14,14 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
-REQUIRE_SUMS = "require-secagg"
+REQUIRE_SECAGG = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
     "allow-arch": "",
     "allow-python": "",
     "allow-algorithms": "all",
-    REQUIRE_SUMS: False,
+    REQUIRE_SECAGG: False,
 }
 LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaults, which every recipe meets
     "max-rounds": 2000,
@@ -50,7 +50,7 @@ categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 SIMULATED = ("drop-rate", "new-clients", "new-domain")  # what a run does to clients that are its own
-STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
+STRICT = (*DEMANDS, REQUIRE_SECAGG)  # with these a site names its classes itself: a refusal would tell which it has
 READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")  # how files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
@@ -228,8 +228,8 @@ def _not_named(
     allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
 ) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
-    if allowed[REQUIRE_SUMS] and config.get("secagg") is not True:
-        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SUMS}); set secagg = true"
+    if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
+        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SECAGG}); set secagg = true"
         yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"

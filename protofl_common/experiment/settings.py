@@ -25,7 +25,7 @@ from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
-from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
+from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
@@ -212,7 +212,7 @@ def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     config: dict[str, Scalar] = {}
     if limits := required_dp(node):
         config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
-    if node.get(REQUIRE_SUMS):
+    if node.get(REQUIRE_SECAGG):
         config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
     return config
 

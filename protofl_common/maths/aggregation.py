@@ -18,7 +18,7 @@ from torch import Tensor
 from protofl_common.maths.prototypes import Prototypes
 
 FEWEST = 3  # clients from which on their median tells what is usual, and can outvote one of them
-AT_ONCE = 2**18  # coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes
+COORDINATES = 2**18  # coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes
 
 
 def merge_prototypes(
@@ -111,7 +111,7 @@ def merge_weights(
             weighted = (value.double() * share for value, share in zip(values, shares, strict=True))
             mean = sum(weighted, torch.zeros_like(first, dtype=torch.float64))
         else:
-            parts = zip(*(value.flatten().split(AT_ONCE) for value in values), strict=True)
+            parts = zip(*(value.flatten().split(COORDINATES) for value in values), strict=True)
             mean = torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(first.shape)
         merged[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)
     return merged

@@ -261,7 +261,7 @@ class Federation:
             self.cards[card.name], self.node_of[card.name] = card, node
 
     def _resolve(self) -> None:
-        """Give each name to its own node, or once that is gone to its claimant; of two at the start to neither."""
+        """A name is the node's that had it first, another's once that is gone, and nobody's if two begin with it."""
         claimants = defaultdict(list)
         for node, card in self._card_of.items():
             if node in self.online and node not in self.problems:

@@ -29,7 +29,7 @@ H = TypeVar("H", bound=Hparams)
 class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
-    state: tuple[str, ...] = ()  # What a round changes and the next one needs: the checkpoint
+    state: tuple[str, ...] = ()  # What a round changes: in the checkpoint, searched for NaN, rolled back after an error
     prototypes: Prototypes | None = None  # The global ones of an algorithm that has them; None before there are any
 
     def __init__(self, federation: Federation) -> None:

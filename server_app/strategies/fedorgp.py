@@ -23,4 +23,4 @@ class FedORGP(TrainedPrototypes[FedORGPHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         samples_PD, labels_P = together(uploads)
-        return {"server-loss": self.train(samples_PD, labels_P, partial(orthogonality, gamma=self.hparams.gamma))}
+        return {"server-loss": self.train_on(samples_PD, labels_P, partial(orthogonality, gamma=self.hparams.gamma))}

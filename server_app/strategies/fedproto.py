@@ -22,4 +22,4 @@ class FedProto(ServerStrategy[FedProtoHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
-        return super().merge(uploads)
+        return super().merge(uploads)  # the weights, where the class has FedAvg's half too (`fedproto_avg`)

@@ -71,7 +71,7 @@ class TrainedPrototypes(ServerStrategy[T]):
             labels_K = torch.nonzero(self.seen_C).flatten()
             return Prototypes(self.transform(self.vectors_CD[labels_K]).cpu(), labels_K)
 
-    def train(self, samples_PD: Tensor, labels_P: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
+    def train_on(self, samples_PD: Tensor, labels_P: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
         """S epochs of ``loss`` (client prototypes, their rows in P̂, P̂); the last one's mean."""
         self.seen_C[labels_P] = True
         rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]
@@ -93,7 +93,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         samples_PD, labels_P = together(uploads)
         margin = self.margin(samples_PD, labels_P)
-        loss = self.train(samples_PD, labels_P, partial(margin_contrast, margin=margin))
+        loss = self.train_on(samples_PD, labels_P, partial(margin_contrast, margin=margin))
         return {"server-loss": loss, "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:

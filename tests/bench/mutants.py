@@ -98,8 +98,8 @@ MUTANTS = [
         SECAGG,
         (
             "a second upload under one secret",
-            "(progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage)",
-            "progress.sum != self.sum",
+            "(progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum_number, stage)",
+            "progress.sum != self.sum_number",
             "tries",
         ),
         ("keys for a second upload", "_ORDER.index(last.stage) > 1", "_ORDER.index(last.stage) > 3", "tries"),
@@ -167,7 +167,7 @@ MUTANTS = [
         "final evaluations are not counted as runs",
         "client_app/client.py",
         '"counts": message.metadata.message_type != MessageType.QUERY',
-        '"counts": self.training',
+        '"counts": self.trains_now',
         f"{STUDIES} alone_counts",
     ),
     Mutant(
@@ -199,8 +199,8 @@ MUTANTS = [
         ("a sum with one site fewer", "if 0 < len(few) < FEWEST_SUMMED", "if 0 < len(few) < 0", "difference"),
         (
             "another study's sum is another sum",
-            'use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum}"',
-            'use = f"{self.client.study.id}: {self.sum}"',
+            'use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum_number}"',
+            'use = f"{self.client.study.id}: {self.sum_number}"',
             "difference",
         ),
         (

@@ -24,7 +24,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by
+from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -161,8 +161,8 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if not private:
         losses = ["losses"] if node.get("min-class-samples", 1) == 1 else []
         always += ["which classes it has", "metrics", *losses, "seconds"]
-    if allowed_by(node)[REQUIRE_SUMS]:
-        masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SUMS})"
+    if allowed_by(node)[REQUIRE_SECAGG]:
+        masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
         yield Finding(FACT, "sends", masks)
         always = ["the number of training samples" if private else "seconds"]
     named = "its name, network and device, the names of classes that you or the run gave"
@@ -186,7 +186,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
-        open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SUMS: False, "approve": False}
+        open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SECAGG: False, "approve": False}
         config = {**default_run_config(), **asked, "secagg": False}
         context = Context(1, 1, open_node, RecordDict(), config)
         question = RecordDict({**pack_settings(digest_of(config))})
