@@ -168,7 +168,8 @@ class Client:
     def states(self) -> StateFolder:
         """The folder of this client's state: at a real site, every study has one of its own."""
         private = "" if self.settings.privacy.dp == "none" else ", with differential privacy"
-        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}"
+        study = f", in the {self.study}" if self.study and self.study.name else ""
+        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}{study}"
         name, run_history, wary = self.instructions.run_name, self.instructions.run_history, self.node.is_site
         folder = self.root / (f"{name}-{run_history.first}" if wary else name) / "clients"  # names may meet
         return StateFolder(folder, self.name, run_history, wary=wary, use=use)

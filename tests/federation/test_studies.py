@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
 from client_app import audit, consent
+from client_app.client import Client
+from client_app.state import StateError, StateFolder
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
@@ -26,7 +30,7 @@ from protofl_common.experiment.study import Study, about_site, in_text, is_from_
 from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
-from protofl_common.wire.records import SECAGG, pack_settings
+from protofl_common.wire.records import SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
@@ -478,6 +482,26 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
     assert not is_from_site(heart, "south", 7, purpose, signature)
     for algo, number in (("fedavg", 2), ("fedproto", 3)):
         assert not is_from_site(heart, "north", 7, introducing(algo, number, keys), signature)
+
+
+def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
+    """Its server says which Flower runs came before, and may name any."""
+    node = hospitals.nodes[1] | {"approve": False}
+    LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
+    asked = pack_instructions(Instructions(3, "run", True, RunHistory(8, ((7, 2),))))
+
+    def states(seed: int) -> StateFolder:
+        config = signed(hospitals.config(seed=seed, rounds=3), sites=hospitals.keys(*NAMES))
+        message = Message(RecordDict({"round": asked}), 1, MessageType.TRAIN, group_id="3")
+        return Client(Context(8, 1, node, RecordDict(), config), message).states
+
+    earlier = states(1)
+    earlier.run_history = RunHistory(7)
+    earlier.save(2, "cnn4", {"weight": torch.ones(1)})
+    cpu = torch.device("cpu")
+    assert states(1).load(3, "cnn4", cpu) is not None
+    with pytest.raises(StateError, match=r"was stored under fedproto .* in the study"):
+        states(2).load(3, "cnn4", cpu)
 
 
 def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
