@@ -283,7 +283,7 @@ def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothin
         if message.metadata.message_type == MessageType.TRAIN:
             assert names == {"report", "masked" if "masks" in what else "prototypes"}
     accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
-    assert len(accounts) == CLIENTS
+    assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
     for one in accounts:
         (spent,) = json.loads(one.read_text()).values()
         assert all(len(used) == 3 and isinstance(used[2], int) for used in spent)
