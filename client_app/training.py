@@ -97,6 +97,8 @@ class Step:
         assert isinstance(model, SplitModel)
         features = model.body(inputs)
         terms = self.loss(Batch(inputs, labels, index, features, model.head(features)))
+        if not isinstance(terms, dict):
+            raise TypeError(f"the loss must return a dictionary of named terms, not {type(terms).__name__}")
         if not terms:
             return {}  # nothing to learn from yet; batch normalisation has seen the batch all the same
         if odd := [f"{name} has shape {list(term.shape)}" for name, term in terms.items() if term.ndim]:

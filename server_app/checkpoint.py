@@ -22,6 +22,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
+from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import RunFolder
 from server_app.log import say
@@ -96,14 +97,15 @@ def check_free(folder: Path) -> None:
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Return where a run begins: before round 1 or, with ``resume``, after its last; SettingsError where it cannot."""
+    code = "-".join([code_version(), *own_code(settings.given)])
     if not settings.run.resume:
         check_free(folder)
-        return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code_version())
+        return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
     newest = newest_whole(folder, without="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
-    if newest.code != code_version():
-        say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code_version()}")
-    return replace(newest, code=code_version(), run_history=newest.run_history.then(run_id, newest.round))
+    if newest.code != code:
+        say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code}")
+    return replace(newest, code=code, run_history=newest.run_history.then(run_id, newest.round))
 
 
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,17 @@ def code_version() -> str:
             if "tools" not in file.relative_to(ROOT).parts:
                 digest.update(file.read_bytes())
     return digest.hexdigest()[:8]
+
+
+def version_of(module: str) -> str:
+    """The first 8 digits for the package of ``module``, or its one file, as they stand now; "" if Python finds none."""
+    spec = find_spec(module.partition(".")[0])
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    files = [Path(spec.origin)] if spec and spec.origin and not folders else []
+    digest = hashlib.sha256()
+    for file in sorted([*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8] if spec else ""
 
 
 @cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from protofl_common.basics.code_version import version_of
 from protofl_common.basics.text import as_file_name, is_site_name, names_in
 from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
@@ -252,6 +253,11 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in _named_in(config) if key not in AT_THE_SERVER]
     return named + [(f"{key} = {name!r}", python_names.module_of(name)) for key, name in names]
+
+
+def own_code(config: Mapping[str, Scalar]) -> list[str]:
+    """Return the versions of the other packages that these settings name: with other code a run is another run."""
+    return [version_of(module) for _, module in _modules_named(config)]
 
 
 def _named_in(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.experiment.node import check_named
+from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
@@ -132,7 +132,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    mark = digest(sorted(what.items()), federation["num-supernodes"], where)[:8]
+    mark = digest(sorted(what.items()), federation["num-supernodes"], where, *own_code(config))[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 

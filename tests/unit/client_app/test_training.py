@@ -190,6 +190,12 @@ def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
         train(step, some_data(), settings(), seed=1)
 
 
+def test_a_loss_that_is_no_dictionary_of_terms_is_named() -> None:
+    step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dictionary of named terms, not Tensor"):
+        train(step, some_data(), settings(), seed=1)
+
+
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
     models = [some_model("mnist-cnn") for _ in range(3)]
     for model, seed in zip(models, (4, 4, 5), strict=True):

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.tools import local
 from protofl_common.tools.cli import main
@@ -161,6 +162,26 @@ def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> 
     names = [run.name for run in runs_of(plan(table))]
     assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
     assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
+
+
+def test_a_network_of_ones_own_that_was_edited_makes_another_run(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name stands in the settings, not its code: a finished run of the old code would pass for one of the new."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (package := tmp_path / "edited_nets").mkdir()
+    (package / "__init__.py").write_text("from torch import nn\n")
+    (layers := package / "layers.py").write_text("class Net: ...\n")
+
+    def names() -> set[str]:
+        with allowing(["edited_nets"]):
+            cells = plan(read_table(small), overrides={"arch": "edited_nets.layers:Net"})
+        return {run.name for run in runs_of(cells)}
+
+    before = names()
+    assert names() == before
+    layers.write_text("class Net: 1\n")
+    assert not names() & before
 
 
 @pytest.mark.parametrize("damaged", [False, True])
