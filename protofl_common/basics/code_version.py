@@ -24,7 +24,10 @@ def code_version() -> str:
 
 def version_of(module: str) -> str:
     """The first 8 digits for the package of ``module``, or its one file, as they stand now; "" if Python finds none."""
-    spec = find_spec(module.partition(".")[0])
+    try:
+        spec = find_spec(module.partition(".")[0])
+    except ValueError:  # of a module without a file, such as a notebook's ``__main__``
+        return ""
     folders = (spec.submodule_search_locations or ()) if spec else ()
     files = [Path(spec.origin)] if spec and spec.origin and not folders else []
     digest = hashlib.sha256()

@@ -182,7 +182,7 @@ def models_of(rng: np.random.Generator, clients: int) -> list[dict[str, torch.Te
 @pytest.mark.parametrize("at_once", [5, 2**18])
 def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a layer is sorted in several parts."""
-    monkeypatch.setattr("protofl_common.maths.aggregation.AT_ONCE", at_once)
+    monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES", at_once)
     sets = models_of(np.random.default_rng(0), 9)
     stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
     counts = np.array([int(one["seen"]) for one in sets])
