@@ -69,15 +69,17 @@ train-fraction = 0.5""",
     assert not list(tmp_path.rglob("was-here"))
     assert logs.count("the run's seed, train-samples, train-fraction, validation-fraction do not act on that") == 3
     for site in SITES:
-        (ledger,) = (tmp_path / site / "state/privacy").glob("*.json")
-        assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
+        ledgers = list((tmp_path / site / "state/privacy").glob("*.json"))
+        assert len(ledgers) == 2  # of the site's name, and of its data
+        runs = [[name.split()[0] for name in json.loads(ledger.read_text())] for ledger in ledgers]
+        assert runs == 2 * [["strict"]]
         checked = done(tmp_path, "audit", "--against", str(tmp_path / "runs/strict"), "--node-config", nodes[site])
         assert "approved by" in checked
         assert "each follows the one before it" in checked
         assert "strict" in done(tmp_path, "status", "--node-config", nodes[site])
         assert "removed strict" in done(tmp_path, "purge", "strict", "caches/", "--node-config", nodes[site])
         assert not list((tmp_path / site).rglob("*.safetensors"))
-        assert ledger.exists()
+        assert all(ledger.exists() for ledger in ledgers)
     fitting = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 local-epochs=1"
     fitting += " batch-size=16 eval-batch-size=64"
     checked = done(tmp_path, "check", *fitting.split(), "--node-config", nodes["north"])
