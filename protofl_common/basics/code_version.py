@@ -27,13 +27,16 @@ def version_of(module: str) -> str:
     try:
         spec = find_spec(module.partition(".")[0])
     except ValueError:  # of a module without a file, such as a notebook's ``__main__``
+        spec = None
+    if spec is None:
         return ""
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    files = [Path(spec.origin)] if spec and spec.origin and not folders else []
+    files = [file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py")]
     digest = hashlib.sha256()
-    for file in sorted([*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]):
+    if not files and spec.has_location and spec.origin:
+        files = [Path(spec.origin)]
+    for file in sorted(files):
         digest.update(file.read_bytes())
-    return digest.hexdigest()[:8] if spec else ""
+    return digest.hexdigest()[:8]
 
 
 @cache
