@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -86,16 +88,29 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
     """Return the messages that have been answered, each with its reply; one that cannot be read is an error.
 
     Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
-    garbled reply would end the run and lose the others. So each is asked for in a call of its own.
+    garbled reply would end the run and lose the others. So each is taken in a call of its own, but the SuperLink is
+    asked once for all: most looks find nothing, and a request for every site that is still at work would keep it busy.
     """
+    asked = {id_of(message): message for message in messages}
+    client = getattr(grid, "_runtime_client", None)  # Where processes are simulated, or none, there is no such client
+    if not asked or client is None:
+        return [pair for message in asked.values() for pair in _pull(grid, message)]
+    arrived = client.PullMessages(PullAppMessagesRequest(message_ids=asked))
     answered: list[tuple[Message, Message]] = []
-    for message in messages:
-        try:
-            answered += [(message, reply) for reply in grid.pull_messages([id_of(message)])]
-        except UNREADABLE as error:
-            why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
-            answered.append((message, Message(why, reply_to=message)))
+    for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
+        if message := asked.get(reply.metadata.reply_to_message_id):
+            alone = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
+            with patch.object(client, "PullMessages", lambda _, alone=alone: alone):
+                answered += _pull(grid, message)
     return answered
+
+
+def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
+    try:
+        return [(message, reply) for reply in grid.pull_messages([id_of(message)])]
+    except UNREADABLE as error:
+        why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
+        return [(message, Message(why, reply_to=message))]
 
 
 def id_of(message: Message) -> str:

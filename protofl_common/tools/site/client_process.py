@@ -70,8 +70,13 @@ def fork_for_each_message(app: str) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            handle(app, json.loads(line))
-            break  # this is the child: the other lines are not its own
+            try:
+                handle(app, json.loads(line))
+            except BaseException as end:  # Flower's own is a SystemExit
+                if not isinstance(end, SystemExit):
+                    sys.excepthook(type(end), end, end.__traceback__)
+            sys.stdout.flush()
+            os._exit(0)  # all is sent; to end as Python does, module by module, would take longer than most messages
 
 
 def _reap(*_: Any) -> None:

@@ -3,11 +3,18 @@
 from typing import Any
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
-from server_app.network.flower_compat import find_messages_by_node
+from server_app.network.flower_compat import find_messages_by_node, pull_each
 from tests.support.harness import LocalGrid
 
 NODES = 30
@@ -61,3 +68,55 @@ def test_other_grids_stay_as_they_are() -> None:
     before = dict(vars(grid))
     find_messages_by_node(grid)
     assert vars(grid) == before
+
+
+class Replies:
+    """A SuperLink that has some replies, and counts what it is asked."""
+
+    def __init__(self, replies: list[Message]) -> None:
+        self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self.objects: dict[str, bytes] = {}
+        self.looks = 0
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        self.looks += 1
+        found = [self.waiting.pop(name) for name in request.message_ids if name in self.waiting]
+        self.objects |= {
+            name: part.deflate() for reply in found for name, part in get_all_nested_objects(reply).items()
+        }
+        for reply in found:
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+        protos = [message_to_proto(remove_content_from_message(reply)) for reply in found]
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=[get_object_tree(m) for m in found])
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        content = self.objects[request.object_id].replace(b"spoilt", b"\xff\xff\xff")
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, _: Any) -> None:
+        pass
+
+
+def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_costs_only_itself() -> None:
+    grid: Any = HttpGrid(token="any")
+    grid.set_run(Run.create_empty(1))
+    messages = [Message(RecordDict(), node, "train") for node in range(4)]
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"message-{number}"
+        message.metadata.__dict__["_run_id"] = 1
+    words = ["whole", "spoilt", "whole"]
+    replies = [
+        Message(RecordDict({"said": ConfigRecord({"word": word})}), reply_to=message)
+        for word, message in zip(words, messages, strict=False)
+    ]
+    grid._client = link = Replies(replies)
+    answered = pull_each(grid, messages)
+    assert [message for message, _ in answered] == messages[:3]
+    assert ["" if reply.has_error() else reply.content["said"]["word"] for _, reply in answered] == [
+        "whole",
+        "",
+        "whole",
+    ]
+    assert "a reply that Flower cannot read" in answered[1][1].error.reason
+    assert pull_each(grid, messages[3:]) == pull_each(grid, []) == []
+    assert link.looks == 2

@@ -128,9 +128,10 @@ handled = []
 def handle(app, arguments):
     handled.append(arguments)  # of this child alone
     line = f"{os.getpid() != parent} {handled} {sys.stdin.buffer.raw.read()}\\n"  # in one piece: three write
-    print(line, end="", flush=True)
+    print(line, end="")
     if arguments == ["b"]:
-        os.abort()
+        raise ValueError("of b alone")
+    sys.exit(1)
 parent, client_process.handle = os.getpid(), handle
 client_process.installed_code = lambda app: lambda *_: print("ahead", "torch" in sys.modules, flush=True)
 client_process.import_module = lambda name: sys.modules.setdefault(name, None)
@@ -145,6 +146,7 @@ def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     )
     handled = [f"True [['{name}']] b''" for name in "abc"]
     assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
+    assert done.stderr.count("Traceback") == done.stderr.count("ValueError: of b alone") == 1
     assert done.returncode == 0
 
 
