@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -633,6 +634,25 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
     assert len(log.read_bytes().splitlines()) == 2
     assert log.stat().st_size < 10_000
     assert not wrong_in(log)
+
+
+def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
+    first, second, third, fourth = (hospitals.config(seed=seed) for seed in range(4))
+    reasons = [hospitals.answer("north", config) for config in (*11 * [first], second, third, fourth, fourth)]
+    assert all("waiting for approval" in reason for reason in reasons[:12])
+    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:])
+    log = hospitals.consent("north") / audit.FILE
+    assert not wrong_in(log)
+    lines = [entry for _, entry, _ in audit.entries(log)]
+    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2]
+    assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
+    assert hospitals.operator("north", "audit") == 0
+    assert "(8 times that day)" in capsys.readouterr().out
+    monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
+    assert "waiting for approval" in hospitals.answer("north", fourth)
 
 
 def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:

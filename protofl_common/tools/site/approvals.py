@@ -139,7 +139,7 @@ def in_words(entry: Mapping[str, Any]) -> str:
     if "decision" in entry:
         what = f"{entry['decision']} by {entry.get('by')}; for {entry.get('signed')}, {entry.get('purpose')}"
     elif "refused" in entry:
-        what = f"refused: {entry['refused']}"
+        what = f"refused: {entry['refused']}" + f" ({entry['times']} times that day)" * (entry.get("times", 1) != 1)
     else:
         what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
     about = " ".join(str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key))
