@@ -171,7 +171,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
 
 def test_another_setting_and_another_code_are_asked_for_anew(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = hospitals.config()
     assert "waiting for approval" in hospitals.answer("north", config)
@@ -182,12 +182,24 @@ def test_another_setting_and_another_code_are_asked_for_anew(
     assert "waiting for approval" in hospitals.answer("north", config | {"metrics": "auc"})
     monkeypatch.setattr(consent, "CODE", "upgraded")
     assert "waiting for approval" in hospitals.answer("north", config)
-    monkeypatch.setattr("protofl_common.tools.site.approvals.CODE", "upgraded")
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
+    monkeypatch.syspath_prepend(tmp_path)
+    (package := tmp_path / "ours_of_studies.py").write_text("def brier(scores, labels):\n    return 0.0\n")
+    hospitals.nodes[2]["allow-python"] = package.stem
+    config |= {"metrics": f"{package.stem}:brier"}
+    for version in ("first", "second"):
+        with package.open("a") as code:
+            code.write(f"# the {version}\n")
+        assert "waiting for approval" in hospitals.answer("north", config)
+        hospitals.decide(config, "north")
+        assert hospitals.answer("north", config) == ""
 
 
-def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_approval_ends_with_its_runs_and_its_days(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     for site in NAMES:
         hospitals.answer(site, config)
@@ -200,6 +212,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
+    assert "north introduces itself 3 times in a run without a study" in hospitals.answer("north", config, 2)
     assert "north takes part in 1 runs of a run without a study" in hospitals.answer("north", config, 3)
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
