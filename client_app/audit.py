@@ -52,7 +52,8 @@ def refuse(folder: Path, reason: str, **about: Any) -> str:
     So whoever is refused cannot fill the disk. Of the refusals beyond `MOST_REFUSALS`, counted together, no reason
     leaves: the log would not have it. AuditError where the log, or the count, cannot be written.
     """
-    path, today, kind, counts = folder / "refusals.json", date.today().isoformat(), digest(reason, about), {}
+    path, today, counts = folder / "refusals.json", date.today().isoformat(), dict[str, int]()
+    kind = digest(reason, {**about, "round": 0})  # a denied run may go on for thousands of rounds
     try:
         with locked(path):
             with suppress(FileNotFoundError, ValueError, KeyError):
