@@ -16,7 +16,8 @@ from typing import IO, Any
 
 from flwr.app import Array, RecordDict
 
-from protofl_common.basics.files import digest, locked, write_text
+from client_app.state import record_in
+from protofl_common.basics.files import digest, locked
 
 FILE = "audit.jsonl"
 START = "0" * 64  # stands for the line before the first
@@ -50,22 +51,18 @@ def refuse(folder: Path, reason: str, **about: Any) -> str:
     """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
 
     So whoever is refused cannot fill the disk. Of the refusals beyond `MOST_REFUSALS`, counted together, no reason
-    leaves: the log would not have it. AuditError where the log, or the count, cannot be written.
+    leaves: the log would not have it. AuditError or StateError where the log, or the count, cannot be written.
     """
-    path, today, counts = folder / "refusals.json", date.today().isoformat(), dict[str, int]()
-    kind = digest(reason, {**about, "round": 0})  # a denied run may go on for thousands of rounds
-    try:
-        with locked(path):
-            with suppress(FileNotFoundError, ValueError, KeyError):
-                counts = json.loads(path.read_text(encoding="utf-8"))[today]
-            if kind not in counts and len(counts) >= MOST_REFUSALS:
-                kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
-            times = counts[kind] = counts.get(kind, 0) + 1
-            if times.bit_count() == 1:
-                append(folder, **about, refused=reason, times=times)
-            write_text(path, json.dumps({today: counts}), private=True)
-    except OSError as error:
-        raise AuditError(f"state-dir: {path.absolute()}: {error}") from error
+    today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0})  # a denied run may have thousands
+    with record_in(folder / "refusals.json", "how often a message was refused") as days:
+        counts = days.pop(today, {})
+        if kind not in counts and len(counts) >= MOST_REFUSALS:
+            kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
+        times = counts[kind] = counts.get(kind, 0) + 1
+        if times.bit_count() == 1:
+            append(folder, **about, refused=reason, times=times)
+        days.clear()
+        days[today] = counts
     return reason
 
 
