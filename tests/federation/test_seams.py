@@ -13,6 +13,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.trained import TrainedModel
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
@@ -169,3 +170,17 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
     asked(node, config, MessageType.EVALUATE, *thief)
     asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 3, "on": "test"}))
     assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
+
+
+def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(tmp_path: Path) -> None:
+    """Both run at once."""
+    node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
+    asked(node, config, MessageType.TRAIN)
+    (candidate,) = tmp_path.rglob("evaluated-0*.safetensors")
+    thief = (2, f"{RUN_ID}:1,4712", 4712)
+    asked(node, config, MessageType.TRAIN, *thief)
+    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 1, "on": "test"}))
+    assert candidate.exists()
+    asked(node, config, "query.best", best=ConfigRecord({"after": 0, "on": "test"}))
+    (model,) = tmp_path.rglob("best.safetensors")
+    assert TrainedModel.read(model).card.round == 0
