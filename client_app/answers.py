@@ -61,8 +61,8 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
                 if at_site:
-                    audit.append(folder, **about, refused=reason)
-            except audit.AuditError as full:
+                    reason = audit.refuse(folder, reason, **about)
+            except (audit.AuditError, StateError) as full:
                 reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):
                 reason = f"site {name}: {reason}"  # the server does not know yet who this is

@@ -10,17 +10,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from flwr.app import Array, RecordDict
 
-from protofl_common.basics.files import locked
+from client_app.state import record_in
+from protofl_common.basics.files import digest, locked
 
 FILE = "audit.jsonl"
 START = "0" * 64  # stands for the line before the first
 _LONGEST = 2**17  # bytes of a line
+MOST_REFUSALS = 200  # that differ, in a day
 
 
 class AuditError(RuntimeError):
@@ -43,6 +45,25 @@ def append(folder: Path, **entry: Any) -> str:
     except OSError as error:
         raise AuditError(f"state-dir: {path.absolute()} cannot be written ({error})") from error
     return hash_of(line)
+
+
+def refuse(folder: Path, reason: str, **about: Any) -> str:
+    """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
+
+    So whoever is refused cannot fill the disk. Of the refusals beyond `MOST_REFUSALS`, counted together, no reason
+    leaves: the log would not have it. AuditError or StateError where the log, or the count, cannot be written.
+    """
+    today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0})  # a denied run may have thousands
+    with record_in(folder / "refusals.json", "how often a message was refused") as days:
+        counts = days.pop(today, {})
+        if kind not in counts and len(counts) >= MOST_REFUSALS:
+            kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
+        times = counts[kind] = counts.get(kind, 0) + 1
+        if times.bit_count() == 1:
+            append(folder, **about, refused=reason, times=times)
+        days.clear()
+        days[today] = counts
+    return reason
 
 
 def hash_of(line: bytes) -> str:

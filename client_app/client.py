@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
 from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.raw import Ints
+from protofl_common.data.raw import Ints, StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.experiment.study import Study, about_site
@@ -84,21 +85,24 @@ class Client:
         or the values of a column may be anything, so only this site's own log has them.
         """
         settings, own = self.settings, self.node.has_own_data
+        private, least = settings.privacy.dp != "none", settings.privacy.min_class_samples
         data = open_client_data(
             settings.data,
             seed=OWN_SEED if own else settings.run.seed,
             partition=self.node.partition,
             num_partitions=max(1, self.node.num_partitions),
             domain=self.node.domain,
-            shared_scale=settings.privacy.dp != "none",  # a scale of one's own would tell of one's samples
+            shared_scale=private,  # a scale of one's own would tell of one's samples
         )
         if own and is_own(settings.data.dataset) and not settings.data.classes:
             names = f'classes="{",".join(data.classes)}"'
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
-        if own and settings.privacy.dp != "none" and data.mean:
+        if own and private and data.mean:
             data = with_public_scale(data)
+        if own and least > 1 and not private:  # noise would not cover which classes are small
+            data = without_rare_tests(data, least)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
@@ -201,9 +205,9 @@ class Client:
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: 0 where they are only in a sum."""
-        stated = release.stated_samples(self.data.train_labels, self.settings.privacy.min_class_samples)
-        return 0 if self.settings.hides_samples else stated
+        """Its training samples, as it tells them: 0 if they are only in a sum; with ``dp`` small classes count too."""
+        least = self.settings.privacy.min_class_samples if self.plan is None else 1
+        return 0 if self.settings.hides_samples else release.stated_samples(self.data.train_labels, least)
 
     @cached_property
     def large_classes(self) -> Ints:
@@ -220,6 +224,21 @@ def with_public_scale(data: ClientData) -> ClientData:
     """
     middle, spread = (0.5, 0.25) if data.train_inputs.dtype == np.uint8 else (0.0, 1.0)
     return replace(data, mean=(middle,) * len(data.mean), std=(spread,) * len(data.mean))
+
+
+def without_rare_tests(data: ClientData, least: int) -> ClientData:
+    """Return the data without test and validation samples of classes with fewer than ``least`` training samples.
+
+    A server could else count them: it chooses what is evaluated, such as weights that take each sample for one of them.
+    """
+    large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
+    for part in ("test", "validation"):
+        inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")
+        rows = np.flatnonzero(np.isin(labels, large))
+        if len(rows) < len(labels):
+            changes |= {f"{part}_inputs": StoredRows(inputs, rows), f"{part}_labels": labels[rows]}
+            changes["found"] -= len(labels) - len(rows)
+    return replace(data, **changes)
 
 
 def _device(machine: MachineSettings) -> torch.device:

@@ -3,6 +3,7 @@
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
 shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
+So it does after one of a package that the settings name for a method, a network or a metric.
 """
 
 import json
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.experiment.node import own_code
 from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
@@ -26,6 +28,7 @@ FOLDER, KEY_FILE = "studies", "site.key"
 APPROVED, DENIED = "approved", "denied"
 MOST_BYTES = 2**16  # of the settings of a request
 MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill the disk with more
+MOST_INTRODUCTIONS = 100  # for each approved run: more would show, day by day, which samples the site gets
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Request:
     until: str = ""  # the last day of the approval; "": the study's own end
     runs: int = 0  # as many runs are approved; 0: as many as the study has
     run_ids: list[int] = field(default_factory=list)  # the Flower runs so far
+    introductions: int = 0  # how often the site has introduced itself
 
     @property
     def study(self) -> Study:
@@ -79,7 +83,7 @@ def _check_approved(
 ) -> None:
     """RefusedMessage unless the run has been approved, and is not one too many; asks the operator, and counts runs."""
     request = read(path) if path.exists() else None
-    if request is None or (request.decision == APPROVED and request.code != CODE):
+    if request is None or (request.decision == APPROVED and request.code != code_of(config)):
         write(path, request := new_request(config, request.run_ids if request else ()))
     if request.decision == DENIED:
         raise RefusedMessage(f"denied at {name}: {study}")
@@ -90,7 +94,11 @@ def _check_approved(
     now, most = sorted({*request.run_ids, run_id}), request.bounded.runs
     if most and len(now) > most:
         raise RefusedMessage(f"{name} takes part in {most} runs of {study}, and has done so")
-    if counts and now != request.run_ids:
+    if not counts:
+        if most and request.introductions >= (limit := MOST_INTRODUCTIONS * most):
+            raise RefusedMessage(f"{name} introduces itself {limit} times in {study}, and has done so")
+        write(path, replace(request, introductions=request.introductions + 1))
+    elif now != request.run_ids:
         write(path, replace(request, run_ids=now))
 
 
@@ -105,7 +113,13 @@ def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:
 def new_request(config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
     """Return a request for the operator to decide, a new one or one after an upgrade; ``run_ids``: the runs so far."""
     settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
-    return Request(settings, datetime.now().astimezone().isoformat(timespec="seconds"), CODE, run_ids=[*run_ids])
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Request(settings, now, code_of(settings), run_ids=[*run_ids])
+
+
+def code_of(settings: Mapping[str, Scalar]) -> str:
+    """The version of this process's code, and of each package that the settings name."""
+    return "-".join([CODE, *own_code(settings)])
 
 
 def requests(folder: Path) -> Iterator[Request]:

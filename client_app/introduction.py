@@ -94,14 +94,14 @@ def _check_model(client: Client) -> None:
 
 def _check_batches(client: Client) -> None:
     """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
-    size, samples = client.settings.training.batch_size, len(client.data.train_labels)
+    size = client.settings.training.batch_size
     try:
-        if min(size, samples) <= 1:
+        if min(size, len(client.data.train_labels)) <= 1:
             with torch.no_grad():
                 copy.deepcopy(client.model).train().body(_zeros(client, 1))
     except ValueError as error:
         why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
-        raise SettingsError(f"batch-size = {size}, and there are {samples} training samples: {why}") from error
+        raise SettingsError(f"batch-size = {size}: {why}") from error  # how many it has may only be in a sum
 
 
 def _zeros(client: Client, number: int) -> Tensor:

@@ -105,23 +105,23 @@ def _keep_former(client: Client, path: Path) -> None:
 
 
 def leave_best(evaluated: Evaluated) -> None:
-    """Leave the model as that after the round before, and remove all others but that of the best round so far."""
+    """Leave the model as that after the round before, and of this Flower run's no other but the best round's so far."""
     client = evaluated.algorithm.client
     if not client.settings.run.keep_best:
         return
     folder, (best, _) = client.states.folder, unpack_best(client.content)
     _keep_former(client, folder / BEST)
-    for file in (*folder.glob(_evaluated("*")), folder / BEST):
-        if file.name != _evaluated(best):
+    for file in (*folder.glob(_evaluated("*", client.run_id)), folder / BEST):
+        if file.name != _evaluated(best, client.run_id):
             file.unlink(missing_ok=True)
     after = client.instructions.round - 1
-    leave_model(evaluated, _evaluated(after), after)
+    leave_model(evaluated, _evaluated(after, client.run_id), after)
 
 
 def choose_best(client: Client) -> None:
-    """Name the model of the best round, and remove the others; the server says which, and on which data it chose."""
+    """Name the model of the best round, and remove this run's others; the server says which, and on which data."""
     folder, (best, chosen_on) = client.states.folder, unpack_best(client.content)
-    for file in [folder / name for name in (_evaluated(best), WEIGHTS)]:
+    for file in (*folder.glob(_evaluated(best, "*")), folder / WEIGHTS):
         with suppress(SettingsError):
             model = TrainedModel.read(file)
             if model.card.round == best:
@@ -130,9 +130,9 @@ def choose_best(client: Client) -> None:
                 break
     else:
         log("ERROR", f"there is no model of round {best}, which was the best")
-    for file in folder.glob(_evaluated("*")):
+    for file in folder.glob(_evaluated("*", client.run_id)):
         file.unlink(missing_ok=True)
 
 
-def _evaluated(after: int | str) -> str:
-    return f"evaluated-{after}.safetensors"
+def _evaluated(after: int | str, run_id: int | str) -> str:
+    return f"evaluated-{after}-{run_id}.safetensors"

@@ -142,7 +142,7 @@ MUTANTS = [
         STUDIES,
         (
             "an upgrade of the code is not asked about",
-            "request.decision == APPROVED and request.code != CODE",
+            "request.decision == APPROVED and request.code != code_of(config)",
             "False",
             "anew",
         ),

@@ -224,8 +224,8 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch_size": 1}, "batch-size = 1, and there are 20 training samples: batch normalisation cannot train on a"),
-        ({"train_samples": 1}, "batch-size = 10, and there are 1 training samples: .* set norm = 'group'"),
+        ({"batch_size": 1}, "batch-size = 1: batch normalisation cannot train on a batch of one sample; set norm"),
+        ({"train_samples": 1}, "batch-size = 10: .* of one sample; set norm = 'group', or bring more samples"),
     ],
 )
 def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(

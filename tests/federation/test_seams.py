@@ -13,6 +13,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.trained import TrainedModel
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
@@ -21,11 +22,12 @@ PATIENTS = 120
 
 
 def records(folder: Path, rare: int = 0) -> Path:
-    """A table of which ``rare`` training samples are of the class 2, and all others of 0 and 1."""
+    """A table of which ``rare`` training and test samples are of the class 2, and all others of 0 and 1."""
     draw = np.random.default_rng(5)
     labels = (np.arange(PATIENTS) % 2).astype(np.int64)
     split = np.array(["train", "test"])[(np.arange(PATIENTS) // 2) % 2]
     labels[np.flatnonzero(split == "train")[:rare]] = 2
+    labels[np.flatnonzero((split == "test") & (labels == 1))[:rare]] = 2
     np.savez(folder / "data.npz", inputs=draw.normal(size=(PATIENTS, 6)).astype(np.float32), labels=labels, split=split)
     return folder / "data.npz"
 
@@ -65,17 +67,28 @@ def prototypes_of(*labels: int) -> dict[str, Any]:
     return pack_payload(Payload(prototypes=sent), Settings.from_run_config(config).exchange.down)
 
 
-def test_predictions_among_own_classes_do_not_tell_a_small_class(tmp_path: Path) -> None:
-    """A server that sends the prototype of one class alone would see in the figures whether the site has the class."""
+@pytest.mark.parametrize(("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)])
+def test_figures_do_not_tell_a_small_class(among: str, sent: tuple[int, ...], right: int, tmp_path: Path) -> None:
+    """A server that sends the prototype of a class would see whether, or how often, the site has it."""
     replies = []
     for rare in (0, 1):
         (folder := tmp_path / str(rare)).mkdir()
         node = site(folder, rare, **{"min-class-samples": 5})
-        config = table(folder, algo="fedproto", predict_among="own")
-        replies.append(asked(node, config, MessageType.TRAIN, **prototypes_of(0, 2)))
+        config = table(folder, algo="fedproto", predict_among=among)
+        replies.append(asked(node, config, MessageType.TRAIN, **prototypes_of(*sent)))
     assert not any(reply.has_error() for reply in replies)
-    without, with_rare = (reply.content["report"]["correct.prototype"] for reply in replies)
-    assert without == with_rare > 0
+    assert [reply.content["report"]["correct.prototype"] for reply in replies] == [right, right]
+
+
+def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
+    """Both data sets have as many samples; whether a class is large enough depends on a single one."""
+    stated = []
+    for rare in (4, 5):
+        (folder := tmp_path / str(rare)).mkdir()
+        config = table(folder, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
+        reply = asked(site(folder, rare), config, MessageType.QUERY)
+        stated.append([reply.content["site"][name] for name in ("train_samples", "test_samples", "found", "present")])
+    assert stated == 2 * [[PATIENTS // 2, PATIENTS // 2, PATIENTS, [0, 1, 2]]]
 
 
 def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
@@ -157,3 +170,17 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
     asked(node, config, MessageType.EVALUATE, *thief)
     asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 3, "on": "test"}))
     assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
+
+
+def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(tmp_path: Path) -> None:
+    """Both run at once."""
+    node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
+    asked(node, config, MessageType.TRAIN)
+    (candidate,) = tmp_path.rglob("evaluated-0*.safetensors")
+    thief = (2, f"{RUN_ID}:1,4712", 4712)
+    asked(node, config, MessageType.TRAIN, *thief)
+    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 1, "on": "test"}))
+    assert candidate.exists()
+    asked(node, config, "query.best", best=ConfigRecord({"after": 0, "on": "test"}))
+    (model,) = tmp_path.rglob("best.safetensors")
+    assert TrainedModel.read(model).card.round == 0

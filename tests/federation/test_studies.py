@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
 
 def test_another_setting_and_another_code_are_asked_for_anew(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = hospitals.config()
     assert "waiting for approval" in hospitals.answer("north", config)
@@ -181,12 +182,24 @@ def test_another_setting_and_another_code_are_asked_for_anew(
     assert "waiting for approval" in hospitals.answer("north", config | {"metrics": "auc"})
     monkeypatch.setattr(consent, "CODE", "upgraded")
     assert "waiting for approval" in hospitals.answer("north", config)
-    monkeypatch.setattr("protofl_common.tools.site.approvals.CODE", "upgraded")
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
+    monkeypatch.syspath_prepend(tmp_path)
+    (package := tmp_path / "ours_of_studies.py").write_text("def brier(scores, labels):\n    return 0.0\n")
+    hospitals.nodes[2]["allow-python"] = package.stem
+    config |= {"metrics": f"{package.stem}:brier"}
+    for version in ("first", "second"):
+        with package.open("a") as code:
+            code.write(f"# the {version}\n")
+        assert "waiting for approval" in hospitals.answer("north", config)
+        hospitals.decide(config, "north")
+        assert hospitals.answer("north", config) == ""
 
 
-def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_approval_ends_with_its_runs_and_its_days(
+    hospitals: Hospitals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     for site in NAMES:
         hospitals.answer(site, config)
@@ -199,6 +212,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, capsy
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
+    assert "north introduces itself 3 times in a run without a study" in hospitals.answer("north", config, 2)
     assert "north takes part in 1 runs of a run without a study" in hospitals.answer("north", config, 3)
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
@@ -633,6 +647,25 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
     assert len(log.read_bytes().splitlines()) == 2
     assert log.stat().st_size < 10_000
     assert not wrong_in(log)
+
+
+def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
+    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
+    first, second, third, fourth = (hospitals.config(seed=seed) for seed in range(4))
+    reasons = [hospitals.answer("north", config) for config in (*11 * [first], second, third, fourth, fourth)]
+    assert all("waiting for approval" in reason for reason in reasons[:12])
+    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:])
+    log = hospitals.consent("north") / audit.FILE
+    assert not wrong_in(log)
+    lines = [entry for _, entry, _ in audit.entries(log)]
+    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2]
+    assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
+    assert hospitals.operator("north", "audit") == 0
+    assert "(8 times that day)" in capsys.readouterr().out
+    monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
+    assert "waiting for approval" in hospitals.answer("north", fourth)
 
 
 def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:

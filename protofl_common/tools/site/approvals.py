@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app import audit
-from client_app.consent import APPROVED, CODE, FOLDER, Request, new_request, read, requests, write
+from client_app.consent import APPROVED, FOLDER, Request, code_of, new_request, read, requests, write
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
@@ -42,7 +42,7 @@ def state_of(request: Request) -> str:
     bounded = request.bounded
     runs = f"; {len(request.run_ids)} of {bounded.runs or 'any number of'} runs so far"
     until = f", until {bounded.until}" if bounded.until else ""
-    asks_again = request.decision == APPROVED and request.code != CODE
+    asks_again = request.decision == APPROVED and request.code != code_of(request.settings)
     upgraded = "; the code has changed since, so it will wait again" if asks_again else ""
     return f"{request.decision} {request.decided} by {request.by}{until}{runs}{upgraded}"
 
@@ -91,11 +91,12 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
             if study.sites and name not in study.sites:
                 raise SettingsError(f"{study} does not name {name}")
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
-        decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=CODE)
+        code = code_of(request.settings)
+        decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=code)
         limits = {"until": decided.bounded.until, "runs": decided.bounded.runs}
         about = {"study": study.id, "name": study.name, "signed": study.by, "purpose": study.purpose}
         demands = {key: node[key] for key in STRICT if key in node}
-        audit.append(folder, decision=decision, by=user, **limits, code=CODE, **about, demands=demands)
+        audit.append(folder, decision=decision, by=user, **limits, code=code, **about, demands=demands)
         write(path, decided)
     ends = f", until {limits['until']}" * bool(limits["until"]) + f", {limits['runs']} runs" * bool(limits["runs"])
     return f"{name}: {decision}: {study}{ends * (decision == APPROVED)}, in {path.parent.absolute()}"
@@ -139,7 +140,7 @@ def in_words(entry: Mapping[str, Any]) -> str:
     if "decision" in entry:
         what = f"{entry['decision']} by {entry.get('by')}; for {entry.get('signed')}, {entry.get('purpose')}"
     elif "refused" in entry:
-        what = f"refused: {entry['refused']}"
+        what = f"refused: {entry['refused']}" + f" ({entry['times']} times that day)" * (entry.get("times", 1) != 1)
     else:
         what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
     about = " ".join(str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key))
