@@ -111,7 +111,7 @@ def _resumable(out_dir: Path, since: float) -> Path | None:
 def checked(config: Config, chosen: Config) -> Settings:
     """The settings of a run; SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing."""
     settings = Settings.from_run_config(config)
-    check_chosen(settings, chosen)
+    check_chosen(chosen, settings)
     baselines_of(settings, config)
     check_named(config)
     check_data_settings(settings.data)
