@@ -47,7 +47,7 @@ class RawData:
     data name, 0 for all others."""
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
-    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, joined
 
 
 def from_arrays(

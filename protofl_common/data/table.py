@@ -58,10 +58,10 @@ class Rows:
             columns["labels"] = np.array(columns["labels"], dtype=np.int64)
         return columns
 
-    def texts(self) -> list[str]:
-        if not self.others:
+    def texts(self, joined: Sequence[str]) -> list[str]:
+        if not joined:
             raise DataError(f"{self.file}: has no column of texts beside {', '.join(self.columns)}")
-        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in self.others), strict=True)]
+        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in joined), strict=True)]
 
 
 def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], list[Sequence[Any]]]:

@@ -316,6 +316,9 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
     assert both.official.tolist() == [1, 0, 0]
     assert both.labels.tolist() == [1, 0, 1]
+    (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
+    with pytest.raises(DataError, match="only one of its files has a column title"):
+        open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))
 
 
 def test_tokens_by_hand() -> None:
