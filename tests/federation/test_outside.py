@@ -425,7 +425,7 @@ def table(after: str) -> list[list[str]]:
 
 
 def test_its_row_and_entry_point_are_the_packages() -> None:
-    shown, _ = blocks("python")
+    shown, *_ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
     assert uncommented.startswith("ROW = Algorithm(")
@@ -480,8 +480,15 @@ def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
 
 
+def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, near, _ = blocks("python")
+    (tmp_path / "near.py").write_text(near, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("near").test_near()
+
+
 def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, scaffold = blocks("python")
+    *_, scaffold = blocks("python")
     (tmp_path / "my_scaffold.py").write_text(scaffold, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     plugin = EntryPoint("mine", "my_scaffold:ROW", plugins.GROUP)
