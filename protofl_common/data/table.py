@@ -70,7 +70,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
             names = header or [name.strip() for name in next(reader, [])]
-            numbered = [(reader.line_num, row) for row in reader if row]
+            numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error})") from error
     for line, row in numbered:

@@ -177,23 +177,16 @@ class Settings(Sections):
 
 
 def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
-    """SettingsError with the lines of `without_effect`, if there are any."""
-    if lines := without_effect(chosen, *runs):
-        raise SettingsError("\n".join(lines))
-
-
-def without_effect(chosen: Mapping[str, Scalar], *runs: Settings) -> list[str]:
-    """A line for each ``chosen`` setting of an algorithm that no run is of, or has as a baseline."""
-    acting = {"", *(algo for settings in runs for algo in (settings.run.algo, *settings.baselines))}
-    others = [key for key in chosen if key.rpartition(".")[0] not in acting]
-    why = f"has no effect on {'; on '.join(dict.fromkeys(map(_reads, runs)))}"
-    return [f"{key} = {chosen[key]!r}: {why}" for key in others]
-
-
-def _reads(settings: Settings) -> str:
-    algo, keys = settings.run.algo, keys_of(type(settings.hparams))
-    own = [f"{algo}.{key}" if algo in CATALOG else f"{key} in hparams" for key in keys]
-    return f"{algo}, which reads {', '.join(own) or 'no settings of its own'}"
+    """SettingsError with a line for each ``chosen`` setting of an algorithm that no run is of, or has as a baseline."""
+    acting, reads = {""}, dict[str, str]()
+    for settings in runs:
+        algo, keys = settings.run.algo, keys_of(type(settings.hparams))
+        own = [f"{algo}.{key}" if algo in CATALOG else f"{key} in hparams" for key in keys]
+        reads[algo] = ", ".join(own) or "no settings of its own"
+        acting |= {algo, *settings.baselines}
+    why = f"has no effect on {'; on '.join(f'{algo}, which reads {own}' for algo, own in reads.items())}"
+    if other := [key for key in chosen if key.rpartition(".")[0] not in acting]:
+        raise SettingsError("\n".join(f"{key} = {chosen[key]!r}: {why}" for key in other))
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:
@@ -329,10 +322,9 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if "recall" in names_in(settings.run.metrics):
         yield "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
     if why := settings.row.needs_single_uploads(settings.exchange):
-        choices = f"choose an algo of {', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
-        if algo not in CATALOG:
-            choices += "; or, where means will do, set averages_prototypes and supports in its row (docs/extend.md)"
-        yield f"secagg = true: {algo} needs single uploads, for {why}; {choices}"
+        choices = f"{', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
+        own = "" if algo in CATALOG else "; or set averages_prototypes and supports in its row (docs/extend.md)"
+        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}{own}"
 
 
 RULES = (  # what values must mean together

@@ -75,8 +75,7 @@ def _read(file: Path, card: "ModelCard") -> Samples:
 def _rows(file: Path, card: "ModelCard") -> Inputs:
     """The samples of a file: ``.npy``, ``.npz`` with ``inputs``, or CSV or Parquet with the columns of the training."""
     if file.suffix == ".npy":
-        array: Inputs = np.load(file, allow_pickle=False)
-        return array
+        return np.asarray(np.load(file, allow_pickle=False))
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as arrays:
             if "inputs" not in arrays:

@@ -8,9 +8,8 @@ from pathlib import Path
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.data import DataError
 from protofl_common.data.store import data_if_cached
-from protofl_common.experiment.settings import Settings, default_run_config, to_run_config, without_effect
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
@@ -44,7 +43,7 @@ class Screen(Callback):
             if without and (settings.data.validation_fraction or len(without) < len(cards)):
                 why = "too small for validation samples, or without any marked, so that all stay for training"
                 say(f"{why}: {_first(without)}")
-        with suppress(DataError, SettingsError, OSError):  # the data need not be here
+        with suppress(ValueError, OSError):  # the data need not be here
             if (data := data_if_cached(settings.data)) and data.columns:
                 say(f"inputs: the columns {_first(data.columns)} together")
         say(f"models: {archs} · devices: {devices}")
@@ -61,9 +60,10 @@ class Screen(Callback):
             say(f"{federation.bounds}")
         for line in protections(to_run_config(settings)):
             say(line)
-        changed = {key: value for key, value in settings.given.items() if value != default_run_config().get(key)}
-        for line in without_effect(changed, settings):  # a recipe may have them for other runs
-            say(line)
+        try:
+            check_chosen(dict(sorted(settings.given.items() - default_run_config().items())), settings)
+        except SettingsError as error:  # a recipe may have them for other runs
+            say(str(error))
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:

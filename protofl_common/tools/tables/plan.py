@@ -121,9 +121,9 @@ def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_di
 def _unless_missing(cell: Cell) -> Cell:
     try:
         check_data_are_here(next(iter(cell.runs.values())).settings.data)
-        return cell
     except DataError as missing:
         return Cell(cell.row, cell.column, cell.figure, {}, str(missing))
+    return cell
 
 
 def _run(config: Config, federation: Config, data_dir: str) -> Run:
