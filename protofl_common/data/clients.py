@@ -105,7 +105,7 @@ def counts_of_shares(
     settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
 ) -> dict[int, ShareCounts]:
     """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
-    data = data_if_cached(settings) if settings.partition != "own" else None
+    data = data_if_cached(settings)
     if data is None:
         return {}
     labels, classes, counts = np.asarray(data.labels), len(data.classes), {}

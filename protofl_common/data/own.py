@@ -85,14 +85,17 @@ def read_text(settings: DataSettings) -> RawData:
     A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
     """
     parts = [_with_label(file) for file in locate_text(settings)]
-    columns, texts = [rows.annotations("label") for rows in parts], [rows.texts() for rows in parts]
+    joined = tuple(parts[0].others)
+    if differ := set(joined) ^ set(parts[-1].others):
+        raise DataError(f"{settings.data_dir}: only one of its files has a column {', '.join(sorted(differ))}")
+    columns, texts = [rows.annotations("label") for rows in parts], [rows.texts(joined) for rows in parts]
     common = [key for key in columns[0] if key in columns[-1]]
     arrays: dict[str, Any] = {key: [value for part in columns for value in part[key]] for key in common}
     if len(parts) == 2:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
-    return from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__)
+    return replace(from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__), columns=joined)
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:

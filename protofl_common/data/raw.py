@@ -47,7 +47,7 @@ class RawData:
     data name, 0 for all others."""
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
-    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, joined
 
 
 def from_arrays(
@@ -125,9 +125,9 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
-    """DataError for None, NaN or "" among the values, which would be a class or a client of its own."""
+    """DataError for None, NaN (also as text) or "" among the values, which would be a class or a client of its own."""
     values = column.tolist()
-    if missing := [row for row, value in enumerate(values) if value is None or value == "" or value != value]:
+    if missing := [row for row, value in enumerate(values) if value in (None, "", "nan") or value != value]:
         row, what = missing[0], {"labels": "label"}.get(key, key)
         many = f"{values[row]!r}; {len(missing)} in all"
         raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")

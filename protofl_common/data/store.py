@@ -23,7 +23,7 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 5  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 6  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
@@ -46,8 +46,8 @@ def open_data(settings: DataSettings) -> StoredData:
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
-    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it."""
-    return _opened(cache_folder(settings.cache_dir) / data_key(settings))
+    """The data set that clients divide if the cache has it, else None; never reads or decodes it."""
+    return _opened(cache_folder(settings.cache_dir) / data_key(settings)) if settings.partition != "own" else None
 
 
 def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:

@@ -58,10 +58,10 @@ class Rows:
             columns["labels"] = np.array(columns["labels"], dtype=np.int64)
         return columns
 
-    def texts(self) -> list[str]:
-        if not self.others:
+    def texts(self, joined: Sequence[str]) -> list[str]:
+        if not joined:
             raise DataError(f"{self.file}: has no column of texts beside {', '.join(self.columns)}")
-        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in self.others), strict=True)]
+        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in joined), strict=True)]
 
 
 def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], list[Sequence[Any]]]:
@@ -70,7 +70,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
             names = header or [name.strip() for name in next(reader, [])]
-            numbered = [(reader.line_num, row) for row in reader if row]
+            numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error})") from error
     for line, row in numbered:

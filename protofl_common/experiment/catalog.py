@@ -281,10 +281,6 @@ class Algorithm:
         return ("total", "unlabelled", *self.losses)  # FedPU's term, of any algorithm
 
     @property
-    def several_per_class(self) -> bool:
-        return any(entry.several for entry in schema.vectors_in(self.exchange.up).values())
-
-    @property
     def tells_classes(self) -> bool:
         """Return whether uploads tell which classes a client holds, which it must then say before the first round."""
         return any(entry.of_classes for entry in self.exchange.up.values())

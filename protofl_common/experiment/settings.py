@@ -176,12 +176,16 @@ class Settings(Sections):
         return settings
 
 
-def check_chosen(settings: Settings, chosen: Mapping[str, Scalar]) -> None:
-    """SettingsError with a line for each ``chosen`` setting of an algorithm that neither runs nor is a baseline."""
-    algo, keys = settings.run.algo, keys_of(type(settings.hparams))
-    reads = [f"{algo}.{key}" for key in keys] if algo in CATALOG else [f"{key} in hparams" for key in keys]
-    why = f"has no effect on {algo}, which reads {', '.join(reads) or 'no settings of its own'}"
-    if other := [key for key in chosen if key.rpartition(".")[0] not in ("", algo, *settings.baselines)]:
+def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
+    """SettingsError with a line for each ``chosen`` setting of an algorithm that no run is of, or has as a baseline."""
+    acting, reads = {""}, dict[str, str]()
+    for settings in runs:
+        algo, keys = settings.run.algo, keys_of(type(settings.hparams))
+        own = [f"{algo}.{key}" if algo in CATALOG else f"{key} in hparams" for key in keys]
+        reads[algo] = ", ".join(own) or "no settings of its own"
+        acting |= {algo, *settings.baselines}
+    why = f"has no effect on {'; on '.join(f'{algo}, which reads {own}' for algo, own in reads.items())}"
+    if other := [key for key in chosen if key.rpartition(".")[0] not in acting]:
         raise SettingsError("\n".join(f"{key} = {chosen[key]!r}: {why}" for key in other))
 
 
@@ -319,7 +323,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
     if why := settings.row.needs_single_uploads(settings.exchange):
         choices = f"{', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
-        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
+        own = "" if algo in CATALOG else "; or set averages_prototypes and supports in its row (docs/extend.md)"
+        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}{own}"
 
 
 RULES = (  # what values must mean together

@@ -36,10 +36,6 @@ class KnownRun(RunFolder):
         return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
-    def finished(self) -> bool:
-        return self.summary() is not None
-
-    @property
     def goes_on(self) -> bool:
         with suppress(Timeout), FileLock(self.lock, timeout=0) if self.lock.exists() else nullcontext():
             return False

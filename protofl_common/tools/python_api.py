@@ -39,12 +39,12 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        return RunFolder(self.folder).finished_summary()
+        return RunFolder(Path(self.folder)).finished_summary()
 
     @property
     def rounds(self) -> list[RoundRow]:
         """Return the rows of ``metrics.jsonl``: one for each round, and one for the final evaluation."""
-        return RunFolder(self.folder).rows()
+        return RunFolder(Path(self.folder)).rows()
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -126,5 +126,5 @@ def _of_data(data: Data | None) -> dict[str, Scalar]:
     if isinstance(data, (str, Path)):
         return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
     file = Path(mkdtemp(prefix="protofl-")) / "data.npz"
-    np.savez(file, inputs=np.asarray(data[0]), labels=np.asarray(data[1]))
+    np.savez(file, inputs=np.asarray(data[0]), labels=np.asarray(list(data[1])))  # pandas' texts are objects
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}

@@ -75,19 +75,18 @@ def _read(file: Path, card: "ModelCard") -> Samples:
 def _rows(file: Path, card: "ModelCard") -> Inputs:
     """The samples of a file: ``.npy``, ``.npz`` with ``inputs``, or CSV or Parquet with the columns of the training."""
     if file.suffix == ".npy":
-        array: Inputs = np.load(file, allow_pickle=False)
-        return array
+        return np.asarray(np.load(file, allow_pickle=False))
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as arrays:
             if "inputs" not in arrays:
                 raise DataError(f"has no array 'inputs', only {', '.join(map(repr, arrays))}")
             return np.asarray(arrays["inputs"])
     rows = Rows(file)
-    if card.input_type == "int64":
-        return tokens(rows.texts(), card.input_shape[0])
     names = [name_and_categories(column)[0] for column in card.columns]
     if absent := [name for name in names if name not in rows.columns]:
         raise DataError(f"has no column {absent[0]!r}; the model takes {', '.join(names)}")
+    if card.input_type == "int64":
+        return tokens(rows.texts(card.columns or rows.others), card.input_shape[0])
     return read_columns(rows.columns, card.columns or rows.others, str(file), rows.place, gaps=bool(card.fill))
 
 

@@ -19,6 +19,7 @@ from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.over_clients import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
+from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
 from server_app.replies import RoundResult
@@ -67,7 +68,7 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     reports = {site: _of_new_client(report) if site in new else report for site, report in result.reports.items()}
     accuracy, losses, metrics, validation = _figures(reports, result.means, strategy.federation.bounds.liars)
     clients = {site: _client_row(report) for site, report in reports.items()}
-    if strategy.row.several_per_class and not result.final:
+    if any(entry.several for entry in vectors_in(strategy.row.exchange.up).values()) and not result.final:
         for site, sent in result.prototypes.items():
             clients[site]["prototypes-of-classes"] = sent.labels.bincount(minlength=strategy.num_classes).tolist()
     row: RoundRow = {

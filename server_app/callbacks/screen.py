@@ -1,12 +1,15 @@
 """A run shows its clients, a line for each round and its tables, and draws the page at its end."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from protofl_common.basics.text import in_order
+from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.experiment.settings import Settings, to_run_config
+from protofl_common.data.store import data_if_cached
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
@@ -40,6 +43,9 @@ class Screen(Callback):
             if without and (settings.data.validation_fraction or len(without) < len(cards)):
                 why = "too small for validation samples, or without any marked, so that all stay for training"
                 say(f"{why}: {_first(without)}")
+        with suppress(ValueError, OSError):  # the data need not be here
+            if (data := data_if_cached(settings.data)) and data.columns:
+                say(f"inputs: the columns {_first(data.columns)} together")
         say(f"models: {archs} · devices: {devices}")
         if not settings.hides_samples:
             samples = {name: introduced[name].train_samples for name in in_order(introduced)}
@@ -54,6 +60,10 @@ class Screen(Callback):
             say(f"{federation.bounds}")
         for line in protections(to_run_config(settings)):
             say(line)
+        try:
+            check_chosen(dict(sorted(settings.given.items() - default_run_config().items())), settings)
+        except SettingsError as error:  # a recipe may have them for other runs
+            say(str(error))
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
@@ -81,7 +91,7 @@ class Screen(Callback):
             say(f"warning: {f'{run.strategy.row.title}: ' if baseline else ''}{doubt}")
 
 
-def _first(texts: list[str], others: str = " others") -> str:
+def _first(texts: Sequence[str], others: str = " others") -> str:
     """As many as are named in one line, and how many more there are."""
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
 
@@ -119,11 +129,11 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
-    parts += [f"{kind} {100 * values['mean']:.1f}%" for kind, values in row["accuracy"].items()]
+    for kind, values in row["accuracy"].items():
+        worst = f" (worst {100 * values['worst-10%']:.1f}%)" if "worst-10%" in values else ""
+        parts.append(f"{kind} {100 * values['mean']:.1f}%{worst}")
     validated = {kind: values for kind, values in row.get("validation", {}).items() if kind in KINDS}
     parts += [f"validation {kind} {100 * values['mean']:.1f}%" for kind, values in validated.items()]
-    if "worst-10%" in (first := next(iter(row["accuracy"].values()), {})):
-        parts.append(f"worst {100 * first['worst-10%']:.1f}%")
     if "epsilon" in row:
         parts.append(f"ε ≤ {row['epsilon']:.2f}")
     parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")

@@ -81,7 +81,9 @@ def test_every_sample_of_ones_own_data_is_used_and_told(
     assert train + test == len(CLASSES) * EACH
     assert 0.7 < train / (train + test) < 0.8
     told = f"samples: 120 found · {train} for training · {test} for testing · none left out"
-    assert told in capsys.readouterr().out.splitlines()
+    console = capsys.readouterr().out.splitlines()
+    assert told in console
+    assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,10 @@ def test_every_sample_of_ones_own_data_is_used_and_told(
         ({"total-samples": 60}, "60 left out (total-samples = 60)"),
         ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
         ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
+        ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
     ],
 )
-def test_what_is_left_out_is_told_with_the_setting(
+def test_what_is_left_out_and_what_acts_on_nothing_is_told_with_the_setting(
     changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first_run(tmp_path, **as_table(tmp_path) | changes)

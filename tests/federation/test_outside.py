@@ -30,7 +30,7 @@ from protofl_common.experiment.settings import Settings, check_chosen, default_r
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
 from server_app.replies import Upload
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
@@ -277,7 +277,7 @@ def test_a_key_of_the_package_says_where_its_hyper_parameters_stand() -> None:
     assert str(caught.value) == "moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams"
     settings = Settings.from_run_config(default_run_config() | {"algo": "moon"})
     with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
-        check_chosen(settings, {"fedprox.mu": 2.0})
+        check_chosen({"fedprox.mu": 2.0}, settings)
 
 
 def test_hparams_are_for_packages_only() -> None:
@@ -308,23 +308,31 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
+    ("key", "value", "sent", "why"),
     [
-        ("secagg", True, "secagg = true: moon needs single uploads, for its row does not declare support for secagg"),
-        ("merging", "median", "merging = 'median': the row of moon does not declare that its server merges by it"),
-        ("merging", "trimmed-mean", "merging = 'trimmed-mean': the row of moon does not declare"),
+        ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
+        ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
+        ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
+        ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
     ],
 )
 def test_a_server_half_takes_part_only_in_what_its_row_declares(
-    key: str, value: Any, why: str, changed: Callable[..., None]
+    key: str, value: Any, sent: Vectors | Weights, why: str, changed: Callable[..., None]
 ) -> None:
-    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
+    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
+
+    Who writes a method reads what its row may say, in the words that the page explains.
+    """
     config = default_run_config() | {"algo": "moon", key: value}
     assert Settings.from_run_config(config).run.algo == "moon"
-    changed(server="tests.federation.test_outside:Summing", supports=())
+    changed(server="tests.federation.test_outside:Summing", supports=(), exchange=Exchange(up={"sent": sent}))
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(config)
-    assert str(caught.value).startswith(why)
+    said = str(caught.value)
+    assert why in said
+    named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])
+    assert len(named) == 2 * (key == "secagg")
+    assert all(f"`{word}`" in PAGE or f"`{word}=" in PAGE for word in named)
 
 
 @pytest.mark.parametrize("secagg", [False, True])
@@ -417,7 +425,7 @@ def table(after: str) -> list[list[str]]:
 
 
 def test_its_row_and_entry_point_are_the_packages() -> None:
-    shown, _ = blocks("python")
+    shown, *_ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
     assert uncommented.startswith("ROW = Algorithm(")
@@ -472,8 +480,15 @@ def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
 
 
+def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, near, _ = blocks("python")
+    (tmp_path / "near.py").write_text(near, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("near").test_near()
+
+
 def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, scaffold = blocks("python")
+    *_, scaffold = blocks("python")
     (tmp_path / "my_scaffold.py").write_text(scaffold, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     plugin = EntryPoint("mine", "my_scaffold:ROW", plugins.GROUP)

@@ -124,12 +124,28 @@ def test_weights_are_averaged_exported_and_predict(
     assert "a sample is [99]; the model takes" in capsys.readouterr().err
 
 
-def test_rows_of_a_file_are_predicted(tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_federation(run_config(tmp_path, algo="local", **KINDS["text"], data_dir=texts), clients=1)
+def test_rows_of_a_file_are_predicted_from_the_columns_that_the_run_named(
+    tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In whatever order and among whatever others they stand."""
+    file, rows = Path(texts), [line.split(" ", 1) for line in Path(texts).read_text().splitlines()[1:]]
+    file.write_text("\n".join(["label,title,body", *(f"{title},{body}" for title, body in rows)]))
+    run = run_federation(run_config(tmp_path, algo="fedproto", **KINDS["text"], data_dir=texts), clients=1)
+    console = capsys.readouterr().out
+    assert "inputs: the columns title, body together" in console.splitlines()
+    first = {kind: f"{kind} {100 * of['mean']:.1f}%" for kind, of in run.rows[1]["accuracy"].items()}
+    assert all(f"{text} (worst {text.split()[1]})" in console for text in first.values())  # of the only client
     assert main(["export", str(run.folder), "--out", str(tmp_path / "model")]) == 0
-    capsys.readouterr()
-    assert main(["predict", str(tmp_path / "model"), texts, "--json"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 90
+    told = []
+    for head, line in (("label,title,body", "{0},{1}"), ("id,body,title,label", "7,{1},{2},{3}"), ("body", "{1}")):
+        values = [(title, body, *reversed(title.split(","))) for title, body in rows]
+        (tmp_path / "new.csv").write_text("\n".join([head, *(line.format(*each) for each in values)]))
+        capsys.readouterr()
+        assert main(["predict", str(tmp_path / "model"), str(tmp_path / "new.csv"), "--json"]) == (head == "body")
+        told.append(capsys.readouterr())
+    assert len(told[0].out.splitlines()) == 90
+    assert told[1].out == told[0].out
+    assert "has no column 'title'; the model takes title, body" in told[2].err
 
 
 @pytest.mark.parametrize(

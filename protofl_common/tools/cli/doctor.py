@@ -137,8 +137,7 @@ def _settings(asked: argparse.Namespace) -> Found:
             samples = f"{len(data.labels)} samples, {described(data.inputs)}"
             yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
     except (SettingsError, DataError) as error:
-        text = str(error).replace("\n", f"\n{'':22}")
-        yield WRONG, text, "correct that setting; protofl list shows choices"
+        yield WRONG, str(error).replace("\n", f"\n{'':22}"), "correct that setting; protofl list shows choices"
 
 
 def _processes(asked: argparse.Namespace) -> Found:

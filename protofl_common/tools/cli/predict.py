@@ -107,6 +107,8 @@ def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
 def _of_a_run(arguments: argparse.Namespace) -> int:
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
+    if arguments.by:
+        raise SettingsError(f"--by {arguments.by}: of a run every way to predict is written; leave it out")
     run = run_named(str(arguments.model))
     files, out = models_in(run), arguments.out or run / "predictions.csv"
     recipe, count = read_recipe(str(run / "settings.toml")), 0

@@ -79,8 +79,10 @@ def act(arguments: argparse.Namespace) -> int:
             if folder:
                 screen.conclude(f"{program()} predict {from_here(folder)}")
     except KeyboardInterrupt:
-        if resumable := _resumable(Path(settings.run.out_dir), began):
-            print(f"\nto go on: {program()} run --recipe {from_here(resumable)}", file=sys.stderr)
+        written = {folder.stat().st_mtime: folder for folder in Path(settings.run.out_dir).glob("*/checkpoints")}
+        if (latest := max(written, default=0.0)) >= began:
+            resumable = from_here(written[latest].with_name("resume.toml"))
+            print(f"\nto go on: {program()} run --recipe {resumable}", file=sys.stderr)
         raise
     if arguments.json:
         status, summary = "finished:completed" if folder else "failed", RunFolder(folder).summary() if folder else None
@@ -102,16 +104,10 @@ def from_here(path: Path) -> str:
     return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))
 
 
-def _resumable(out_dir: Path, since: float) -> Path | None:
-    files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
-    finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
-    return max(finished, key=lambda file: file.stat().st_mtime, default=None)
-
-
 def checked(config: Config, chosen: Config) -> Settings:
     """The settings of a run; SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing."""
     settings = Settings.from_run_config(config)
-    check_chosen(settings, chosen)
+    check_chosen(chosen, settings)
     baselines_of(settings, config)
     check_named(config)
     check_data_settings(settings.data)

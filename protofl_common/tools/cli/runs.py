@@ -39,8 +39,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
     settings, summary, (rounds, wanted) = run.settings(), run.summary(), run.rounds
-    final = summary["accuracy"] if summary else {}
-    best = summary["best-accuracy"] if summary else {}
+    final, best = (summary["accuracy"], summary["best-accuracy"]) if summary else ({}, {})
     return {
         "name": run.path.name,
         "folder": str(run.path),

@@ -56,7 +56,7 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         yield f"run {run.run_id}  {run.pending_at[:19]}  {what}"
     for run_here in runs:
         done, wanted = run_here.rounds
-        if not run_here.finished and not run_here.goes_on:
+        if not run_here.summary() and not run_here.goes_on:
             how = f"flwr run . FEDERATION --stream --run-config {run_here.path}/resume.toml"
             yield f"{run_here.path}: stopped after round {done} of {wanted}; it goes on by {how}"
     if federation.shown.days is not None:

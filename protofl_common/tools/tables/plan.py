@@ -98,7 +98,8 @@ def plan(
                 problems += [f"{table.name}: {name} / {column}: {line}" for line in str(error).splitlines()]
     if problems:
         raise SettingsError("\n".join(problems))
-    return cells
+    check_chosen(overrides or {}, *(run.settings for cell in cells for run in cell.runs.values()))
+    return [_unless_missing(cell) for cell in cells]
 
 
 def runs_of(cells: list[Cell]) -> list[Run]:
@@ -113,13 +114,16 @@ def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_di
     clients = next((part.clients for part in reversed(parts) if part.clients), None)
     federation = recipe.federation | ({"num-supernodes": clients} if clients else {})
     runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
-    settings = next(iter(runs.values())).settings
-    check_chosen(settings, parts[-1].settings)
-    try:
-        check_data_are_here(settings.data)
-    except DataError as missing:
-        return Cell(row, column, figure, {}, str(missing))
+    check_chosen(parts[-1].settings, *(run.settings for run in runs.values()))
     return Cell(row, column, figure, runs, spaces=_merged(part.search for part in parts))
+
+
+def _unless_missing(cell: Cell) -> Cell:
+    try:
+        check_data_are_here(next(iter(cell.runs.values())).settings.data)
+    except DataError as missing:
+        return Cell(cell.row, cell.column, cell.figure, {}, str(missing))
+    return cell
 
 
 def _run(config: Config, federation: Config, data_dir: str) -> Run:

@@ -12,8 +12,10 @@ from client_app.algorithms.fedprox import FedProx
 from hatch_build import AppAsData
 from protofl_common.data.raw import DataError
 from protofl_common.experiment.settings import app_folder
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tools import extending as extend
 from protofl_common.tools import python_api as public
+from server_app.network.membership import FederationError
 
 SMALL = {"dataset": "digits", "partition": "iid", "total_samples": 200, "rounds": 2, "batch_size": 32}
 
@@ -24,6 +26,7 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert run.folder.parent == tmp_path
     assert len(run.rounds) == 3
     assert set(run.accuracy) == {"head", "prototype"}
+    assert public.Run(str(run.folder)).accuracy == run.accuracy  # type: ignore[arg-type]
     assert all(0 <= value <= 1 for value in run.accuracy.values())
     assert run.summary["rounds"] == 2
     assert any(line.startswith("round 2/2") for line in lines)
@@ -33,9 +36,14 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     draw = np.random.default_rng(1)
     labels = draw.integers(0, 2, 80)
     inputs = draw.normal(size=(80, 5)) + 4 * labels[:, None]
-    run = public.run((inputs, labels), algo="fedavg", models="mlp-1", clients=2, rounds=5, out_dir=str(tmp_path))
+    names = np.array(["ill", "well"], dtype=object)[labels]  # as pandas has texts
+    run = public.run((inputs, names), algo="fedavg", models="mlp-1", clients=2, rounds=5, out_dir=str(tmp_path))
     assert run.accuracy["head"] > 0.9
+    assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
+    names[40] = float("nan")
+    with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
+        public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
 
 
 def test_an_error_is_raised_where_it_is_made(tmp_path: Path) -> None:

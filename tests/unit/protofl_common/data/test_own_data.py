@@ -53,7 +53,7 @@ def divided(open_all: OpenAll, tmp_path: Path) -> Any:
 
 
 def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
-    data = opened("arrays", "a.csv", TABLE)
+    data = opened("arrays", "a.csv", TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1))
     assert data.inputs.dtype == np.float32
     assert data.inputs.tolist() == [[1, 2.5], [2, 3], [3, 4], [4, 5]]
     assert data.classes == ("sick", "well")
@@ -316,6 +316,9 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
     assert both.official.tolist() == [1, 0, 0]
     assert both.labels.tolist() == [1, 0, 1]
+    (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
+    with pytest.raises(DataError, match="only one of its files has a column title"):
+        open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))
 
 
 def test_tokens_by_hand() -> None:

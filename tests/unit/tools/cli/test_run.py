@@ -1,5 +1,6 @@
 """``protofl run``: what it runs, and errors before anything starts."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -135,12 +136,29 @@ def test_what_is_wrong_is_named_before_anything_starts(
     assert attempts == []
 
 
-def test_ctrl_c_exits_with_130(attempts: list[Attempt], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_exits_with_130_and_the_command_to_go_on(
+    resumed: bool,
+    attempts: list[Attempt],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where the run was stopped before, so that its resume.toml is older than this command."""
+    for number, name in enumerate(("mine", "other"), 1):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        os.utime(tmp_path / name / "checkpoints", (number * 1e8, number * 1e8))
+
     def interrupted(*_: object) -> None:
+        if resumed:
+            os.utime(tmp_path / "mine" / "checkpoints", (3e9, 3e9))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "attempt", interrupted)
-    assert main(["run"]) == 130
+    assert main(["run", f"out-dir={tmp_path}"]) == 130
+    said = capsys.readouterr().err
+    assert ("to go on" in said) == resumed
+    assert not resumed or f"run --recipe {tmp_path}/mine/resume.toml\n" in said
 
 
 def test_as_many_clients_as_the_data_name(attempts: list[Attempt], tmp_path: Path) -> None:

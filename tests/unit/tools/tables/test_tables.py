@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.tools import local
@@ -340,7 +340,7 @@ def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: 
 
 
 def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> None:
-    """One that the whole table shares may be another row's."""
+    """One that the whole table shares may be another row's; one of the command line acts on some row."""
     small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, fedtgp.lambda: 1,"), encoding="utf-8")
     plan(read_table(small))
     small.write_text(SMALL.replace("algo: local}", "algo: local, fedproto.lambda: 2}"), encoding="utf-8")
@@ -348,6 +348,16 @@ def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> 
         plan(read_table(small))
     why = "fedproto.lambda = 2: has no effect on local, which reads no settings of its own"
     assert str(error.value).splitlines() == [f"small: Local / {column}: {why}" for column in ("all", "first", "few")]
+
+    chosen: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
+    small.write_text(SMALL, encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        plan(read_table(small), overrides=chosen)
+    reads = ", ".join(f"fedproto.{key}" for key in ("lambda", "distance", "granularity", "weighting"))
+    ons = f"on local, which reads no settings of its own; on fedproto, which reads {reads}"
+    assert str(error.value) == f"fedtgp.lambda = 2.0: has no effect {ons}"
+    small.write_text(SMALL.replace("{dataset: mnist", "{algo: fedtgp, dataset: mnist"), encoding="utf-8")
+    assert any(cell.skipped for cell in plan(read_table(small), overrides=chosen))  # without data it could act on
 
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
