@@ -101,8 +101,9 @@ def _beside_others(title: str) -> Iterator[str]:
 
 def _stays(name: str) -> str:
     """What never leaves a client, as the words of the drawing on its page say at their end."""
-    (stays,) = re.findall(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
-    return str(stays)
+    stays = re.search(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
+    assert stays, f"docs/algorithms/{name}.md lacks its drawing: ![… At the client stays: ….](travels/{name}.svg)"
+    return stays[1]
 
 
 def choices() -> Iterator[str]:

@@ -1,10 +1,12 @@
 """The protections that act on a client's messages, and their order."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client_app import protections
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
 from protofl_common.experiment.settings import Settings
@@ -34,7 +36,10 @@ def test_the_protections_of_a_client_follow_from_settings_and_node_config(
     assert [protection.name for protection in protections_of(client)] == wanted
 
 
-def test_every_protection_says_what_it_is_called_and_when_it_acts() -> None:
+def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts() -> None:
+    for path in Path(protections.__file__).parent.glob("*.py"):
+        import_module(f"client_app.protections.{path.stem}")
+    assert {kind for kind in Protection.__subclasses__() if kind.__module__.startswith("client_app.")} == {*PROTECTIONS}
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
 
