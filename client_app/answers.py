@@ -62,7 +62,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             try:
                 if at_site:
                     reason = audit.refuse(folder, reason, **about)
-            except (audit.AuditError, StateError) as full:
+            except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):
                 reason = f"site {name}: {reason}"  # the server does not know yet who this is

@@ -1,4 +1,4 @@
-"""The audit log of a site: a line of JSON for each message, refusal and approval, chained by hashes.
+"""The audit log of a site: a line of JSON for each reply and approval, and for refusals (`refuse`), chained by hashes.
 
 Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, and the server writes
 it into the run's metrics: neither can change or cut what the other has seen. What cannot be recorded does not leave.
@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from flwr.app import Array, RecordDict
 
-from client_app.state import record_in
+from client_app.state import StateError, record_in
 from protofl_common.basics.files import digest, locked
 
 FILE = "audit.jsonl"
@@ -51,18 +51,21 @@ def refuse(folder: Path, reason: str, **about: Any) -> str:
     """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
 
     So whoever is refused cannot fill the disk. Of the refusals beyond `MOST_REFUSALS`, counted together, no reason
-    leaves: the log would not have it. AuditError or StateError where the log, or the count, cannot be written.
+    leaves: the log would not have it. AuditError where the log, or the count, cannot be written.
     """
     today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0})  # a denied run may have thousands
-    with record_in(folder / "refusals.json", "how often a message was refused") as days:
-        counts = days.pop(today, {})
-        if kind not in counts and len(counts) >= MOST_REFUSALS:
-            kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
-        times = counts[kind] = counts.get(kind, 0) + 1
-        if times.bit_count() == 1:
-            append(folder, **about, refused=reason, times=times)
-        days.clear()
-        days[today] = counts
+    try:
+        with record_in(folder / "refusals.json", "how often a message was refused") as days:
+            counts = days.pop(today, {})
+            if kind not in counts and len(counts) >= MOST_REFUSALS:
+                kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
+            times = counts[kind] = counts.get(kind, 0) + 1
+            if times.bit_count() == 1:
+                append(folder, **about, refused=reason, times=times)
+            days.clear()
+            days[today] = counts
+    except StateError as error:
+        raise AuditError(str(error)) from error
     return reason
 
 
