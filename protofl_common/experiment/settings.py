@@ -292,6 +292,8 @@ def _noise_problems(settings: Settings) -> Iterator[str]:
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
     if settings.privacy.dp == "none":
+        if (epsilon := settings.privacy.dp_epsilon) != _defaults()["dp-epsilon"]:
+            yield f"dp-epsilon = {epsilon}: nothing is private with dp = 'none'; set dp = 'sample', or leave it out"
         return
     algo, able = settings.run.algo, ", ".join(_able(settings))
     for setting, only, why in _changed(settings, WITH_DP):

@@ -210,11 +210,12 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
         ({"dp_clip": 1e-9}, "dp-clip = 1e-09: must be a number at least 1e-06 and at most 1e"),
         ({"dp_feature_clip": 1e-307}, "dp-feature-clip = 1e-307: must be a number at least 1e-06"),
         ({"dp_feature_clip": 1e7}, "dp-feature-clip = 10000000.0: must be a number at least 1e-06"),
+        ({"dp": "none", "dp_epsilon": 1.0}, "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample'"),
     ],
 )
 def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=said):
-        Settings.from_run_config(run_config(tmp_path, dp="sample", **changes))
+        Settings.from_run_config(run_config(tmp_path, **{"dp": "sample"} | changes))
 
 
 def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path: Path) -> None:

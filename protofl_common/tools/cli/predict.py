@@ -49,7 +49,7 @@ CLOSE = 0.005  # another processor's rounding may change a prediction or two of 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run")
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
-    parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
+    parser.add_argument("--by", default="", help="head or prototype (default: right more often; of a run both)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="a row per sample (of a run: RUN/predictions.csv)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
@@ -107,8 +107,6 @@ def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
 def _of_a_run(arguments: argparse.Namespace) -> int:
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
-    if arguments.by:
-        raise SettingsError(f"--by {arguments.by}: of a run every way to predict is written; leave it out")
     run = run_named(str(arguments.model))
     files, out = models_in(run), arguments.out or run / "predictions.csv"
     recipe, count = read_recipe(str(run / "settings.toml")), 0
