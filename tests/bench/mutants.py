@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant(
         "counts weigh nothing",
         f"{P}/wire/payloads.py",
-        "torch.ones(len(value)) if value.counts is None",
+        "torch.ones(len(value)) if counts_P is None",
         "torch.ones(len(value)) if True",
         SUMS,
     ),

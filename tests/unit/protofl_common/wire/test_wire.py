@@ -136,9 +136,12 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         if "weights" not in declared:
             with pytest.raises(ValueError, match="weights is not declared"):
                 pack_payload(Payload(weights=everything.weights()), declared)
-        if not isinstance(vectors, Vectors) or not vectors.counts:
+        if not isinstance(vectors, Vectors):
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=counted), declared)
+        elif not vectors.counts:
+            packed = pack_payload(Payload(prototypes=counted), declared)
+            assert set(packed.array_records["prototypes"]) == {"means", "labels"}
         if not isinstance(vectors, Vectors) or not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=several), declared)
