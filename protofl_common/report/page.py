@@ -6,7 +6,6 @@ Names and reasons of failures come from clients: every text goes through `html`,
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 from markupsafe import Markup
 
@@ -14,8 +13,8 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.report.figures import clouds, curves
-from protofl_common.report.figures.drawing import Drawing
+from protofl_common.report import charts
+from protofl_common.report.drawing import Drawing
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
@@ -24,16 +23,15 @@ from protofl_common.runs.folder import troubles
 from protofl_common.runs.over_clients import best_of, fairness, human_bytes, human_seconds
 
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
-Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
-SIZES: tuple[Size, ...] = get_args(Size)
+SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
 FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
-    "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
-    "Data": (clouds.samples,),
-    "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
-    "Privacy in figures": (curves.spent,),
-    "Time": (curves.time,),
+    "Accuracy": (charts.means, charts.of_domains, charts.of_clients, charts.metrics, charts.losses),
+    "Data": (charts.samples,),
+    "Prototypes": (charts.margins, charts.prototypes, charts.numbers),
+    "Privacy in figures": (charts.spent,),
+    "Time": (charts.time,),
 }
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -70,7 +68,9 @@ def page(run: RecordedRun) -> str:
             sections[name] = html('<div class="figures">{}</div>', drawn)
     sections |= {"Lost replies": _troubles(run), "Clients": _clients(run), "Settings": _settings(run)}
     shown = [(name.lower().replace(" ", "-"), name, body) for name, body in sections.items() if body]
-    paper = run.facts.get("paper", "")
+    paper, versions = run.facts.get("paper", ""), run.summary.get("versions", {}) if run.summary else {}
+    footer = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
+    footer += [] if run.rows else ["protofl report draws this page again at any time"]
     return html(
         PAGE,
         policy=Markup(POLICY),
@@ -81,7 +81,7 @@ def page(run: RecordedRun) -> str:
         state="" if run.finished else _note("This run is not finished: the page shows it as far as it is."),
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
-        footer=_footer(run),
+        footer=" · ".join(filter(None, footer)),
     )
 
 
@@ -111,13 +111,10 @@ def _result(run: RecordedRun) -> Markup:
     whole = run.finished and not early
     tiles.append((f"{rounds}" if whole else f"{rounds} of {planned}", "rounds, stopped early" if early else "rounds"))
     sizes, lost, seconds = figures.totals(run.rows)
-    tiles += [
-        (str(len(run.sites)), "clients"),
-        (human_bytes(sizes["up"]), "up in all"),
-        (human_bytes(sizes["down"]), "down in all"),
-        (human_seconds(run.summary["seconds"] if run.summary else seconds), "time"),
-        (str(sum(lost.values()) - lost["late"]), "lost replies"),
-    ]
+    tiles.append((str(len(run.sites)), "clients"))
+    tiles += [(human_bytes(sizes[way]), f"{way} in all") for way in ("up", "down")]
+    tiles.append((human_seconds(run.summary["seconds"] if run.summary else seconds), "time"))
+    tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
     if "epsilon" in run.rows[-1]:
         costs = f"privacy spent by the client that it costs most, δ = {run.settings['dp-delta']:g}"
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", costs))
@@ -190,7 +187,7 @@ def _clients(run: RecordedRun) -> Markup:
     rows = []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
-        line += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
+        line += [f"{facts.get(key):,}" if key in facts else "–" for key in sizes]
         shares = (clients[site]["accuracy"].get(kind) if site in clients else None for kind, clients in last.items())
         rows.append([*line, *("–" if share is None else f"{100 * share:.1f}" for share in shares)])
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
@@ -207,13 +204,6 @@ def _settings(run: RecordedRun) -> Markup:
     first = table(Table(("setting", "value", "default"), own, "Set for this run."), words=True) if own else Markup("")
     others = table(Table(("setting", "value"), rest), words=True)
     return first + _folded(f"{len(rest)} settings at their defaults", others)
-
-
-def _footer(run: RecordedRun) -> str:
-    versions = run.summary.get("versions", {}) if run.summary else {}
-    texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
-    texts += [] if run.rows else ["protofl report draws this page again at any time"]
-    return " · ".join(filter(None, texts))
 
 
 def table(shown: Table, words: bool = False) -> Markup:

@@ -52,7 +52,9 @@ class RecordedRun:
         self.client_prototypes = _vectors(sent, "means")
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
-        self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
+        self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
+        with suppress(OSError, ValueError):
+            self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
 
     @cached_property
@@ -92,13 +94,6 @@ class RecordedRun:
         algorithm = self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo)
         own = self.settings.get("partition") == "own"
         return f"{algorithm} on {'own data of the sites' if own else self.settings.get('dataset', 'unknown data')}"
-
-
-def _audit(file: Path) -> list[dict[str, Any]]:
-    with suppress(OSError, ValueError):
-        findings = json.loads(file.read_text(encoding="utf-8"))
-        return findings if isinstance(findings, list) else []
-    return []
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:

@@ -29,7 +29,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
-from protofl_common.report.figures.curves import spent as spent_on_page
+from protofl_common.report.charts import spent as spent_on_page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload

@@ -89,7 +89,11 @@ def line_chart(
     """A line per name over rounds, or other places; losses and times of wide range on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            axes.plot(places, values, label=label, **line_style(index, len(places)))
+            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
+            look |= {"linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)]}
+            if len(places) <= 60:
+                look |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, len(places) // 12)}
+            axes.plot(places, values, label=label, **look)
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
@@ -117,13 +121,6 @@ def heat_map(
         axes.set_xlabel(below)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
         return draw(figure, name, title, caption)
-
-
-def line_style(index: int, points: int) -> dict[str, Any]:
-    """Colour, dashes and, for few points, a marker of the ``index``-th line."""
-    dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
-    marks = {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **marks}
 
 
 def short(text: str, longest: int = 14) -> str:
