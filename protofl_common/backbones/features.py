@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofl_common.backbones.load import load_backbone
-from protofl_common.backbones.network import Backbone
+from protofl_common.backbones.load import Backbone, load_backbone
 from protofl_common.basics.files import digest, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
