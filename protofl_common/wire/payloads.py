@@ -157,8 +157,9 @@ class Codec(ABC):
 
     def unpack(self, record: ArrayRecord) -> Value:
         template, rows = self.template(), 0
-        if set(record) != set(template):
-            raise RefusedMessage(f"{self.name} with the arrays {sorted(record)} instead of {sorted(template)}")
+        if odd := sorted(set(record) ^ set(template)):
+            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
+            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}")
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
@@ -270,12 +271,6 @@ class WeightsCodec(Codec):
             raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction; parts: {parts}")
         return value
 
-    def unpack(self, record: ArrayRecord) -> Any:
-        if odd := sorted(set(record) ^ set(self.template())):
-            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
-            raise RefusedMessage(f"{self.name} that do not fit the model: {names}")
-        return super().unpack(record)
-
     def checked(self, arrays: StateDict) -> StateDict:
         if below := [key for key, value in arrays.items() if key.endswith(NOT_NEGATIVE) and (value < 0).any()]:
             raise RefusedMessage(f"{self.name} {below[0]}: below 0")
@@ -295,13 +290,14 @@ class WeightsCodec(Codec):
 class UpdateCodec(WeightsCodec):
     """The change of a state dict, in which two factors may stand for a matrix."""
 
-    def unpack(self, record: ArrayRecord) -> StateDict:
+    def unpack(self, record: ArrayRecord) -> Value:
         template = self.template()
         pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
         pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
         rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
         whole = {key: expected for key, expected in template.items() if key not in pairs}
-        arrays = super(UpdateCodec, replace(self, limits=replace(self.limits, weights={self.name: whole}))).unpack(rest)
+        others = WeightsCodec(self.name, self.entry, replace(self.limits, weights={self.name: whole}))
+        arrays: Any = others.unpack(rest)
         arrays |= {key: self._product(record, key, template[key][1]) for key in pairs}
         return {key: arrays[key] for key in template}
 
