@@ -10,6 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
@@ -20,7 +21,7 @@ from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
-from protofl_common.runs.over_clients import best_of, fairness, human_bytes, human_seconds
+from protofl_common.runs.over_clients import best_of, fairness
 
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")

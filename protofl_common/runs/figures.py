@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
-from protofl_common.runs.over_clients import human_bytes, in_percent
+from protofl_common.runs.over_clients import in_percent
 
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 IN_LATEX = str.maketrans(

@@ -1,4 +1,4 @@
-"""Figures over clients, what looks odd in them, and sizes of things."""
+"""Figures over clients, and what looks odd in them."""
 
 import math
 import statistics
@@ -121,21 +121,3 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
 def in_percent(name: str) -> bool:
     """Return whether a figure is an accuracy, of all clients or new ones, on test or validation data."""
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
-
-
-def human_bytes(size: float) -> str:
-    """1536 -> ``1.5 kB`` (steps of 1000)."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
-def human_seconds(seconds: float) -> str:
-    """75 -> ``1m15s``."""
-    if seconds < 60:
-        return f"{seconds:.{int(seconds < 10)}f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

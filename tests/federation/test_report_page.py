@@ -9,8 +9,8 @@ import pytest
 from flwr.app import MessageType
 from safetensors.numpy import load_file
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.report import charts
-from protofl_common.runs.over_clients import human_bytes
 from tests.support.attacks import by, scaled, values_of
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn

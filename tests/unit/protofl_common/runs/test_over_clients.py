@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.runs.figures import Compared, best_text, side_by_side
-from protofl_common.runs.over_clients import best_of, human_bytes, human_seconds, of_all_sites, over_clients
+from protofl_common.runs.over_clients import best_of, of_all_sites, over_clients
 
 
 def test_over_clients_by_hand() -> None:
