@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
@@ -27,7 +28,7 @@ NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
 SEED = 0
 
 
-def means(run: RecordedRun) -> Iterator[plot.Drawing]:
+def means(run: RecordedRun) -> Iterator[Markup]:
     if not (rows := [row for row in run.rows if row["accuracy"]]):
         return
     lines = {}
@@ -51,7 +52,7 @@ def _percents(shares: Iterable[float | None]) -> list[float]:
     return [math.nan if share is None else 100 * share for share in shares]
 
 
-def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_domains(run: RecordedRun) -> Iterator[Markup]:
     if run.domains and run.better and not run.hides_clients:
         rows = run.evaluations(run.better)
         lines = {
@@ -63,7 +64,7 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.line_chart("accuracy-of-domains", "By domain", caption, _rounds(rows), lines, unit)
 
 
-def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_clients(run: RecordedRun) -> Iterator[Markup]:
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
     for kind in run.last if sites else ():
@@ -77,7 +78,7 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, values, sites, _rounds(rows), "test accuracy, %", "after round")
 
 
-def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
+def metrics(run: RecordedRun) -> Iterator[Markup]:
     rows = [row for row in run.rows if row.get("metrics")]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
@@ -93,7 +94,7 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, recalls, classes, _rounds(rows), "recall, %", "after round")
 
 
-def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
+def losses(run: RecordedRun) -> Iterator[Markup]:
     """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
     names = dict.fromkeys(name for row in rows for name in row["losses"])
@@ -108,7 +109,7 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", "round")
 
 
-def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
+def samples(run: RecordedRun) -> Iterator[Markup]:
     if sites := [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]:
         counts_CS = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.float64).T
         names = [run.class_name(label) for label in range(len(counts_CS))]
@@ -119,7 +120,7 @@ def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.heat_map(name, title, caption, counts_CS, names, sites, "training samples", "client")
 
 
-def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
+def margins(run: RecordedRun) -> Iterator[Markup]:
     """The least Euclidean distance of a class's prototype to those of other classes in the same set (FedTGP, Figure 1).
 
     Averaging shrinks it, trained prototypes keep it. The paper normalises the margins of each method; these are not.
@@ -141,7 +142,7 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     yield plot.heat_map(name, title, caption, values_RC, rows, names, unit, "class")
 
 
-def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
+def prototypes(run: RecordedRun) -> Iterator[Markup]:
     own, merged = run.client_prototypes, run.global_prototypes
     if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
         return
@@ -153,7 +154,7 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     places, method = _map(np.concatenate([own.values[shown], merged.values[chosen]]))
     some = f" {len(shown)} of {len(own.labels)} client prototypes." if len(shown) < len(own.labels) else ""
     caption = (
-        f"{method} of the prototypes{f' after round {own.round}' if own.round else ''} (FedTGP, Figure 5): a circle "
+        f"{method} of the prototypes after round {own.round} (FedTGP, Figure 5): a circle "
         f"for each client and class, a triangle for each global prototype, coloured and named by class.{some}"
     )
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
@@ -200,7 +201,7 @@ def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> 
     axes.spines[:].set_visible(False)
 
 
-def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
+def numbers(run: RecordedRun) -> Iterator[Markup]:
     """The mean over the classes that clients have prototypes of."""
     rows = [row for row in run.rounds if any("prototypes-of-classes" in client for client in row["clients"].values())]
     if len(rows) < 2:
@@ -220,7 +221,7 @@ def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
     yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit)
 
 
-def time(run: RecordedRun) -> Iterator[plot.Drawing]:
+def time(run: RecordedRun) -> Iterator[Markup]:
     """A round as the server sees it; and a client's part of it, by phase."""
     if rows := [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]:
         phases = dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"])
@@ -238,7 +239,7 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
         yield plot.line_chart("time-of-a-round", "Time of a round", caption, rounds, lines, "seconds", "round")
 
 
-def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
+def spent(run: RecordedRun) -> Iterator[Markup]:
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     if rows := [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]:
         shares = {kind: [row["accuracy"].get(kind, {}).get("mean") for row in rows] for kind in run.last}
