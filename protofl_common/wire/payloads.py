@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
+from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire import schema
 from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Template
@@ -306,7 +306,7 @@ class UpdateCodec(WeightsCodec):
         rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
         left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
         right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
-        matrix = product(left, right, shape)
+        matrix = (left @ right).reshape(shape)
         if not matrix.isfinite().all():
             raise RefusedMessage(f"{what}: factors whose product is not finite")
         return matrix
