@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from client_app import audit
 from client_app.state import LedgerError, StateError
 from client_app.training import TrainingError
-from protofl_common.backbones.network import BackboneError
+from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError

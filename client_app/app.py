@@ -170,7 +170,7 @@ class Visit:
         declared = self.client.settings.exchange.up if self.client.trains_now else {}
         for protection in self.protections:
             upload = protection.upload(upload)
-        upload, report = upload.without_undeclared_counts(declared), self._report(losses)
+        report = self._report(losses)
         if self.secure_sum is None:
             content = pack_payload(upload, declared)
         else:

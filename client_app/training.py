@@ -24,7 +24,7 @@ from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
+from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 

@@ -24,8 +24,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedDistillHparams
-from protofl_common.maths.losses.alignment import prototype_alignment
-from protofl_common.maths.losses.distillation import class_distillation
+from protofl_common.maths.losses import class_distillation, prototype_alignment
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.wire.payloads import Payload
 

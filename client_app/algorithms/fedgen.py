@@ -25,7 +25,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedGenHparams
-from protofl_common.models.generator import Generator
+from protofl_common.models.split import Generator
 from protofl_common.wire.payloads import Payload
 
 

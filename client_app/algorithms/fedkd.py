@@ -30,7 +30,7 @@ from client_app.training import Batch, LossTerms
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
-from protofl_common.maths.losses.distillation import adaptive, divergence
+from protofl_common.maths.losses import adaptive, divergence
 from protofl_common.maths.low_rank import applied, change, compressed
 from protofl_common.wire.payloads import Payload, StateDict
 

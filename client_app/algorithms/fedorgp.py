@@ -16,7 +16,7 @@ July 2025 it weighs both terms by similarity and leaves outliers out of the mean
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.alignment import angular_alignment
+from protofl_common.maths.losses import angular_alignment
 
 
 class FedORGP(ClientAlgorithm[FedORGPHparams]):

@@ -27,7 +27,7 @@ from client_app.client import Client
 from client_app.data import Samples
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPCLHparams
-from protofl_common.maths.losses.contrast import prototype_contrast, supervised_contrast
+from protofl_common.maths.losses import prototype_contrast, supervised_contrast
 from protofl_common.maths.prototypes import Prototypes, by_class, chosen
 from protofl_common.wire.payloads import Payload
 

@@ -13,7 +13,7 @@ Inference           the classifier; the nearest prototype in L2 is reported besi
 Down: weights and G. Up: weights and all P_k^m, never how many samples stand behind them. Stays: nothing but the data.
 
 Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
-(`maths/losses/contrast.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
+(`maths/losses.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
 ablations (Tables 3, 5 and 9). ``correction = "mean"`` divides Eq. 8 by C_y, as the paper's words for it have it
 ("average cosine similarity"); ``"centre"`` is the authors' code, 2 (cos(z, mean of G^y) − 1)², without α. The first
 round has no prototypes, and so only the cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch
@@ -23,7 +23,7 @@ normalisation over a small last batch upsets it (docs/algorithms).
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.losses import contrast
+from protofl_common.maths import losses
 from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
@@ -36,14 +36,14 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
         power = hparams.alpha, hparams.similarity_floor
-        similarity_BG = contrast.sparse_similarity(batch.features, prototypes_GD, *power)
+        similarity_BG = losses.sparse_similarity(batch.features, prototypes_GD, *power)
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
-            terms["contrast"] = hparams.lambda_ * contrast.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+            terms["contrast"] = hparams.lambda_ * losses.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
         if hparams.correction == "centre":
-            terms["correction"] = hparams.lambda_ * contrast.centre_correction(batch.features, prototypes_GD, own_BG)
+            terms["correction"] = hparams.lambda_ * losses.centre_correction(batch.features, prototypes_GD, own_BG)
         elif hparams.correction != "none":
-            correction = contrast.sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
+            correction = losses.sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
             terms["correction"] = hparams.lambda_ * correction
         return terms
 

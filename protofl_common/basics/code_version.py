@@ -4,8 +4,10 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,12 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @cache
 def code_version() -> str:
     """The first 8 digits of a SHA-256 over the code that an app's bundle carries, as it stands on this machine."""
-    digest = hashlib.sha256()
-    for package in ("client_app", "protofl_common", "server_app"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            if "tools" not in file.relative_to(ROOT).parts:
-                digest.update(file.read_bytes())
-    return digest.hexdigest()[:8]
+    files = chain(*((ROOT / package).rglob("*.py") for package in ("client_app", "protofl_common", "server_app")))
+    return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
 
 
 def version_of(module: str) -> str:
@@ -31,12 +29,13 @@ def version_of(module: str) -> str:
     if spec is None:
         return ""
     files = [file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py")]
-    digest = hashlib.sha256()
     if not files and spec.has_location and spec.origin:
         files = [Path(spec.origin)]
-    for file in sorted(files):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:8]
+    return _digest(files)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:8]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Tensors in a file written whole or not at all, with a checksum against damage; an optimizer as tensors."""
+"""Tensors in a file written whole or not at all, with a checksum against damage."""
 
 import hashlib
 import json
@@ -46,22 +46,3 @@ def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def flatten_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors as ``<parameter index>.<name>``."""
-    return {
-        f"{index}.{name}": torch.as_tensor(value)
-        for index, entry in optimizer.state_dict()["state"].items()
-        for name, value in entry.items()
-        if value is not None
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of :func:`flatten_optimizer`, for an optimizer over the same parameters."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

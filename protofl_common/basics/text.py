@@ -1,4 +1,4 @@
-"""Names in the order that people expect, and texts that cross the wire: errors of a client, words of a stranger."""
+"""Names in the order that people expect, texts that cross the wire (errors of a client, words of a stranger), sizes."""
 
 import re
 from collections.abc import Iterable
@@ -57,3 +57,21 @@ def without_paths(text: str) -> str:
         if len(folder) > 1:
             text = re.sub(re.escape(folder) + r"(?![\w.-])", "…", text)
     return _FOLDERS.sub("…/", text)
+
+
+def human_bytes(size: float) -> str:
+    """1536 -> ``1.5 kB`` (steps of 1000)."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def human_seconds(seconds: float) -> str:
+    """75 -> ``1m15s``."""
+    if seconds < 60:
+        return f"{seconds:.{int(seconds < 10)}f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

@@ -121,15 +121,13 @@ def clip_updates(
     sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
 ) -> list[Mapping[str, Tensor]]:
     """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
-    lengths = [_distance(sent, other) for sent, other in zip(sets, received, strict=True)]
+    lengths = []
+    for sent, other in zip(sets, received, strict=True):
+        changes = [value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point()]
+        lengths.append(math.sqrt(sum(float(change.square().sum()) for change in changes)))
     limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
     pairs = zip(sets, received, lengths, strict=True)
     return [sent if length <= limit else _between(other, sent, limit / length) for sent, other, length in pairs]
-
-
-def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    pairs = [(value, other[name]) for name, value in one.items() if value.is_floating_point()]
-    return math.sqrt(sum(float((value.double() - start.double()).square().sum()) for value, start in pairs))
 
 
 def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float) -> dict[str, Tensor]:

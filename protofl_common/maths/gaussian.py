@@ -90,7 +90,10 @@ class ClassMoments(nn.Module):
         means_CF, shares_C1 = self.means(), self.shares.clamp(min=1e-300)[:, None]
         if self.second.shape == self.first.shape:
             return (self.second / shares_C1 - means_CF.square()).clamp(min=0)
-        second = _whole(self.second, self.first.shape[1])
+        width = self.first.shape[1]
+        rows, columns = torch.triu_indices(width, width)
+        second = self.second.new_zeros(*self.second.shape[:-1], width, width)
+        second[..., rows, columns] = second[..., columns, rows] = self.second
         if self.second.dim() == 1:
             return second - self.first.T @ means_CF
         return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
@@ -198,11 +201,3 @@ def _half(symmetric: Tensor) -> Tensor:
 def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:
     """√½ where numbers of second moments of this shape stand for two of a matrix, else 1."""
     return torch.ones(width) if shape[-1] == width else _half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)
-
-
-def _whole(half: Tensor, width: int) -> Tensor:
-    rows, columns = torch.triu_indices(width, width)
-    whole = half.new_zeros(*half.shape[:-1], width, width)
-    whole[..., rows, columns] = half
-    whole[..., columns, rows] = half
-    return whole

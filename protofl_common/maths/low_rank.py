@@ -35,7 +35,7 @@ def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor
 def expanded(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Restore what `compressed` gave, as tensors of the names and shapes of ``like``."""
     return {
-        name: update[name] if name in update else product(update[name + LEFT], update[name + RIGHT], value.shape)
+        name: update[name] if name in update else (update[name + LEFT] @ update[name + RIGHT]).reshape(value.shape)
         for name, value in like.items()
     }
 
@@ -53,10 +53,6 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     left = vectors[:, -rank:].contiguous()
     right = left.T @ wide
     return (right.T if tall else left).to(weight.dtype), (left.T if tall else right).to(weight.dtype)
-
-
-def product(left: Tensor, right: Tensor, shape: Sequence[int]) -> Tensor:
-    return (left @ right).reshape(*shape)
 
 
 def largest_rank(shape: Sequence[int]) -> int:

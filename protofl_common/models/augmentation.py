@@ -5,24 +5,13 @@ pixels of each map; M clients.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 MOMENTUM = 0.99  # α of the averages
 EPSILON = 1e-6  # beneath every variance; a batch of one sample has none
-
-
-class Moments(nn.Module):
-    """A number for the means [C], and one for the standard deviations [C], of a stage's maps."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, channels: int, mean: float, std: float) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.full((channels,), mean))
-        self.register_buffer("std", torch.full((channels,), std))
 
 
 class Augmentation(nn.Module):
@@ -32,22 +21,29 @@ class Augmentation(nn.Module):
         super().__init__()
         self.probability = probability
         stages = stages_of(body, input_shape)
-        self.averages = nn.ModuleList(Moments(channels, 0.0, 1.0) for channels in stages.values())
-        self.coefficients = nn.ModuleList(Moments(channels, 1.0, 1.0) for channels in stages.values())
+        self.averages = nn.ModuleList(_of_moments(channels, 0.0) for channels in stages.values())
+        self.coefficients = nn.ModuleList(_of_moments(channels, 1.0) for channels in stages.values())
         for number, layer in enumerate(stages):
             layer.register_forward_hook(partial(self._augment, number))
 
     def _augment(self, stage: int, layer: nn.Module, inputs: object, maps: Tensor) -> Tensor:
         if not (layer.training and self.probability) or torch.rand(()) >= self.probability:
             return maps
-        averages, coefficients = self.averages[stage], self.coefficients[stage]
-        assert isinstance(averages, Moments)
-        assert isinstance(coefficients, Moments)
+        averages: Any = self.averages[stage]
+        coefficients: Any = self.coefficients[stage]
         mean_BC, std_BC = moments(maps)
         with torch.no_grad():
             averages.mean.lerp_(mean_BC.mean(dim=0), 1 - MOMENTUM)
             averages.std.lerp_(std_BC.mean(dim=0), 1 - MOMENTUM)
         return with_moments(maps, resampled(mean_BC, coefficients.mean), resampled(std_BC, coefficients.std))
+
+
+def _of_moments(channels: int, mean: float) -> nn.Module:
+    """A number for the means [C], and 1 for the standard deviations ``std`` [C], of a stage's maps."""
+    of_stage = nn.Module()
+    of_stage.register_buffer("mean", torch.full((channels,), mean))
+    of_stage.register_buffer("std", torch.ones(channels))
+    return of_stage
 
 
 def moments(maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,12 @@
 
 import math
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from protofl_common.backbones.load import classifier_name, without_head
+from protofl_common.backbones.load import classifier_name, timm, without_head
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
@@ -162,8 +161,7 @@ def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> 
     check_library(name)
     try:
         of_timm = {"pretrained": False, "in_chans": input_shape[0], "num_classes": 0}
-        torchvision = library == "torchvision"
-        trunk = _trunk(arch, input_shape[0]) if torchvision else import_module("timm").create_model(arch, **of_timm)
+        trunk = _trunk(arch, input_shape[0]) if library == "torchvision" else timm().create_model(arch, **of_timm)
         with torch.inference_mode():
             features = trunk.eval()(torch.zeros(1, *input_shape))
         return nn.Sequential(trunk.train(), reach_width(features.flatten(1).shape[1], feature_dim))
@@ -178,11 +176,9 @@ def check_library(name: str) -> None:
     try:
         if library == "torchvision":
             classifier_name(arch)
-        elif not (timm := import_module("timm")).is_model(arch):
-            raise ValueError(f"timm has no such network{did_you_mean(arch, timm.list_models())}")
-    except ImportError as error:
-        raise SettingsError(f"arch = {name!r}: {error.name} is not installed; pip install 'protofl[timm]'") from error
-    except ValueError as error:
+        elif not timm().is_model(arch):
+            raise ValueError(f"timm has no such network{did_you_mean(arch, timm().list_models())}")
+    except (ImportError, ValueError) as error:
         raise SettingsError(f"arch = {name!r}: {error}") from error
 
 

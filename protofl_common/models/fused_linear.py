@@ -89,7 +89,12 @@ class _LinearWithSgd(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        momentum = _momentum_buffer(ctx.weight, ctx.state, ctx.group)
+        momentum = None
+        if ctx.group["momentum"]:
+            state = ctx.state[ctx.weight]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            momentum = state["momentum_buffer"]  # the one that ``torch.optim.SGD`` itself would use
         grad_x = torch.zeros_like(x)
         rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
         for start in range(0, len(weight), rows):
@@ -97,16 +102,6 @@ class _LinearWithSgd(torch.autograd.Function):
             grad_x.addmm_(grad[:, block], weight[block])
             _step(weight[block], None if momentum is None else momentum[block], grad[:, block].T, x, ctx.group)
         return grad_x, None, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
-
-
-def _momentum_buffer(weight: Tensor, state: dict[Tensor, Any], group: dict[str, Any]) -> Tensor | None:
-    """The buffer that ``torch.optim.SGD`` itself would use; None without momentum."""
-    if group["momentum"] == 0:
-        return None
-    if state[weight].get("momentum_buffer") is None:
-        state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    buffer: Tensor = state[weight]["momentum_buffer"]
-    return buffer
 
 
 def _step(weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The one shape that every client model has, body and head, and SCAFFOLD's control variates of a model; the heads.
+"""The one shape that every client model has, body and head; the heads; SCAFFOLD's control variates, FedGen's generator.
 
 Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes. The last layer of
 every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else (H = D), so heads
@@ -8,6 +8,8 @@ of such models can be exchanged whatever their bodies.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from protofl_common.basics.devices import seeded
 
 
 class SplitModel(nn.Module):
@@ -95,3 +97,31 @@ def _spread(rows: Tensor) -> Tensor:
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
         rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)
     return rows
+
+
+class Generator(nn.Module):
+    """FedGen's: (ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D; first weights from ``seed``.
+
+    The authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AAAI 2024) compares with it: its hidden layer
+    is as wide as the features, D. N numbers of noise ε.
+    """
+
+    def __init__(self, num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> None:
+        super().__init__()
+        self.num_classes, self.noise_dim = num_classes, noise_dim
+        with seeded(seed):
+            self.hidden = nn.Linear(noise_dim + num_classes, feature_dim)
+            self.norm = nn.BatchNorm1d(feature_dim)
+            self.out = nn.Linear(feature_dim, feature_dim)
+        self.hidden.bias.requires_grad_(False)  # normalisation takes it out; Adam would follow its gradient's rounding
+
+    def forward(self, noise_BN: Tensor, labels_B: Tensor) -> Tensor:
+        labels_BC = F.one_hot(labels_B, self.num_classes).to(noise_BN.dtype)
+        features: Tensor = self.out(torch.relu(self.norm(self.hidden(torch.cat([noise_BN, labels_BC], dim=1)))))
+        return features
+
+    def sample(self, counts_C: Tensor, size: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Features [size, D], labels y ~ ``counts_C`` and noise ε ~ N(0, 1) drawn from ``random``, or torch's own."""
+        labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
+        noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)
+        return self(noise_BN, labels_B), labels_B

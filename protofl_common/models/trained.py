@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from protofl_common.basics.files import TensorFileError, write_text
@@ -26,13 +26,7 @@ from protofl_common.runs.folder import CARD, MOST_NUMBERS, WEIGHTS
 FORMAT = "protofl-model-2"
 
 
-def _no_control_characters(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("control characters")
-    return text
-
-
-Text = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_no_control_characters)]
+Text = Annotated[str, Field(max_length=LONGEST_NAME, pattern=r"^[[^\p{C}\p{Z}] ]*$")]  # no control characters
 Whole = Annotated[int, Field(ge=0, le=2**24)]
 
 

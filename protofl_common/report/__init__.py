@@ -1,1 +1,1 @@
-"""``report.html``: `reading.py` reads the run's folder, `figures/` draw, `page.py` puts together, with all inside."""
+"""``report.html``: `reading.py` reads the run's folder, `charts.py` draws, `page.py` puts together, with all inside."""

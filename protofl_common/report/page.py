@@ -1,39 +1,37 @@
 """``report.html`` with all inside, for a telephone and a desk, light and dark.
 
-Names and reasons of failures come from clients: every text goes through `html`, which escapes it.
+Names and reasons of failures come from clients: every text goes through `Markup.format`, which escapes what is none.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.report.figures import clouds, curves
-from protofl_common.report.figures.drawing import Drawing
+from protofl_common.report import charts
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table
 from protofl_common.runs.folder import troubles
-from protofl_common.runs.over_clients import best_of, fairness, human_bytes, human_seconds
+from protofl_common.runs.over_clients import best_of, fairness
 
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
-Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
-SIZES: tuple[Size, ...] = get_args(Size)
+SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
-FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
-    "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
-    "Data": (clouds.samples,),
-    "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
-    "Privacy in figures": (curves.spent,),
-    "Time": (curves.time,),
+FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Markup]], ...]] = {
+    "Accuracy": (charts.means, charts.of_domains, charts.of_clients, charts.metrics, charts.losses),
+    "Data": (charts.samples,),
+    "Prototypes": (charts.margins, charts.prototypes, charts.numbers),
+    "Privacy in figures": (charts.spent,),
+    "Time": (charts.time,),
 }
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -41,19 +39,11 @@ PAGE = """<!DOCTYPE html>
 <body><main><header><h1>{title}</h1><p class="sub">{sub}</p>{state}<nav>{links}</nav></header>
 {body}<footer><p>{footer}</p></footer></main></body></html>
 """
-FIGURE = """<figure id="{0.name}"><h3>{0.title}</h3>
-<div class="box">{1}</div><figcaption>{0.caption}</figcaption></figure>
-"""
-
-
-def html(template: str, *values: object, **named: object) -> Markup:
-    """The template filled; a value that is no `Markup` is escaped."""
-    return Markup(template).format(*values, **named)
 
 
 def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
     """The template filled with each row, one after another."""
-    return Markup("").join(html(template, *row) for row in rows)
+    return Markup("").join(Markup(template).format(*row) for row in rows)
 
 
 def write_report(folder: Path) -> Path:
@@ -67,12 +57,13 @@ def page(run: RecordedRun) -> str:
     sections = {"Result": _result(run), "Privacy": _privacy(run)}
     for name, functions in FIGURES.items():
         if drawn := Markup("").join(_drawn(function, run) for function in functions):
-            sections[name] = html('<div class="figures">{}</div>', drawn)
+            sections[name] = Markup('<div class="figures">{}</div>').format(drawn)
     sections |= {"Lost replies": _troubles(run), "Clients": _clients(run), "Settings": _settings(run)}
     shown = [(name.lower().replace(" ", "-"), name, body) for name, body in sections.items() if body]
-    paper = run.facts.get("paper", "")
-    return html(
-        PAGE,
+    paper, versions = run.facts.get("paper", ""), run.summary.get("versions", {}) if run.summary else {}
+    footer = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
+    footer += [] if run.rows else ["protofl report draws this page again at any time"]
+    return Markup(PAGE).format(
         policy=Markup(POLICY),
         css=Markup(CSS),
         title=run.title,
@@ -81,20 +72,19 @@ def page(run: RecordedRun) -> str:
         state="" if run.finished else _note("This run is not finished: the page shows it as far as it is."),
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
-        footer=_footer(run),
+        footer=" · ".join(filter(None, footer)),
     )
 
 
-def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
+def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun) -> Markup:
     """A function's figures; what cannot be drawn is named in its place and costs nothing else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # letters that matplotlib's own font lacks: the browser's have them
-            drawn = list(function(run))
+            return Markup("").join(function(run))
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         return _note(f"A figure could not be drawn ({where}: {type(error).__name__}: {error}).", "note failed")
-    return each(FIGURE, [(shape, Markup(shape.svg)) for shape in drawn])
 
 
 def _result(run: RecordedRun) -> Markup:
@@ -111,17 +101,14 @@ def _result(run: RecordedRun) -> Markup:
     whole = run.finished and not early
     tiles.append((f"{rounds}" if whole else f"{rounds} of {planned}", "rounds, stopped early" if early else "rounds"))
     sizes, lost, seconds = figures.totals(run.rows)
-    tiles += [
-        (str(len(run.sites)), "clients"),
-        (human_bytes(sizes["up"]), "up in all"),
-        (human_bytes(sizes["down"]), "down in all"),
-        (human_seconds(run.summary["seconds"] if run.summary else seconds), "time"),
-        (str(sum(lost.values()) - lost["late"]), "lost replies"),
-    ]
+    tiles.append((str(len(run.sites)), "clients"))
+    tiles += [(human_bytes(sizes[way]), f"{way} in all") for way in ("up", "down")]
+    tiles.append((human_seconds(run.summary["seconds"] if run.summary else seconds), "time"))
+    tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
     if "epsilon" in run.rows[-1]:
         costs = f"privacy spent by the client that it costs most, δ = {run.settings['dp-delta']:g}"
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", costs))
-    shown = html('<div class="tiles">{}</div>', each("<div><b>{}</b><span>{}</span></div>", tiles))
+    shown = Markup('<div class="tiles">{}</div>').format(each("<div><b>{}</b><span>{}</span></div>", tiles))
     if run.compared:
         shown = _note(figures.sentence(run.compared), "note gain") + table(figures.side_by_side(run.compared)) + shown
     return shown + _accuracies(run) + _metrics(run)
@@ -190,7 +177,7 @@ def _clients(run: RecordedRun) -> Markup:
     rows = []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
-        line += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
+        line += [f"{facts.get(key):,}" if key in facts else "–" for key in sizes]
         shares = (clients[site]["accuracy"].get(kind) if site in clients else None for kind, clients in last.items())
         rows.append([*line, *("–" if share is None else f"{100 * share:.1f}" for share in shares)])
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
@@ -209,31 +196,22 @@ def _settings(run: RecordedRun) -> Markup:
     return first + _folded(f"{len(rest)} settings at their defaults", others)
 
 
-def _footer(run: RecordedRun) -> str:
-    versions = run.summary.get("versions", {}) if run.summary else {}
-    texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
-    texts += [] if run.rows else ["protofl report draws this page again at any time"]
-    return " · ".join(filter(None, texts))
-
-
 def table(shown: Table, words: bool = False) -> Markup:
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
-    above = html('<p class="above">{}</p>', shown.note) if shown.note else ""
+    above = Markup('<p class="above">{}</p>').format(shown.note) if shown.note else ""
     head = each('<th scope="col">{}</th>', [(text,) for text in shown.heads])
     body = each("<tr>{}</tr>", [(each("<td>{}</td>", [(text,) for text in row]),) for row in shown.rows])
-    return html(
-        '<div class="card">{}<div class="box" tabindex="0"><table{}><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
-        "</div></div>",
-        *(above, Markup(' class="words"' if words else ""), head, body),
-    )
+    card = """<div class="card">{}<div class="box" tabindex="0"><table{}><thead><tr>{}</tr></thead>
+<tbody>{}</tbody></table></div></div>"""
+    return Markup(card).format(above, Markup(' class="words"' if words else ""), head, body)
 
 
 def _note(text: str, kind: str = "note") -> Markup:
-    return html('<p class="{}">{}</p>', kind, text)
+    return Markup('<p class="{}">{}</p>').format(kind, text)
 
 
 def _folded(title: str, body: Markup) -> Markup:
-    return html("<details><summary>{}</summary>{}</details>", title, body)
+    return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
 
 
 def _value(value: Scalar) -> str:

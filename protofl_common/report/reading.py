@@ -25,12 +25,12 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Vectors:
+class StoredPrototypes:
     values: Floats  # [P, D]
     labels: Ints  # [P], in [0, C)
     owners: Ints  # [P], positions in `sites`; all 0 where nobody owns them
-    sites: tuple[str, ...] = ()
-    round: int = 0  # after which round; 0: not told
+    sites: tuple[str, ...]
+    round: int  # after which round
 
 
 class RecordedRun:
@@ -49,10 +49,10 @@ class RecordedRun:
         self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
-        self.client_prototypes = _vectors(sent, "means")
-        at_the_end = _vectors(folder / "prototypes.safetensors", "means")
-        self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
-        self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
+        self.client_prototypes, self.global_prototypes = _vectors(sent), _vectors(sent, "global-")
+        self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
+        with suppress(OSError, ValueError):
+            self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
 
     @cached_property
@@ -94,19 +94,12 @@ class RecordedRun:
         return f"{algorithm} on {'own data of the sites' if own else self.settings.get('dataset', 'unknown data')}"
 
 
-def _audit(file: Path) -> list[dict[str, Any]]:
-    with suppress(OSError, ValueError):
-        findings = json.loads(file.read_text(encoding="utf-8"))
-        return findings if isinstance(findings, list) else []
-    return []
-
-
-def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
-    with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as file:
-        names, facts = set(file.keys()), dict(file.metadata() or {})
-        if {name, labels_name} <= names and len(labels := file.get_tensor(labels_name)):
-            values = file.get_tensor(name).astype(np.float64)
-            owners = file.get_tensor("owners") if "owners" in names and labels_name == "labels" else labels * 0
-            sites, number = tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0))
-            return Vectors(values, labels, owners, sites, number)
+def _vectors(path: Path, whose: str = "") -> StoredPrototypes | None:
+    with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
+        facts = dict(file.metadata() or {})
+        names = {name.removeprefix(whose): name for name in file.keys() if name.startswith(whose)}  # noqa: SIM118
+        if {"means", "labels"} <= names.keys() and len(labels := file.get_tensor(names["labels"])):
+            owners = file.get_tensor(names["owners"]) if "owners" in names else labels * 0
+            sites, values = tuple(json.loads(facts["sites"])), file.get_tensor(names["means"]).astype(np.float64)
+            return StoredPrototypes(values, labels, owners, sites, int(facts["round"]))
     return None

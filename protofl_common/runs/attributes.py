@@ -1,8 +1,9 @@
 """From named attributes of an algorithm's half to the tensors of a checkpoint, and back; the same for both halves.
 
 An attribute may be a tensor or parameter, prototypes, a module, an optimizer, a random generator, None, or a dictionary
-of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.weight``, ``sets/site-1``; prototypes take
-entries with ``:means``, ``:labels`` and, where they have any, ``:counts`` after the name.
+of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.weight``, ``sets/site-1``, those of an
+optimizer ``sgd/0.momentum_buffer``, by parameter; prototypes take entries with ``:means``, ``:labels`` and, where they
+have any, ``:counts`` after the name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofl_common.basics.tensorfile import flatten_optimizer, restore_optimizer
 from protofl_common.maths.prototypes import Prototypes
 
 _MEANS, _LABELS, _COUNTS = ":means", ":labels", ":counts"
@@ -44,7 +44,11 @@ def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
         case torch.Generator():
             found.set_state(entries[name].cpu())
         case torch.optim.Optimizer():
-            restore_optimizer(found, inner)
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, value in inner.items():
+                index, _, part = key.partition(".")
+                state.setdefault(int(index), {})[part] = value
+            found.load_state_dict({"state": state, "param_groups": found.state_dict()["param_groups"]})
         case nn.Module():
             found.load_state_dict(inner)
         case Tensor():
@@ -70,7 +74,11 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
         case torch.Generator():
             return {name: value.get_state()}
         case torch.optim.Optimizer():
-            inner: Mapping[str, Any] = flatten_optimizer(value)
+            of_parameter = value.state_dict()["state"].items()
+            parts = {f"{index}.{part}": tensor for index, state in of_parameter for part, tensor in state.items()}
+            inner: Mapping[str, Any] = {
+                part: torch.as_tensor(tensor) for part, tensor in parts.items() if tensor is not None
+            }
         case nn.Module():
             inner = value.state_dict()
         case dict():

@@ -5,13 +5,15 @@ import io
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
-from protofl_common.runs.over_clients import human_bytes, in_percent
+from protofl_common.runs.over_clients import in_percent
 
+Figure = TypeVar("Figure")
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 IN_LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
@@ -155,55 +157,31 @@ COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "m
 COMPARED_NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Accuracies in percent, by the head where the run has one, else by prototype."""
-
-    algo: str
-    title: str
-    accuracy: float
-    prototype: float | None  # by the nearest prototype, where the run has that beside a head
-    worst: float | None  # None where single clients are hidden
-    bytes: int  # up and down, in all
-    models: str
-    clients: Mapping[str, float] = field(default_factory=dict)  # accuracy of each
-
-    @property
-    def called(self) -> str:
-        """``alone``, ``FedAvg``, ``FedProto over 3 architectures``."""
-        kinds = self.models.count("×")
-        return "alone" if self.algo == "local" else self.title + (f" over {kinds} architectures" if kinds > 1 else "")
-
-
-def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
+def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
     """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
     summaries = [RunFolder(path).summary() for path in [*(baseline_folder(folder, algo) for algo in baselines), folder]]
-    runs = [_compared(summary) if summary and summary["accuracy"] else None for summary in summaries]
+    runs = [summary if summary and summary["accuracy"] else None for summary in summaries]
     return [run for run in runs if run] if runs[-1] else []
 
 
-def _compared(summary: Summary) -> Compared:
-    by, of_clients = summary["accuracy"], summary["accuracy-of-clients"]
-    accuracy = by.get("head") or by["prototype"]
-    return Compared(
-        algo=str(summary["settings"]["algo"]),
-        title=summary["algorithm"],
-        accuracy=100 * accuracy["mean"],
-        prototype=100 * by["prototype"]["mean"] if len(by) > 1 else None,
-        worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
-        bytes=sum(summary["bytes"].values()),
-        models=counted(client["arch"] for client in summary["clients"].values()),
-        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items() if own},
-    )
+def by_head(figures: Mapping[str, Figure]) -> Figure:
+    """The entry of the head where there is one, else that of prototypes."""
+    return figures["head"] if "head" in figures else figures["prototype"]
 
 
-def harmed(runs: Sequence[Compared]) -> str:
+def is_alone(run: Summary) -> bool:
+    return run["settings"]["algo"] == "local"
+
+
+def harmed(runs: Sequence[Summary]) -> str:
     """Say how many clients each run leaves worse off than training alone, client by client; "" without such a run."""
-    alone = next((run.clients for run in runs if run.algo == "local"), {})
+    alone = next((run["accuracy-of-clients"] for run in runs if is_alone(run)), {})
     texts = []
     for run in runs:
-        pairs = [(run.clients[site], alone[site]) for site in run.clients if site in alone and run.clients is not alone]
-        texts += [f"{run.title} {sum(mine < own for mine, own in pairs)} of {len(pairs)}"] if pairs else []
+        of_clients = {} if is_alone(run) else run["accuracy-of-clients"]
+        pairs = [(own, alone[site]) for site, own in of_clients.items() if own and alone.get(site)]
+        worse = sum(by_head(own) < by_head(before) for own, before in pairs)
+        texts += [f"{run['algorithm']} {worse} of {len(pairs)}"] if pairs else []
     return f" Clients worse off than alone: {', '.join(texts)}." if texts else ""
 
 
@@ -212,21 +190,27 @@ def counted(names: Iterable[str]) -> str:
     return ", ".join(f"{number} × {name}" for name, number in sorted(Counter(names).items()))
 
 
-def sentence(runs: Sequence[Compared]) -> str:
+def sentence(runs: Sequence[Summary]) -> str:
     """``"alone 36.1 %, FedProto 73.4 %; 96 MB exchanged"``, by the run; with prototypes a point above the head."""
-    figures = [f"{run.called} {run.accuracy:.1f} %" for run in runs]
-    for number, run in enumerate(runs):
-        if run.prototype is not None and run.prototype > run.accuracy + 1:
-            figures[number] += f" by its head, {run.prototype:.1f} % by prototypes"
-    return f"{', '.join(figures)}; {human_bytes(runs[-1].bytes)} exchanged"
+    texts = []
+    for run in runs:
+        architectures = len({client["arch"] for client in run["clients"].values()})
+        over = f" over {architectures} architectures" if architectures > 1 else ""
+        percent = {kind: 100 * figures["mean"] for kind, figures in run["accuracy"].items()}
+        texts.append(f"{'alone' if is_alone(run) else run['algorithm'] + over} {by_head(percent):.1f} %")
+        if percent.get("prototype", 0.0) > by_head(percent) + 1:
+            texts[-1] += f" by its head, {percent['prototype']:.1f} % by prototypes"
+    return f"{', '.join(texts)}; {human_bytes(sum(runs[-1]['bytes'].values()))} exchanged"
 
 
-def side_by_side(runs: Sequence[Compared]) -> Table:
-    alone = next((run.accuracy for run in runs if run.algo == "local"), None)
+def side_by_side(runs: Sequence[Summary]) -> Table:
+    alone = next((100 * by_head(run["accuracy"])["mean"] for run in runs if is_alone(run)), None)
     rows = []
     for run in runs:
-        gain = "–" if alone is None or run.algo == "local" else f"{run.accuracy - alone:+.1f} points"
-        worst = "–" if run.worst is None else f"{run.worst:.1f} %"
-        rows.append([run.title, f"{run.accuracy:.1f} %", gain, worst, human_bytes(run.bytes), run.models])
-    note = f"{COMPARED_NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else COMPARED_NOTE
+        figures = {name: 100 * share for name, share in by_head(run["accuracy"]).items()}
+        gain = "–" if alone is None or is_alone(run) else f"{figures['mean'] - alone:+.1f} points"
+        worst = f"{figures['worst-10%']:.1f} %" if "worst-10%" in figures else "–"
+        exchanged, models = human_bytes(sum(run["bytes"].values())), counted(c["arch"] for c in run["clients"].values())
+        rows.append([run["algorithm"], f"{figures['mean']:.1f} %", gain, worst, exchanged, models])
+    note = f"{COMPARED_NOTE} {HIDDEN}" if any(row[3] == "–" for row in rows) else COMPARED_NOTE
     return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=(0, 5))

@@ -1,11 +1,11 @@
-"""Figures over clients, what looks odd in them, and sizes of things."""
+"""Figures over clients, and what looks odd in them."""
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import DROPPED, KINDS, NEW, Accuracies, Best, RoundRow, SiteFacts, Sites
+from protofl_common.runs.folder import DROPPED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -53,12 +53,9 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     where the run has any (`chosen_on`), else on test data. None where there is none.
     """
     validated = chosen_on(rows, kind) == "validation"
-    candidates = [
-        (figures[kind].get("trimmed", figures[kind]["mean"]), row)
-        for row in of_all_sites(rows)
-        if kind in (figures := _choosing(row, validated))
-    ]
-    return max(candidates, key=lambda one: one[0], default=(0.0, None))[1]
+    figures = [(_choosing(row, validated).get(kind), row) for row in of_all_sites(rows)]
+    candidates = [(of_kind.get("trimmed", of_kind["mean"]), row) for of_kind, row in figures if of_kind]
+    return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
@@ -113,37 +110,14 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     silent = [site for site in final["clients"] if site not in tested and final.get("liars")]
     if tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
-    shares = [share for site in tested if (share := majority_share(sites.get("sites", {}).get(site, {})))]
+    counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
+    shares = [max(of_site) / sum(of_site) for of_site in counts if any(of_site)]
     for kind, figures in final["accuracy"].items() if shares else ():
         if figures["mean"] <= (share := statistics.fmean(shares)) + 1e-9:
             naming = f"always naming each client's most frequent class is right for {100 * share:.1f} %"
             yield f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: {naming}"
 
 
-def majority_share(facts: SiteFacts) -> float:
-    """Return the share of a client's most frequent class among its test samples; 0 where it is not known."""
-    counts = facts.get("test-classes", [])
-    return max(counts) / sum(counts) if any(counts) else 0.0
-
-
 def in_percent(name: str) -> bool:
     """Return whether a figure is an accuracy, of all clients or new ones, on test or validation data."""
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
-
-
-def human_bytes(size: float) -> str:
-    """1536 -> ``1.5 kB`` (steps of 1000)."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
-def human_seconds(seconds: float) -> str:
-    """75 -> ``1m15s``."""
-    if seconds < 60:
-        return f"{seconds:.{int(seconds < 10)}f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

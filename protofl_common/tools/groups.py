@@ -148,7 +148,7 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
 
 def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
     """Draw the means with 95 % intervals, and a stroke for each run, as SVG or PDF."""
-    from protofl_common.report.figures.drawing import COLOURS, canvas, short
+    from protofl_common.report.drawing import COLOURS, canvas, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):

@@ -1,7 +1,7 @@
 """The wire: typed payloads to and from Flower's ``RecordDict``.
 
 Both directions are declared in the catalog as a `schema.Exchange` of named entries. Packing anything undeclared is a
-programming error; unpacking checks every name, shape, dtype and range and raises
+programming error (counts of prototypes are left out); unpacking checks every name, shape, dtype and range, and raises
 :class:`RefusedMessage` with the reason. Arrays travel as raw little-endian bytes: no pickle, and 4 bytes a number.
 
 Records of a message

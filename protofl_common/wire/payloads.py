@@ -12,10 +12,10 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
+from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire import schema
-from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Template, vectors_in
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Template
 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
@@ -42,15 +42,6 @@ class Payload:
     def __init__(self, **entries: Value | None) -> None:
         self.entries = {name: value for name, value in entries.items() if value is not None}
         self.declared: Declared | None = None  # of a payload that was received: what could have been sent
-
-    def without_undeclared_counts(self, declared: Declared) -> "Payload":
-        """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""
-        counted = {name for name, entry in vectors_in(declared).items() if entry.counts}
-        entries = {
-            name: value.without_counts() if isinstance(value, Prototypes) and name not in counted else value
-            for name, value in self.entries.items()
-        }
-        return Payload(**entries)
 
     def vectors(self, name: str = "prototypes") -> Prototypes | None:
         return self._get(name, Prototypes)
@@ -103,7 +94,9 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
 
 def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    largest = sum(codec_of(name, entry, limits).most_bytes() for name, entry in declared.items())
+    templates = [codec_of(name, entry, limits).template() for name, entry in declared.items()]
+    arrays = [array for template in templates for array in template.values()]
+    largest = sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in arrays)
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
 
@@ -164,8 +157,9 @@ class Codec(ABC):
 
     def unpack(self, record: ArrayRecord) -> Value:
         template, rows = self.template(), 0
-        if set(record) != set(template):
-            raise RefusedMessage(f"{self.name} with the arrays {sorted(record)} instead of {sorted(template)}")
+        if odd := sorted(set(record) ^ set(template)):
+            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
+            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}")
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
@@ -173,9 +167,6 @@ class Codec(ABC):
                 shape = (rows, *shape[1:])
             arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
         return self.checked(arrays)
-
-    def most_bytes(self) -> int:
-        return sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in self.template().values())
 
     def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
         """Refuse labels out of range, vectors that are too long, and more than ``per_class`` of a class."""
@@ -189,7 +180,7 @@ class Codec(ABC):
 
 
 class VectorsCodec(Codec):
-    """Prototypes; in sums a table [C, W + 1] of k · mean and k."""
+    """Prototypes, of counts only declared ones; in sums a table [C, W + 1] of k · mean and k."""
 
     entry: schema.Vectors
 
@@ -203,12 +194,10 @@ class VectorsCodec(Codec):
         return self.limits.max_per_class if self.entry.several else 1
 
     def pack(self, value: Prototypes) -> StateDict:
-        if value.counts is not None and not self.entry.counts:
-            raise ValueError(f"class counts of {self.name} are not declared for this direction")
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
-        counts = {} if value.counts is None else {"counts": value.counts}
-        return {"means": value.means, "labels": value.labels, **counts}
+        arrays = {"means": value.means, "labels": value.labels, "counts": value.counts}
+        return {key: array for key in self.template() if (array := arrays[key]) is not None}
 
     def checked(self, arrays: StateDict) -> Prototypes:
         value, means = Prototypes(**arrays), arrays["means"]
@@ -224,7 +213,8 @@ class VectorsCodec(Codec):
 
     def addends(self, value: Prototypes, n: float) -> list[Tensor]:
         means_PW = value.means.double().renorm(2, 0, 0.999999 * self.limits.max_norm).clamp(-LARGEST, LARGEST)
-        k_P = torch.ones(len(value)) if value.counts is None else value.counts.clamp(max=int(MOST_SAMPLES))
+        counts_P = value.counts if self.entry.counts else None
+        k_P = torch.ones(len(value)) if counts_P is None else counts_P.clamp(max=int(MOST_SAMPLES))
         table_CW = torch.zeros(self.summed()["table"], dtype=torch.float64)
         table_CW[value.labels] = k_P.double()[:, None] * torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
         return [table_CW]
@@ -281,12 +271,6 @@ class WeightsCodec(Codec):
             raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction; parts: {parts}")
         return value
 
-    def unpack(self, record: ArrayRecord) -> Any:
-        if odd := sorted(set(record) ^ set(self.template())):
-            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
-            raise RefusedMessage(f"{self.name} that do not fit the model: {names}")
-        return super().unpack(record)
-
     def checked(self, arrays: StateDict) -> StateDict:
         if below := [key for key, value in arrays.items() if key.endswith(NOT_NEGATIVE) and (value < 0).any()]:
             raise RefusedMessage(f"{self.name} {below[0]}: below 0")
@@ -306,13 +290,14 @@ class WeightsCodec(Codec):
 class UpdateCodec(WeightsCodec):
     """The change of a state dict, in which two factors may stand for a matrix."""
 
-    def unpack(self, record: ArrayRecord) -> StateDict:
+    def unpack(self, record: ArrayRecord) -> Value:
         template = self.template()
         pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
         pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
         rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
         whole = {key: expected for key, expected in template.items() if key not in pairs}
-        arrays = super(UpdateCodec, replace(self, limits=replace(self.limits, weights={self.name: whole}))).unpack(rest)
+        others = WeightsCodec(self.name, self.entry, replace(self.limits, weights={self.name: whole}))
+        arrays: Any = others.unpack(rest)
         arrays |= {key: self._product(record, key, template[key][1]) for key in pairs}
         return {key: arrays[key] for key in template}
 
@@ -321,7 +306,7 @@ class UpdateCodec(WeightsCodec):
         rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
         left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
         right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
-        matrix = product(left, right, shape)
+        matrix = (left @ right).reshape(shape)
         if not matrix.isfinite().all():
             raise RefusedMessage(f"{what}: factors whose product is not finite")
         return matrix
@@ -386,7 +371,8 @@ def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
-    _check_shape(array, what)
+    if any(type(length) is not int for length in array.shape):  # Flower hands on what stands in the sender's JSON
+        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
     if tuple(array.shape) != shape:
         raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {'×'.join(map(str, shape))}")
     if len(array.data) != math.prod(shape) * DTYPES[dtype].itemsize:
@@ -399,17 +385,10 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tens
 
 def rows_of(array: Array, what: str, most: int) -> int:
     """The length of an array's first axis, checked before any of it is decoded."""
-    _check_shape(array, what)
     rows = array.shape[0] if array.shape else 0
-    if not 1 <= rows <= most:
-        raise RefusedMessage(f"{rows} {what}, not from 1 to {most}")
+    if type(rows) is not int or not 1 <= rows <= most:
+        raise RefusedMessage(f"{rows!r} {what}, not from 1 to {most}")
     return rows
-
-
-def _check_shape(array: Array, what: str) -> None:
-    """Flower hands on whatever stands in the sender's JSON."""
-    if any(type(length) is not int for length in array.shape):
-        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
 
 
 def dtype_name(value: Tensor) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from protofl_common.basics.text import in_order
+from protofl_common.basics.text import human_bytes, human_seconds, in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.data.store import data_if_cached
@@ -13,7 +13,7 @@ from protofl_common.experiment.settings import Settings, check_chosen, default_r
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.over_clients import doubts_of_data, human_bytes, human_seconds
+from protofl_common.runs.over_clients import doubts_of_data
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
-from protofl_common.models.generator import Generator
+from protofl_common.models.split import Generator
 from server_app.strategies.base import Federation, Payload, Upload
 from server_app.strategies.fedavg import FedAvg
 

@@ -13,7 +13,7 @@ Its one epoch a round leaves P̂ near its random start for long. Classes that no
 from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.margin import orthogonality
+from protofl_common.maths.losses import orthogonality
 from server_app.replies import Upload, together
 from server_app.strategies.fedtgp import TrainedPrototypes
 

@@ -27,7 +27,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.config.architectures import GROUPS
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.maths.losses.alignment import prototype_alignment
+from protofl_common.maths.losses import prototype_alignment
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel

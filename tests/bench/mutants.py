@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant(
         "counts weigh nothing",
         f"{P}/wire/payloads.py",
-        "torch.ones(len(value)) if value.counts is None",
+        "torch.ones(len(value)) if counts_P is None",
         "torch.ones(len(value)) if True",
         SUMS,
     ),
@@ -260,21 +260,21 @@ MUTANTS = [
     # losses
     Mutant(
         "classes without a prototype count",
-        f"{P}/maths/losses/alignment.py",
+        f"{P}/maths/losses.py",
         "(distances_B * present_C[labels_B]).sum()",
         "distances_B.sum()",
         "tests/unit/protofl_common/maths/test_losses.py",
     ),
     Mutant(
         "margin subtracted",
-        f"{P}/maths/losses/margin.py",
+        f"{P}/maths/losses.py",
         "distances_PK + margin * own_PK",
         "distances_PK - margin * own_PK",
         f"{REFERENCE}/test_fedtgp.py",
     ),
     *of(
-        f"{P}/maths/losses/contrast.py",
-        "tests/unit/protofl_common/maths/losses",
+        f"{P}/maths/losses.py",
+        "tests/unit/protofl_common/maths",
         (
             "FedPLVM's denominator without the own class",
             "torch.logsumexp(scaled_BG, dim=1) - own_B",
@@ -284,10 +284,10 @@ MUTANTS = [
     ),
     Mutant(
         "KL the other way round",
-        f"{P}/maths/losses/distillation.py",
+        f"{P}/maths/losses.py",
         "kl_div(log_softmax(logits_BC, dim=1), targets_BC,",
         "kl_div(targets_BC, log_softmax(logits_BC, dim=1),",
-        "tests/unit/protofl_common/maths/losses/test_distillation.py",
+        "tests/unit/protofl_common/maths/test_distillation.py",
     ),
     # training and evaluation
     Mutant(
@@ -429,9 +429,7 @@ MUTANTS = [
         "part_C = 1 / (variance_C + 1)",
         f"{REFERENCE}/test_fedfa.py tests/unit/protofl_common/models",
     ),
-    Mutant(
-        "FedORGP: γ's sign", f"{P}/maths/losses/margin.py", "+ gamma *", "- gamma *", f"{REFERENCE}/test_fedorgp.py"
-    ),
+    Mutant("FedORGP: γ's sign", f"{P}/maths/losses.py", "+ gamma *", "- gamma *", f"{REFERENCE}/test_fedorgp.py"),
     Mutant(
         "FedSA: an absent class moves its anchor",
         f"{S}/fedsa.py",

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RunFolder
-from protofl_common.runs.over_clients import human_bytes
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 TABLES = Path(__file__).parents[2] / "configs" / "tables"

@@ -9,8 +9,8 @@ import argparse
 import statistics
 from pathlib import Path
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RunFolder, Summary
-from protofl_common.runs.over_clients import human_bytes
 from protofl_common.tools.tables.plan import Cell, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.bench.natural import TABLES, of_seeds

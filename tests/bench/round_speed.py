@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.over_clients import human_bytes
 from tests.bench import htfllib
 from tests.bench.bare import BareFederation
 from tests.support.processes import Connection, superlink

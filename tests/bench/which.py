@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.runs.over_clients import human_bytes
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.support.harness import run_federation

@@ -17,7 +17,7 @@ import server_app.app
 from client_app.app import app as client_app
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
-from protofl_common.runs.figures import Compared, compared, sentence
+from protofl_common.runs.figures import compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.arguments import read_assignments
@@ -133,9 +133,13 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
 
 
 def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:
-    alone = Compared("local", "Local", 34.3, None, 10.0, 0, "2 × cnn4")
-    near = Compared("fedproto", "FedProto", 50.0, 50.9, 10.0, 1000, "2 × cnn4")
-    ahead = Compared("fedproto", "FedProto", 14.7, 77.7, 10.0, 1000, "2 × cnn4")
+    def result(algo: str, title: str, **accuracy: float) -> Any:
+        means = {kind: {"mean": share} for kind, share in accuracy.items()}
+        return {"settings": {"algo": algo}, "algorithm": title, "accuracy": means, "clients": {}, "bytes": {"up": 1000}}
+
+    alone = result("local", "Local", head=0.343)
+    near = result("fedproto", "FedProto", prototype=0.509, head=0.5)
+    ahead = result("fedproto", "FedProto", prototype=0.777, head=0.147)
     assert sentence([alone, near]) == "alone 34.3 %, FedProto 50.0 %; 1.0 kB exchanged"
     assert sentence([alone, ahead]) == (
         "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"

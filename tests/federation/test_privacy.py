@@ -29,7 +29,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
-from protofl_common.report.figures.curves import spent as spent_on_page
+from protofl_common.report.charts import spent as spent_on_page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
@@ -260,7 +260,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert 7.7 < spent[-1] <= 8
     (figure,) = spent_on_page(RecordedRun(outcome.folder))
     assert "ε of the client that the run costs most" in figure.caption
-    assert "<path" in figure.svg
+    assert "<path" in figure
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]

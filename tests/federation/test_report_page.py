@@ -9,8 +9,8 @@ import pytest
 from flwr.app import MessageType
 from safetensors.numpy import load_file
 
-from protofl_common.report.figures import clouds, curves
-from protofl_common.runs.over_clients import human_bytes
+from protofl_common.basics.text import human_bytes
+from protofl_common.report import charts
 from tests.support.attacks import by, scaled, values_of
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn
@@ -98,7 +98,7 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
-    *_, lines, unit = drawn(curves.means, fedtgp.folder, "line_chart")
+    *_, lines, unit = drawn(charts.means, fedtgp.folder, "line_chart")
     assert unit == "test accuracy, %"
     for kind, figures in final["accuracy"].items():
         for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
@@ -141,7 +141,7 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
-    *_, counts_CS, classes, clients, unit, _ = drawn(clouds.samples, fedtgp.folder, "heat_map")
+    *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
     assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
         node = {"partition-id": index, "num-partitions": 4}
@@ -160,7 +160,7 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
-    *_, lines, _ = drawn(curves.numbers, fedplvm.folder, "line_chart")
+    *_, lines, _ = drawn(charts.numbers, fedplvm.folder, "line_chart")
     for site, (_, labels) in sent(fedplvm, 3).items():
         domain = fedplvm.summary["clients"][site]["domain"]
         assert lines[domain][-1] == pytest.approx(len(labels) / len(np.unique(labels)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from protofl_common.report.figures import drawing
+from protofl_common.report import drawing
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import POLICY
 

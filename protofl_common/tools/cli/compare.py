@@ -15,12 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import printable
+from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import MEASURES, Table, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
-from protofl_common.runs.over_clients import human_bytes, human_seconds
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
 from protofl_common.tools.tables.figure import LEGAL, Figure

@@ -11,9 +11,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from protofl_common.basics.text import human_bytes
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.over_clients import human_bytes
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 from protofl_common.tools.cli.screen import plain
 from protofl_common.tools.known_runs import KnownRun, runs_in, size_of

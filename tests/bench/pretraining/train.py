@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofl_common.backbones.load import WEIGHTS
-from protofl_common.backbones.network import WIDTH, SmallResNet
+from protofl_common.backbones.load import WEIGHTS, WIDTH, SmallResNet
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.data.raw import statistics
 from tests.bench.pretraining.augment import augmented

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from protofl_common.backbones.network import SIZE
+from protofl_common.backbones.load import SIZE
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones.load import WEIGHTS, load_backbone
-from protofl_common.backbones.network import WIDTH
+from protofl_common.backbones.load import WEIGHTS, WIDTH, load_backbone
 from protofl_common.config.backbones import EMBEDDED
 from tests.bench.pretraining import glyphs, train
 from tests.bench.pretraining.augment import augmented

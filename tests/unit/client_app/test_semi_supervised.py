@@ -10,7 +10,7 @@ import torch
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.training import Batch, LossTerms, labelled_loss, train
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
+from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support.harness import client_of, run_config, run_federation

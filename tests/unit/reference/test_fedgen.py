@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.models.generator import Generator as TrainedGenerator
+from protofl_common.models.split import Generator as TrainedGenerator
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import Declared

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protofl_common.basics.text import in_order
-from protofl_common.report.figures import curves
+from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
 from tests.support.pages import Page
@@ -61,7 +61,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
 def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw_only(monkeypatch, curves.metrics)
+    draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
@@ -84,7 +84,7 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
 def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw_only(monkeypatch, curves.losses)
+    draw_only(monkeypatch, charts.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
         one["losses"] = {"total": 200 / 10**index}
@@ -94,7 +94,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_only(monkeypatch, curves.means)
+    draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "rou')
@@ -124,7 +124,7 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, m
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
 def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_only(monkeypatch, curves.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
+    draw_only(monkeypatch, charts.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     (folder / damage).write_bytes(b'{"half": ')

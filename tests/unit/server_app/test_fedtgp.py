@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance
+from protofl_common.maths.losses import largest_distance, largest_nearest_distance
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protofl_common.backbones.features import cached_features, extract_features
-from protofl_common.backbones.network import Backbone
+from protofl_common.backbones.load import Backbone
 from protofl_common.data.raw import DataError, Images
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: l
 
 def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
 
-    from protofl_common.backbones.network import SmallResNet
+    from protofl_common.backbones.load import SmallResNet
     from tests.bench.pretraining.weights import StoredWeights, write_weights
 
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]

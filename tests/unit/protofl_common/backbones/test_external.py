@@ -15,8 +15,7 @@ from torchvision import models
 
 from protofl_common.backbones import load
 from protofl_common.backbones.features import extract_features, feature_widths
-from protofl_common.backbones.load import load_backbone
-from protofl_common.backbones.network import BackboneError
+from protofl_common.backbones.load import BackboneError, load_backbone
 
 CPU = torch.device("cpu")
 ARCH = "shufflenet_v2_x0_5"
@@ -99,7 +98,7 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
         raise OSError("no network")
 
     monkeypatch.setattr(models, "get_model", offline)
-    with pytest.raises(BackboneError, match="torchvision:resnet34: no weights in torch hub's cache"):
+    with pytest.raises(BackboneError, match=r"torchvision:resnet34: cannot be had \(OSError: no network\)"):
         load_backbone("torchvision:resnet34", CPU)
 
 
@@ -113,7 +112,7 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(BackboneError, match="timm:anything: the package timm is not installed"):
+    with pytest.raises(BackboneError, match=r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'"):
         load_backbone("timm:anything", CPU)
 
 
@@ -134,7 +133,7 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
     backbone = load_backbone("timm:stand_in", CPU)
     assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))
     assert extract_features(IMAGES, ["timm:stand_in"], CPU).shape == (4, 7)
-    with pytest.raises(BackboneError, match=r"timm:nothing: Unknown model \(nothing\)"):
+    with pytest.raises(BackboneError, match=r"timm:nothing: .*Unknown model \(nothing\)"):
         load_backbone("timm:nothing", CPU)
     load_backbone.cache_clear()
 
@@ -213,7 +212,7 @@ def test_code_in_a_packages_weights_is_not_run(
     """Not even with the right checksum."""
     torch.save({"stem.weight": _Code()}, packages)
     _check_as_weights(packages, monkeypatch)
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(BackboneError, match="UnpicklingError"):
         load_backbone("package:efficientnet-lite0", CPU)
     assert "code was run" not in capsys.readouterr().out
 

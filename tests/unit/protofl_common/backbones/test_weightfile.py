@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.backbones.load import WEIGHTS, load_backbone
-from protofl_common.backbones.network import WIDTH, Backbone, BackboneError, SmallResNet
+from protofl_common.backbones.load import WEIGHTS, WIDTH, Backbone, BackboneError, SmallResNet, load_backbone
 from protofl_common.config.backbones import EMBEDDED
 from tests.bench.pretraining.weights import StoredWeights, write_weights
 
@@ -71,7 +70,7 @@ def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    with pytest.raises(BackboneError, match=r"own\.json: cannot be read as weights of a backbone"):
+    with pytest.raises(BackboneError, match=r"own\.json: cannot be had"):
         read(file)
 
 
@@ -79,7 +78,7 @@ def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(BackboneError, match=r"x\.json: cannot be read as weights of a backbone"):
+    with pytest.raises(BackboneError, match=r"x\.json: cannot be had"):
         read(tmp_path / "x.json")
 
 

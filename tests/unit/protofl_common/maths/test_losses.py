@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protofl_common.maths.losses.alignment import prototype_alignment
+from protofl_common.maths.losses import prototype_alignment
 
 FEATURES = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
 LABELS = torch.tensor([0, 0, 2, 3])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.low_rank import applied, change, compressed, expanded, factors, largest_rank, product
+from protofl_common.maths.low_rank import applied, change, compressed, expanded, factors, largest_rank
 
 
 def of_values(rows: int, columns: int, values: list[float]) -> torch.Tensor:
@@ -23,7 +23,7 @@ def test_the_smallest_rank_with_the_energy(energy: float, rank: int, shape: tupl
     weight = of_values(shape[0], columns, [8.0, 6.0, 0.1]).reshape(shape)
     pair = factors(weight, energy)
     assert (pair[0].shape, pair[1].shape) == ((shape[0], rank), (rank, columns))
-    left_out = float((product(*pair, shape) - weight).square().sum())
+    left_out = float(((pair[0] @ pair[1]).reshape(shape) - weight).square().sum())
     assert left_out == pytest.approx([36.01, 0.01, 0.0][rank - 1], abs=1e-9)
 
 

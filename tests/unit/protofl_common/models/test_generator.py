@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.models.generator import Generator
-from protofl_common.models.split import LinearHead
+from protofl_common.models.split import Generator, LinearHead
 
 
 def test_by_hand() -> None:

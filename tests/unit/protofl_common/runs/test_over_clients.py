@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from protofl_common.runs.figures import Compared, best_text, side_by_side
-from protofl_common.runs.over_clients import best_of, human_bytes, human_seconds, of_all_sites, over_clients
+from protofl_common.basics.text import human_bytes, human_seconds
+from protofl_common.runs.figures import best_text, side_by_side
+from protofl_common.runs.over_clients import best_of, of_all_sites, over_clients
 
 
 def test_over_clients_by_hand() -> None:
@@ -52,8 +53,10 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
     assert best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"  # of an older run
 
 
-def result(algo: str, **clients: float) -> Compared:
-    return Compared(algo, algo.title(), 50.0, None, 10.0, 0, "2 × cnn4", clients)
+def result(algo: str, **clients: float) -> Any:
+    of_clients = {site: {"head": accuracy} for site, accuracy in clients.items()}
+    return {"settings": {"algo": algo}, "algorithm": algo.title(), "accuracy": {"head": {"mean": 0.5}}, "clients": {},
+        "bytes": {}, "accuracy-of-clients": of_clients}  # fmt: skip
 
 
 def test_clients_are_compared_one_by_one() -> None:

@@ -136,9 +136,12 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         if "weights" not in declared:
             with pytest.raises(ValueError, match="weights is not declared"):
                 pack_payload(Payload(weights=everything.weights()), declared)
-        if not isinstance(vectors, Vectors) or not vectors.counts:
+        if not isinstance(vectors, Vectors):
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=counted), declared)
+        elif not vectors.counts:
+            packed = pack_payload(Payload(prototypes=counted), declared)
+            assert set(packed.array_records["prototypes"]) == {"means", "labels"}
         if not isinstance(vectors, Vectors) or not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=several), declared)
@@ -235,7 +238,7 @@ def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> N
         ("labels", np.array([3, 3, 1]), "same label"),
         ("labels", np.array([3, 10, 1]), "label outside"),
         ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
-        ("counts", np.array([1, 1, 1]), "local_sets with the arrays"),
+        ("counts", np.array([1, 1, 1]), "local_sets whose arrays do not fit: counts"),
     ],
 )
 def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
@@ -256,7 +259,7 @@ def test_counts_are_refused_where_the_paper_promises_none() -> None:
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
     declared = {"weights": Weights()}
     limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
-    for name, shape, said in (("v", (2, 2), "do not fit the model: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
+    for name, shape, said in (("v", (2, 2), "arrays do not fit: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
         content = pack_payload(Payload(weights={name: torch.zeros(shape)}), declared)
         with pytest.raises(RefusedMessage) as caught:
             unpack_payload(content, declared, limits, required=True)
@@ -275,12 +278,12 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
         with pytest.raises(ValueError, match=rf"weights\.{odd} is not declared .*; parts: body\."):
             pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), BODY)
         more = pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), {"weights": Weights()})
-        with pytest.raises(RefusedMessage, match=f"weights that do not fit the model: {odd}"):
+        with pytest.raises(RefusedMessage, match=f"weights whose arrays do not fit: {odd}"):
             unpack_payload(more, BODY, BODY_LIMITS, required=True)
         with pytest.raises(RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"):
             check_size(more, BODY, BODY_LIMITS)
     less = pack_payload(Payload(weights={}), BODY)
-    with pytest.raises(RefusedMessage, match=r"do not fit the model: body\.w"):
+    with pytest.raises(RefusedMessage, match=r"arrays do not fit: body\.w"):
         unpack_payload(less, BODY, BODY_LIMITS, required=True)
 
 
@@ -313,7 +316,7 @@ def test_entries_of_one_kind_under_several_names() -> None:
     check_size(content, declared, limits)
     assert_equal(unpack_payload(content, declared, limits, required=True), sent)
     content["critic"], content["weights"] = content["weights"], content["critic"]
-    with pytest.raises(RefusedMessage, match=r"weights that do not fit the model: body\.w, w"):
+    with pytest.raises(RefusedMessage, match=r"weights whose arrays do not fit: body\.w, w"):
         unpack_payload(content, declared, limits, required=True)
     del content["critic"], content["weights"]
     with pytest.raises(RefusedMessage, match="no weights"):
@@ -363,7 +366,7 @@ def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
     content.array_records["label_counts"]["means"] = raw(np.zeros(1, np.int64))
     with pytest.raises(RefusedMessage, match="88 bytes of arrays, where a valid reply has at most 80"):
         check_size(content, COUNTS, LIMITS)
-    with pytest.raises(RefusedMessage, match="label_counts with the arrays"):
+    with pytest.raises(RefusedMessage, match="label_counts whose arrays do not fit: means"):
         unpack_payload(content, COUNTS, LIMITS, required=True)
 
 
@@ -528,13 +531,13 @@ ONE_LEFT, ONE_RIGHT = torch.ones(4, 1), torch.ones(1, 6)
         ({"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT}, "int64 instead of raw-little-endian float32"),
         ({"w__left": ONE_LEFT * math.nan, "w__right": ONE_RIGHT}, "w:left: NaN or infinity"),
         ({"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30}, "w: factors whose product is not finite"),
-        ({"w__left": ONE_LEFT}, "do not fit the model: w, w:left"),
+        ({"w__left": ONE_LEFT}, "arrays do not fit: w, w:left"),
         (
             {"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT},
-            "do not fit the model: w:right:left",
+            "arrays do not fit: w:right:left",
         ),
-        ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "do not fit the model: w"),
-        ({}, "do not fit the model: w"),
+        ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "arrays do not fit: w"),
+        ({}, "arrays do not fit: w"),
     ],
 )
 def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -> None:
@@ -550,7 +553,7 @@ def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
             key.replace("seen", name): value for key, value in pair.items()
         }
         del sent[name]
-        with pytest.raises(RefusedMessage, match="do not fit the model"):
+        with pytest.raises(RefusedMessage, match="arrays do not fit"):
             unpack_payload(pack_payload(Payload(weights=sent), declared), declared, CHANGES_LIMITS, required=True)
 
 

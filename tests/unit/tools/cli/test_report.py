@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.report.figures import curves
+from protofl_common.report import charts
 from protofl_common.tools.cli import main
 from tests.support.fakes import row, write
 
@@ -12,7 +12,7 @@ from tests.support.fakes import row, write
 @pytest.fixture(autouse=True)
 def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take a second a page; `tests/unit/report` draws them."""
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (curves.means,)})
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
 def test_a_folder_and_a_name_in_runs(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses.contrast import (
+from protofl_common.maths.losses import (
     centre_correction,
     sparse_contrast,
     sparse_correction,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses.positive_unlabelled import not_of_class, positive_unlabelled_risk
+from protofl_common.maths.losses import not_of_class, positive_unlabelled_risk
 
 # three classes, of which class 2 is labelled by nobody; probabilities (1/2, 1/4, 1/4), (1/4, 1/2, 1/4), (1/4, 1/4, 1/2)
 LOGITS = torch.tensor([[2.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.0, 1.0, 2.0]], dtype=torch.float64).log()

@@ -9,11 +9,10 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -22,6 +21,9 @@ from protofl_common.report.reading import Floats
 
 Names = Sequence[str] | Sequence[int]
 Lines = Mapping[str, Sequence[float]]  # a line's name -> its values over the rounds
+FIGURE = """<figure id="{0}"><h3>{1}</h3>
+<div class="box">{2}</div><figcaption>{3}</figcaption></figure>
+"""
 INK = "#010203"  # stands for the colour of the page's text
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
 DASHES = ("-", "--", "-.", ":")
@@ -44,14 +46,6 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Drawing:
-    name: str  # of the figure, in a word or two with hyphens: its anchor in the page
-    title: str
-    caption: str  # how to read it; plain text
-    svg: str
-
-
 @contextmanager
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
     with matplotlib.rc_context(STYLE):
@@ -60,8 +54,11 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
         yield figure, figure.add_subplot()
 
 
-def draw(figure: Any, name: str, title: str, caption: str) -> Drawing:
-    """The figure as SVG in HTML, with ids of its own and no outside references."""
+def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
+    """The figure as SVG in HTML, with ids of its own and no outside references.
+
+    ``name``, in a word or two with hyphens, is its anchor in the page; ``caption`` says how to read it, in plain text.
+    """
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
@@ -79,17 +76,21 @@ def draw(figure: Any, name: str, title: str, caption: str) -> Drawing:
         (INK, "currentColor"),
     ):
         body = re.sub(old, new, body)
-    svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}", quote=True)}">{body}'
-    return Drawing(name, title, caption, svg)
+    svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}")}">{body}'
+    return Markup(FIGURE).format(name, title, Markup(svg), caption)
 
 
 def line_chart(
     name: str, title: str, caption: str, places: Sequence[float], lines: Lines, unit: str, below: str = "after round"
-) -> Drawing:
+) -> Markup:
     """A line per name over rounds, or other places; losses and times of wide range on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            axes.plot(places, values, label=label, **line_style(index, len(places)))
+            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
+            look |= {"linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)]}
+            if len(places) <= 60:
+                look |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, len(places) // 12)}
+            axes.plot(places, values, label=label, **look)
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
@@ -105,7 +106,7 @@ def line_chart(
 
 def heat_map(
     name: str, title: str, caption: str, values_RC: Floats, rows: Names, columns: Names, unit: str, below: str
-) -> Drawing:
+) -> Markup:
     """Cells from dark to light, blank for NaN; from 0, and per cent to 100."""
     texts = [str(column) for column in columns]
     with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)) as (figure, axes):
@@ -117,13 +118,6 @@ def heat_map(
         axes.set_xlabel(below)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
         return draw(figure, name, title, caption)
-
-
-def line_style(index: int, points: int) -> dict[str, Any]:
-    """Colour, dashes and, for few points, a marker of the ``index``-th line."""
-    dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
-    marks = {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **marks}
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from protofl_common.maths.losses.alignment import angular_alignment
-from protofl_common.maths.losses.margin import mean_nearest_distance, orthogonality
+from protofl_common.maths.losses import angular_alignment, mean_nearest_distance, orthogonality
 
 SAMPLES = torch.tensor([[3.0, 4.0], [-2.0, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from protofl_common.maths.losses.contrast import prototype_contrast, supervised_contrast
+from protofl_common.maths.losses import prototype_contrast, supervised_contrast
 
 TAU = 0.3
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from protofl_common.maths.losses.distillation import adaptive, class_distillation, divergence
+from protofl_common.maths.losses import adaptive, class_distillation, divergence
 
 TARGETS = torch.tensor([[0.5, 0.25, 0.25], [9.0, 9.0, 9.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
 KNOWN = torch.tensor([True, False, True])
