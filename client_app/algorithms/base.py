@@ -19,7 +19,7 @@ from client_app.data import Samples
 from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
+from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
@@ -28,6 +28,9 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
 from protofl_common.wire.schema import Declared, Template, weights_in
+
+__all__ = ["Batch", "Client", "ClientAlgorithm", "H", "LossTerms", "Payload", "Prototypes", "Proximal", "Samples"]
+__all__ += ["SplitModel", "StateDict", "Step", "by_class", "client_half"]  # what an algorithm's file needs
 
 H = TypeVar("H", bound=Hparams)
 

@@ -22,14 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
-from client_app.data import Samples
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, Prototypes, Samples, by_class
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.losses.contrast import prototype_contrast, supervised_contrast
-from protofl_common.maths.prototypes import Prototypes, by_class, chosen
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.prototypes import chosen
 
 
 class FedPCL(ClientAlgorithm[FedPCLHparams]):

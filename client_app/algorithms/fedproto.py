@@ -21,8 +21,7 @@ samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`c
 
 from typing import TypeVar
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
 from protofl_common.experiment.catalog import AlignmentHparams
 from protofl_common.maths.losses.alignment import prototype_alignment
 

@@ -18,13 +18,12 @@ from P, and is not sent. The authors' code takes c^k from the features of the la
 round has no prototypes, and so only the cross-entropy.
 """
 
+from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FPLHparams
 from protofl_common.maths.losses.alignment import prototype_alignment
 from protofl_common.maths.losses.contrast import sparse_contrast, sparse_similarity
-from protofl_common.maths.prototypes import by_class, class_means
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.prototypes import class_means
 
 
 class FPL(FedAvg[FPLHparams]):

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from client_app.algorithms.base import LossTerms, Proximal, Step
 from client_app.algorithms.ditto import Ditto
-from client_app.training import LossTerms, Proximal, Step
 from protofl_common.experiment.catalog import PFedMeHparams
 
 

@@ -18,8 +18,8 @@ paper has none.
 import torch
 from torch import Tensor, nn
 
+from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.models.split import control_variate
 

@@ -20,8 +20,8 @@ from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
-__all__ = ["Federation", "FederationError", "Payload", "StateDict", "Template", "Upload", "template_of", "together"]
-__all__ += ["ServerStrategy", "vectors_of"]
+__all__ = ["Federation", "FederationError", "Payload", "Prototypes", "ServerStrategy", "StateDict", "Template"]
+__all__ += ["Upload", "template_of", "together", "vectors_of"]  # what an algorithm's file needs
 
 H = TypeVar("H", bound=Hparams)
 

@@ -20,9 +20,8 @@ from torch.nn.functional import normalize
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedNHHparams
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
-from server_app.strategies.base import Federation, FederationError, Payload, Upload
+from server_app.strategies.base import Federation, FederationError, Payload, Prototypes, Upload
 from server_app.strategies.fedavg import FedAvg
 
 

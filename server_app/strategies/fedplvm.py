@@ -14,8 +14,8 @@ the place of FedAvg's mean, and leave out the P_k^m of the clients least like th
 from torch import Tensor
 
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.prototypes import Prototypes, cluster_classes
-from server_app.replies import Upload, together
+from protofl_common.maths.prototypes import cluster_classes
+from server_app.strategies.base import Prototypes, Upload, together
 from server_app.strategies.fedavg import FedAvg
 
 

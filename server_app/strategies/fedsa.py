@@ -17,8 +17,7 @@ from torch import nn
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
-from protofl_common.maths.prototypes import Prototypes
-from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload
+from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, Upload
 
 
 class FedSA(ServerStrategy[FedSAHparams]):

@@ -34,8 +34,8 @@ from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.maths.prototypes import Prototypes, class_means
-from server_app.strategies.base import Federation, ServerStrategy, Upload, together
+from protofl_common.maths.prototypes import class_means
+from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, together
 from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)

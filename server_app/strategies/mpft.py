@@ -14,9 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import initial_model
-from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
 
 

@@ -17,7 +17,7 @@ not say whether ỹ is taken from the model before or after local training; its 
 """
 
 from protofl_common.experiment.catalog import ProtoFedHparams
-from server_app.replies import Upload
+from server_app.strategies.base import Upload
 from server_app.strategies.fedavg import FedAvg
 
 
