@@ -419,7 +419,7 @@ _ROWS = {
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
-        exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
+        exchange=Exchange(MODEL | {"control": Weights(of="control")}, MODEL | {"control": Weights(of="change")}),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
     ),
