@@ -48,7 +48,7 @@ class Artifacts(Callback):
         sent, classes = result.prototypes, run.strategy.num_classes
         if not sent:
             return
-        owned = run.strategy.global_prototypes
+        owned = run.strategy.prototypes
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),

@@ -30,7 +30,7 @@ class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
     state: tuple[str, ...] = ()  # What a round changes: in the checkpoint, searched for NaN, rolled back after an error
-    prototypes: Prototypes | None = None  # The global ones of an algorithm that has them; None before there are any
+    prototypes: Prototypes | None = None  # The global ones, which go down and into the results, if there are any
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -47,9 +47,8 @@ class ServerStrategy(Generic[H]):
         return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
 
     def entry(self, name: str) -> Any:
-        """Return the attribute of that name, of prototypes and weights the global ones; None where there is none."""
-        names = {"prototypes": "global_prototypes", "weights": "global_weights"}
-        return getattr(self, names.get(name, name), None)
+        """Return the attribute of that name, of weights `global_weights`; None where there is none."""
+        return self.global_weights if name == "weights" else getattr(self, name, None)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the payload for ``site``, where it is not the ``common`` one."""
@@ -58,11 +57,6 @@ class ServerStrategy(Generic[H]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The server's step on the round's valid uploads, in the order of the sites; metrics to report."""
         return {}
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The prototypes to keep with the results."""
-        return self.prototypes
 
     @property
     def global_weights(self) -> StateDict | None:

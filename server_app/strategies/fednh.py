@@ -35,6 +35,7 @@ class FedNH(FedAvg[FedNHHparams]):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fednh"))
             self.prototypes_CD = class_directions(self.num_classes, self.settings.model.feature_dim)
+        self.prototypes = Prototypes(self.prototypes_CD, torch.arange(self.num_classes))  # the same memory
 
     def first_model(self) -> SplitModel:
         model = super().first_model()
@@ -54,7 +55,3 @@ class FedNH(FedAvg[FedNHHparams]):
         means = upload.payload.vectors()
         assert means is not None
         return replace(upload, payload=Payload(prototypes=replace(means, means=normalize(means.means, dim=1))))
-
-    @property
-    def global_prototypes(self) -> Prototypes:
-        return Prototypes(self.prototypes_CD.clone(), torch.arange(self.num_classes))

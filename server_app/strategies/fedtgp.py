@@ -63,7 +63,7 @@ class TrainedPrototypes(ServerStrategy[T]):
         return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     @property
-    def global_prototypes(self) -> Prototypes | None:
+    def prototypes(self) -> Prototypes | None:  # type: ignore[override]
         """P̂ of the classes seen so far; None before the first round."""
         if not self.seen_C.any():
             return None
