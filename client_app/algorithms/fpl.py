@@ -1,6 +1,6 @@
 """FPL (Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View", CVPR 2023), client half.
 
-Other half: `server_app/strategies/fpl.py`.
+Other half: `server_app/strategies/fedplvm.py`, which always takes FINCH.
 Symbols: P the cluster prototypes, of which P^k are of class k; U^k their mean, the unbiased prototype; z = f(x) [D]
 features; s(z, c) = cos(z, c) / τ, τ = ``temperature``.
 

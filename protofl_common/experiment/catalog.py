@@ -75,6 +75,7 @@ class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
 
 @dataclass(frozen=True)
 class ProtoFedHparams(Hparams):
+    weighting = "uniform"  # fixed: no setting
     prototypes: str = option(choices=("last-round", "every-round"))
 
     def due(self, server_round: int, rounds: int) -> bool:
@@ -128,6 +129,7 @@ class FedPLVMHparams(Hparams):
 
 @dataclass(frozen=True)
 class FPLHparams(Hparams):
+    global_clusters, kmeans_clusters = "finch", 0  # fixed: no settings
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
     contrast: bool = option()
@@ -377,6 +379,7 @@ _ROWS = {
     "fpl": with_merging(
         "FPL",
         "Huang et al., CVPR 2023",
+        server="server_app.strategies.fedplvm:FedPLVM",
         hparams=FPLHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=(CE, "contrast", "consistency"),
@@ -386,6 +389,7 @@ _ROWS = {
         "ProtoFed",
         "Qiao et al., Prototype Helps Federated Learning, 2023",
         client=FEDAVG_CLIENT,
+        server="server_app.strategies.fedproto_avg:FedProtoAvg",
         hparams=ProtoFedHparams,
         losses=(CE,),
     ),
