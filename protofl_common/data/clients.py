@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -16,7 +16,7 @@ from protofl_common.data.division import placed, shares_of
 from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
 from protofl_common.data.shares import Generator, shuffled_by_class
 from protofl_common.data.sources import check_data_settings
-from protofl_common.data.store import StoredData, data_if_cached, open_data
+from protofl_common.data.store import StoredData, open_data
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]  # what stands in the place of missing values, the mean and the deviation
@@ -83,7 +83,7 @@ def open_client_data(
         validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
-        domain=_domain_of(data, share.train),
+        domain=domain_of(data, share.train),
         mean=mean,
         std=std,
         fill=fill,
@@ -91,30 +91,6 @@ def open_client_data(
         found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
         uneven=settings.partition != "own" and data.uneven,
     )
-
-
-@dataclass(frozen=True)
-class ShareCounts:
-    """One client's share: number of samples of each class, int64 [C], and its domain, "" for none or several."""
-
-    train: Ints
-    test: Ints
-    domain: str
-
-
-def counts_of_shares(
-    settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
-) -> dict[int, ShareCounts]:
-    """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
-    data = data_if_cached(settings) if settings.partition != "own" else None
-    if data is None:
-        return {}
-    labels, classes, counts = np.asarray(data.labels), len(data.classes), {}
-    for client in chosen:
-        share = shares_of(data, settings, seed, clients)[client]
-        train, test = (np.bincount(labels[rows], minlength=classes) for rows in (share.train, share.test))
-        counts[client] = ShareCounts(train, test, _domain_of(data, share.train))
-    return counts
 
 
 def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
@@ -154,6 +130,7 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
     return filled(np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows]), fill)
 
 
-def _domain_of(data: StoredData, rows: Ints) -> str:
+def domain_of(data: StoredData, rows: Ints) -> str:
+    """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""
