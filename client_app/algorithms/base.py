@@ -57,6 +57,9 @@ class ClientAlgorithm(Generic[H]):
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
         self.privacy = DifferentialPrivacy(client)
+        self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
+        self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
+        """True where algorithm and network are this project's, whose losses and layers are known."""
 
     # -- before training -----------------------------------------------------------------------------------------
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
@@ -83,10 +86,6 @@ class ClientAlgorithm(Generic[H]):
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""
         return self.model
-
-    @property
-    def evaluation_arch(self) -> str:
-        return self.client.arch
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
@@ -117,11 +116,6 @@ class ClientAlgorithm(Generic[H]):
         for protection in protections_of(self.client):
             step = protection.step(step)
         return step
-
-    @property
-    def of_catalog(self) -> bool:
-        """True where algorithm and network are this project's, whose losses and layers are known."""
-        return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     def fit(self) -> dict[str, float]:
         """Train for a round, where the catalog's row names loss terms; the mean of each."""

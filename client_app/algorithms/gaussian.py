@@ -33,10 +33,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.sizes = client.num_classes, client.input_shape[0], self.hparams.head
         self.moments, self.head = ClassMoments(*self.sizes), GaussianHead(*self.sizes)
         self.model = SplitModel(nn.Identity(), self.head).to(client.device)
-
-    @property
-    def evaluation_arch(self) -> str:
-        return f"gaussian-{self.hparams.head}"
+        self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)

@@ -2,17 +2,17 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site, keys_of_sites
 from protofl_common.wire.records import WAITING, SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
+from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError
@@ -28,13 +28,12 @@ AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluatio
 class Federation:
     """The sites of a run, or its ``baseline``, known by their own names; Flower's node ids change at every restart."""
 
-    def __init__(
-        self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
-    ) -> None:
-        self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
+    def __init__(self, grid: Grid, settings: Settings, start: Checkpoint, baseline: str) -> None:
+        self.grid, self.settings, self.start, self.baseline = grid, settings, start, baseline
+        self.run_history = start.run_history
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
-        self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
+        self.owners = dict(start.owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
@@ -82,13 +81,14 @@ class Federation:
         return {name for name, card in divided.items() if card.partition in new or card.domain == domain}
 
     # -- before the first round ----------------------------------------------------------------------------------
-    def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
+    def gather(self) -> None:
         """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
-        ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
-        its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
+        The sites of a run that is resumed are waited for too, but no longer than ``join-timeout``; its data set must be
+        divided among as many clients as before (0: sites bring data of their own).
         """
-        deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(expected)
+        deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(self.start.sites)
+        divided_among = self.start.num_partitions
         while time.monotonic() < deadline:
             self._look()
             self._resolve()

@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from protofl_common.experiment.catalog import Hparams
+from protofl_common.basics.files import digest
+from protofl_common.basics.text import printable
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
@@ -67,12 +69,6 @@ class ServerStrategy(Generic[H]):
         """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
         return {name: template_of(self.entry(name) or {}) for name in weights_in(self.settings.exchange.up)}
 
-    def shared(self) -> dict[str, Template]:
-        """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
-        entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
-        templates = {"weights": template_of(self.global_weights or {}), **self.templates()}
-        return {name: templates[name] for name in entries} if entries.keys() <= templates.keys() else {}
-
     # -- for algorithms to use -----------------------------------------------------------------------------------
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
         """Average the uploads' prototypes by `Federation.bounds`; a class that nobody sent stays as in ``previous``."""
@@ -90,3 +86,30 @@ class ServerStrategy(Generic[H]):
 
 
 Strategy = ServerStrategy[Any]
+
+
+def built(federation: Federation) -> Strategy:
+    """The run's server half, on the majority's model; a site whose introduction does not give its model is left out.
+
+    The weights of either direction are compared with those that clients count, where all are known here. Another
+    package's half may keep its weights in an order of its own: their digest is not compared.
+    """
+    exchange, ours = federation.settings.exchange, federation.settings.run.algo in CATALOG
+    while True:
+        try:
+            strategy = server_half(federation.settings.row)(federation)
+            templates = {"weights": template_of(strategy.global_weights or {}), **strategy.templates()}
+            shared = weights_in({**exchange.down, **exchange.up})
+            comparable = shared and ours and shared.keys() <= templates.keys()
+            if not comparable or digest({name: templates[name] for name in shared}) == strategy.card.weights:
+                return strategy
+            raise ValueError(f"its arch and input_shape do not give the weights that it claims ({strategy.card.arch})")
+        except FederationError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if not federation.leave_out_reference(printable(str(error))):
+                raise
+
+
+def server_half(row: Algorithm) -> type[Strategy]:
+    return half(row.server, ServerStrategy)

@@ -13,8 +13,7 @@ import pytest
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, half
-from server_app.strategies import server_half
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import ServerStrategy, server_half
 from tests.support import ROOT
 
 FLOWER_ROOMS = {"wire", "check.py", "federation.py", "site"}
