@@ -46,9 +46,10 @@ class EnvelopeStep(Step):
         return terms
 
 
-class PFedMe(Ditto[PFedMeHparams]):
+class PFedMe(Ditto):
     """Ditto's two models, of which the global one learns from the personal one."""
 
+    hparams: PFedMeHparams
     trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:

@@ -16,7 +16,6 @@ paper has none.
 """
 
 import torch
-from torch import Tensor, nn
 
 from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
@@ -36,26 +35,19 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
     def fit(self) -> dict[str, float]:
         """Train by Eq. 3, then renew c_i by Eq. 4; `change` becomes Δc_i."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        correction = Controlled(trained, list(self.own), list(self.control))
-        losses = self.train(self.step(correction))
-        for own, change, total in zip(self.own, self.change, correction.sums, strict=True):
-            change.copy_(total / correction.steps.clamp(min=1) - own * (correction.steps > 0))
+        variates = list(zip(self.own, self.control, strict=True))
+        sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were
+        steps = torch.zeros((), device=trained[0].device)  # K so far: a tensor, for a GPU replays them without Python
+
+        def corrected() -> None:
+            steps.add_(1)
+            for parameter, total, (own, control) in zip(trained, sums, variates, strict=True):
+                if parameter.grad is not None:
+                    total.add_(parameter.grad)
+                    parameter.grad.add_(control - own)
+
+        losses = self.train(self.step(corrected))
+        for own, change, total in zip(self.own, self.change, sums, strict=True):
+            change.copy_(total / steps.clamp(min=1) - own * (steps > 0))
             own.add_(change)
         return losses
-
-
-class Controlled:
-    """The correction of Eq. 3: adds c − c_i to each gradient, and sums up the gradients as they were."""
-
-    def __init__(self, parameters: list[nn.Parameter], own: list[Tensor], control: list[Tensor]) -> None:
-        self.parameters, self.pairs = parameters, list(zip(own, control, strict=True))
-        self.sums = [torch.zeros_like(variate) for variate in own]
-        self.steps = torch.zeros((), device=parameters[0].device)
-        """K so far: a tensor, for a GPU replays the steps without Python."""
-
-    def __call__(self) -> None:
-        self.steps.add_(1)
-        for parameter, total, (own, control) in zip(self.parameters, self.sums, self.pairs, strict=True):
-            if parameter.grad is not None:
-                total.add_(parameter.grad)
-                parameter.grad.add_(control - own)

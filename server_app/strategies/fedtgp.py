@@ -30,7 +30,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from protofl_common.basics.devices import seed_torch
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
@@ -50,8 +50,7 @@ class TrainedPrototypes(ServerStrategy[T]):
         super().__init__(federation)
         dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, self.settings.run.algo)
         device = server_device(self.settings.machine)
-        with torch.random.fork_rng():
-            seed_torch(seed)
+        with seeded(seed):
             self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim).to(device))
             self.transform = self.network(dim).to(device)
         self.generator = torch.Generator().manual_seed(seed)
