@@ -1,5 +1,6 @@
 """Who takes part: finding the sites, letting them introduce themselves, and knowing them again when they come back."""
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -37,8 +38,7 @@ class Federation:
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
-        self._asked: set[int] = set()  # Nodes that were asked who they are
-        self._ask_again: dict[int, float] = {}  # Node that waits for its operator's approval -> when it is asked again
+        self._ask_at: dict[int, float] = {}  # Node that was asked who it is -> when it is asked again; infinity: never
         self._waiting: dict[str, Message] = {}
         self._card_of: dict[int, SiteCard] = {}
         self._silent: Counter[str] = Counter()
@@ -222,15 +222,14 @@ class Federation:
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self._asked -= (due := {node for node, at in self._ask_again.items() if at < now})
-        self._ask_again = {node: at for node, at in self._ask_again.items() if node not in due}
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
-        if new := sorted(self.online - self._asked)[: max(0, AT_ONCE - len(self.online & waiting))]:
+        due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
+        if new := due[: max(0, AT_ONCE - len(self.online & waiting))]:
             settings = pack_settings(digest_of(self.settings.given))
             content = RecordDict({**pack_baseline(self.baseline), **settings})
             questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in new]
             sent = [message for message, taken in push_each(self.grid, questions) if taken]
-            self._asked |= {message.metadata.dst_node_id for message in sent}
+            self._ask_at |= {message.metadata.dst_node_id: math.inf for message in sent}
             self._waiting |= {id_of(message): message for message in sent}
         for message, reply in pull_each(self.grid, list(self._waiting.values())):
             node = self._waiting.pop(id_of(message)).metadata.dst_node_id
@@ -238,7 +237,7 @@ class Federation:
                 why, before = printable(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):
-                    self._ask_again[node] = time.monotonic() + APPROVAL_EVERY
+                    self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
                     if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:
