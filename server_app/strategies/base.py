@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 
 from protofl_common.basics.files import digest
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.aggregation import merge_prototypes
@@ -41,6 +42,7 @@ class ServerStrategy(Generic[H]):
         self.row = federation.settings.row
         self.card = federation.reference  # For what all clients have alike; the majority's
         self.num_classes = len(self.card.classes)
+        self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)  # Of the draws that this half makes
         self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------

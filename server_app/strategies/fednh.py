@@ -19,7 +19,6 @@ import torch
 from torch.nn.functional import normalize
 
 from protofl_common.basics.devices import seeded
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
 from server_app.strategies.base import Federation, FederationError, Payload, Prototypes, Upload
@@ -33,7 +32,7 @@ class FedNH(FedAvg[FedNHHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        with seeded(derive_seed(self.settings.run.seed, "fednh")):
+        with seeded(self.seed):
             self.prototypes_CD = class_directions(self.num_classes, self.settings.model.feature_dim)
         self.prototypes = Prototypes(self.prototypes_CD, torch.arange(self.num_classes))  # the same memory
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from protofl_common.basics.devices import seeded
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload
 
@@ -28,7 +27,7 @@ class FedSA(ServerStrategy[FedSAHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, classes = self.settings.model.feature_dim, self.num_classes
-        with seeded(derive_seed(self.settings.run.seed, "fedsa")), torch.no_grad():
+        with seeded(self.seed), torch.no_grad():
             layers = [layer for _ in range(2) for layer in (nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU())]
             self.anchors_CD = nn.Sequential(*layers)(torch.randn(classes, dim))
         self.anchors = Prototypes(self.anchors_CD, torch.arange(classes))  # the same memory

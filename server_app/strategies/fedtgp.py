@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from protofl_common.basics.devices import seeded
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.maths.prototypes import class_means
@@ -48,12 +47,11 @@ class TrainedPrototypes(ServerStrategy[T]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, self.settings.run.algo)
-        device = server_device(self.settings.machine)
-        with seeded(seed):
+        dim, device = self.settings.model.feature_dim, server_device(self.settings.machine)
+        with seeded(self.seed):
             self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim).to(device))
             self.transform = self.network(dim).to(device)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.hparams.server_lr)
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FeSEMHparams
 from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
@@ -61,8 +60,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:
         count = min(len(self.centres), len({point.tobytes() for point in points}))
-        seed = derive_seed(self.settings.run.seed, "fesem") % 2**32
-        return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
+        means = KMeans(count, n_init=10, random_state=self.seed % 2**32)
+        return [int(k) for k in means.fit_predict(points)]
 
     @property
     def global_weights(self) -> StateDict:
