@@ -37,6 +37,7 @@ from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
 from protofl_common.wire.schema import Limits, RefusedMessage, Template
 
+CLIENTS = 10  # How many a site counts on at least, where neither its node config nor the run says how many take part
 OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
 
@@ -199,7 +200,7 @@ class Client:
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""
-        clients = max(10, self.node.num_partitions, self.settings.federation.num_clients)
+        clients = max(CLIENTS, self.node.num_partitions, self.settings.federation.num_clients)
         many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 

@@ -27,7 +27,7 @@ from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
-from server_app.strategies import built
+from server_app.strategies.base import built
 
 app = ServerApp()
 
@@ -76,8 +76,8 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
     with alone_in(folder):
         run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
-        federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
-        federation.gather(run.start.sites, run.start.num_partitions)
+        federation = Federation(grid, settings, run.start, baseline)
+        federation.gather()
         run.strategy = built(federation)
         run.strategy.restore(run.start.state)
         try:

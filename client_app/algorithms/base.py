@@ -19,7 +19,7 @@ from client_app.data import Samples
 from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
+from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
@@ -28,6 +28,9 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
 from protofl_common.wire.schema import Declared, Template, weights_in
+
+__all__ = ["Batch", "Client", "ClientAlgorithm", "H", "LossTerms", "Payload", "Prototypes", "Proximal", "Samples"]
+__all__ += ["SplitModel", "StateDict", "Step", "by_class", "client_half"]  # what an algorithm's file needs
 
 H = TypeVar("H", bound=Hparams)
 
@@ -54,6 +57,9 @@ class ClientAlgorithm(Generic[H]):
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
         self.privacy = DifferentialPrivacy(client)
+        self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
+        self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
+        """True where algorithm and network are this project's, whose losses and layers are known."""
 
     # -- before training -----------------------------------------------------------------------------------------
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
@@ -80,10 +86,6 @@ class ClientAlgorithm(Generic[H]):
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""
         return self.model
-
-    @property
-    def evaluation_arch(self) -> str:
-        return self.client.arch
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
@@ -114,11 +116,6 @@ class ClientAlgorithm(Generic[H]):
         for protection in protections_of(self.client):
             step = protection.step(step)
         return step
-
-    @property
-    def of_catalog(self) -> bool:
-        """True where algorithm and network are this project's, whose losses and layers are known."""
-        return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     def fit(self) -> dict[str, float]:
         """Train for a round, where the catalog's row names loss terms; the mean of each."""

@@ -15,19 +15,13 @@ is the first global model that it receives; in the authors' code it is w^0, also
 """
 
 from copy import deepcopy
-from typing import TypeVar
 
+from client_app.algorithms.base import Client, Payload, Proximal, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
-from client_app.training import Proximal, Step
 from protofl_common.experiment.catalog import DittoHparams
-from protofl_common.models.split import SplitModel
-from protofl_common.wire.payloads import Payload
-
-P = TypeVar("P", bound=DittoHparams)
 
 
-class Ditto(FedAvg[P]):
+class Ditto(FedAvg[DittoHparams]):
     """FedAvg, and beside it a model of this client's own that is drawn to the global one."""
 
     state: tuple[str, ...] = ("personal",)

@@ -20,13 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softmax
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, Prototypes, by_class
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.losses import class_distillation, prototype_alignment
-from protofl_common.maths.prototypes import Prototypes, by_class
-from protofl_common.wire.payloads import Payload
 
 
 class FedDistill(ClientAlgorithm[FedDistillHparams]):

@@ -16,8 +16,8 @@ into their networks. Variances are over B and over pixels, not B − 1, so a bat
 authors' code the averages go on from those of all clients.
 """
 
+from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation

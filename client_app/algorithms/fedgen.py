@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.split import Generator
-from protofl_common.wire.payloads import Payload
 
 
 class FedGen(ClientAlgorithm[FedGenHparams]):

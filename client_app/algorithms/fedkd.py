@@ -23,16 +23,13 @@ classes too.
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, StateDict
 from client_app.state import StateError
-from client_app.training import Batch, LossTerms
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses import adaptive, divergence
 from protofl_common.maths.low_rank import applied, change, compressed
-from protofl_common.wire.payloads import Payload, StateDict
 
 
 class FedKD(ClientAlgorithm[FedKDHparams]):

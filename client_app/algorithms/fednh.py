@@ -20,12 +20,10 @@ from copy import deepcopy
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from client_app.algorithms.base import Client, Payload, Samples, SplitModel
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
-from client_app.data import Samples
 from protofl_common.experiment.catalog import FedNHHparams
-from protofl_common.models.split import CosineHead, SplitModel
-from protofl_common.wire.payloads import Payload
+from protofl_common.models.split import CosineHead
 
 
 class FedNH(FedAvg[FedNHHparams]):

@@ -13,8 +13,7 @@ Deviations: the equations are those of the authors' code of November 2024 (aaaf6
 July 2025 it weighs both terms by similarity and leaves outliers out of the means. The first round has no second term.
 """
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
 from protofl_common.experiment.catalog import FedORGPHparams
 from protofl_common.maths.losses import angular_alignment
 

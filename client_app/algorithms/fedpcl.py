@@ -22,14 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
-from client_app.data import Samples
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, Prototypes, Samples, by_class
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
-from protofl_common.maths.prototypes import Prototypes, by_class, chosen
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.prototypes import chosen
 
 
 class FedPCL(ClientAlgorithm[FedPCLHparams]):
@@ -44,8 +40,9 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
         own = payload.vectors()
-        sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
-        self.tables = {"global": self._table((own,) if own else ()), "local": self._table(sets)}
+        local_sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
+        sets = {"global": (own,) if own else (), "local": local_sets}
+        self.tables = {name: self._table(each) for name, each in sets.items() if each}
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
@@ -61,8 +58,8 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         if hparams.loss == "contrast":
             return self._contrast(z_BD, labels_B)
         terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
-        (global_1CD, mask_1C) = self.tables["global"]
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
+            global_1CD, mask_1C = self.tables["global"]
             difference_BD = (z_BD - global_1CD[0, labels_B]) * mask_1C[0, labels_B].unsqueeze(1)
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
@@ -82,10 +79,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return normalize(super().features(data), dim=1)
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
-        """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
+        """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]."""
         classes, device = self.client.num_classes, self.client.device
-        if not sets:
-            table_1CD = torch.zeros(1, classes, self.settings.model.feature_dim, device=device)
-            return table_1CD, torch.zeros(1, classes, dtype=torch.bool, device=device)
         tables, masks = zip(*(by_class(each.to(device), classes) for each in sets), strict=True)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

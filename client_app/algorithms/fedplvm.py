@@ -20,11 +20,11 @@ round has no prototypes, and so only the cross-entropy. A λ as large as the pap
 normalisation over a small last batch upsets it (docs/algorithms).
 """
 
+from client_app.algorithms.base import Batch, LossTerms, Prototypes
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths import losses
-from protofl_common.maths.prototypes import Prototypes, cluster_classes
+from protofl_common.maths.prototypes import cluster_classes
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

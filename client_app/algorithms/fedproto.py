@@ -19,17 +19,12 @@ Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and t
 samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/training.py`).
 """
 
-from typing import TypeVar
-
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
 from protofl_common.experiment.catalog import AlignmentHparams
 from protofl_common.maths.losses import prototype_alignment
 
-A = TypeVar("A", bound=AlignmentHparams)
 
-
-class FedProto(ClientAlgorithm[A]):
+class FedProto(ClientAlgorithm[AlignmentHparams]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
     def loss(self, batch: Batch) -> LossTerms:

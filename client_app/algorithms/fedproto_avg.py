@@ -11,10 +11,9 @@ CVPR 2023; FedPLVM, NeurIPS 2024) report it with FedAvg's averaging; this is tha
 """
 
 from client_app.algorithms.fedproto import FedProto
-from protofl_common.experiment.catalog import FedProtoHparams
 
 
-class FedProtoAvg(FedProto[FedProtoHparams]):
+class FedProtoAvg(FedProto):
     """FedProto's loss and prototypes, FedAvg's model; the classifier's prediction is the paper's."""
 
     state: tuple[str, ...] = ()

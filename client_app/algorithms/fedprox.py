@@ -13,11 +13,9 @@ Buffers (batch-normalisation statistics) take no part in the norm.
 
 import torch
 
+from client_app.algorithms.base import Batch, Client, LossTerms, Payload
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
-from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedProxHparams
-from protofl_common.wire.payloads import Payload
 
 
 class FedProx(FedAvg[FedProxHparams]):

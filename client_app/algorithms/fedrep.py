@@ -22,11 +22,10 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, SplitModel, Step
 from client_app.evaluation import features_of
-from client_app.training import Step, make_optimizer
+from client_app.training import make_optimizer
 from protofl_common.experiment.catalog import FedRepHparams
-from protofl_common.models.split import SplitModel
 
 
 class FedRep(ClientAlgorithm[FedRepHparams]):

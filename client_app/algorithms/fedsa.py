@@ -22,12 +22,9 @@ models that change with every batch. A client that has not trained, or has one c
 import torch
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, Payload, Prototypes, by_class
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.losses import margin_contrast, mean_nearest_distance
-from protofl_common.maths.prototypes import Prototypes, by_class
-from protofl_common.wire.payloads import Payload
 
 
 class FedSA(ClientAlgorithm[FedSAHparams]):

@@ -17,9 +17,7 @@ divergence is a mean over samples and classes, which makes it C times weaker.
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
-from client_app.training import Batch, LossTerms
+from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses import divergence
 

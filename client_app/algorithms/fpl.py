@@ -1,6 +1,6 @@
 """FPL (Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View", CVPR 2023), client half.
 
-Other half: `server_app/strategies/fpl.py`.
+Other half: `server_app/strategies/fedplvm.py`, which always takes FINCH.
 Symbols: P the cluster prototypes, of which P^k are of class k; U^k their mean, the unbiased prototype; z = f(x) [D]
 features; s(z, c) = cos(z, c) / τ, τ = ``temperature``.
 
@@ -18,12 +18,11 @@ from P, and is not sent. The authors' code takes c^k from the features of the la
 round has no prototypes, and so only the cross-entropy.
 """
 
+from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FPLHparams
 from protofl_common.maths.losses import prototype_alignment, sparse_contrast, sparse_similarity
-from protofl_common.maths.prototypes import by_class, class_means
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.prototypes import class_means
 
 
 class FPL(FedAvg[FPLHparams]):

@@ -18,12 +18,9 @@ refinement on samples drawn from the Gaussians (FisherMix), and no random projec
 import torch
 from torch import nn
 
-from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
+from client_app.algorithms.base import Client, ClientAlgorithm, Payload, SplitModel
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
-from protofl_common.models.split import SplitModel
-from protofl_common.wire.payloads import Payload
 
 
 class Gaussian(ClientAlgorithm[GaussianHparams]):
@@ -36,10 +33,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.sizes = client.num_classes, client.input_shape[0], self.hparams.head
         self.moments, self.head = ClassMoments(*self.sizes), GaussianHead(*self.sizes)
         self.model = SplitModel(nn.Identity(), self.head).to(client.device)
-
-    @property
-    def evaluation_arch(self) -> str:
-        return f"gaussian-{self.hparams.head}"
+        self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)

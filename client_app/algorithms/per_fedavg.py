@@ -21,12 +21,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from client_app.algorithms.base import LossTerms, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import LossTerms, Step, make_optimizer, shuffled_batches
+from client_app.training import make_optimizer, shuffled_batches
 from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import PerFedAvgHparams
-from protofl_common.models.split import SplitModel
 
 
 @dataclass(eq=False)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from client_app.algorithms.base import LossTerms, Proximal, Step
 from client_app.algorithms.ditto import Ditto
-from client_app.training import LossTerms, Proximal, Step
 from protofl_common.experiment.catalog import PFedMeHparams
 
 
@@ -46,9 +46,10 @@ class EnvelopeStep(Step):
         return terms
 
 
-class PFedMe(Ditto[PFedMeHparams]):
+class PFedMe(Ditto):
     """Ditto's two models, of which the global one learns from the personal one."""
 
+    hparams: PFedMeHparams
     trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:

@@ -16,46 +16,38 @@ paper has none.
 """
 
 import torch
-from torch import Tensor, nn
 
+from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.models.split import control_variate
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
-    """FedAvg whose steps are corrected by the difference of two control variates."""
+    """FedAvg whose steps are corrected by the difference of two variates: ``own`` is c_i, and ``control`` c."""
 
     state: tuple[str, ...] = ("own",)
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        self.own, self.common, self.control = (control_variate(self.model) for _ in range(3))
+        self.own, self.control, self.change = (control_variate(self.model) for _ in range(3))
 
     def fit(self) -> dict[str, float]:
-        """Train by Eq. 3, then renew c_i by Eq. 4; `control` becomes Δc_i."""
+        """Train by Eq. 3, then renew c_i by Eq. 4; `change` becomes Δc_i."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        correction = Controlled(trained, list(self.own), list(self.common))
-        losses = self.train(self.step(correction))
-        for own, change, total in zip(self.own, self.control, correction.sums, strict=True):
-            change.copy_(total / correction.steps.clamp(min=1) - own * (correction.steps > 0))
+        variates = list(zip(self.own, self.control, strict=True))
+        sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were
+        steps = torch.zeros((), device=trained[0].device)  # K so far: a tensor, for a GPU replays them without Python
+
+        def corrected() -> None:
+            steps.add_(1)
+            for parameter, total, (own, control) in zip(trained, sums, variates, strict=True):
+                if parameter.grad is not None:
+                    total.add_(parameter.grad)
+                    parameter.grad.add_(control - own)
+
+        losses = self.train(self.step(corrected))
+        for own, change, total in zip(self.own, self.change, sums, strict=True):
+            change.copy_(total / steps.clamp(min=1) - own * (steps > 0))
             own.add_(change)
         return losses
-
-
-class Controlled:
-    """The correction of Eq. 3: adds c − c_i to each gradient, and sums up the gradients as they were."""
-
-    def __init__(self, parameters: list[nn.Parameter], own: list[Tensor], common: list[Tensor]) -> None:
-        self.parameters, self.pairs = parameters, list(zip(own, common, strict=True))
-        self.sums = [torch.zeros_like(variate) for variate in own]
-        self.steps = torch.zeros((), device=parameters[0].device)
-        """K so far: a tensor, for a GPU replays the steps without Python."""
-
-    def __call__(self) -> None:
-        self.steps.add_(1)
-        for parameter, total, (own, common) in zip(self.parameters, self.sums, self.pairs, strict=True):
-            if parameter.grad is not None:
-                total.add_(parameter.grad)
-                parameter.grad.add_(common - own)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.division import client_share, placed
+from protofl_common.data.division import placed, shares_of
 from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
 from protofl_common.data.shares import Generator, shuffled_by_class
 from protofl_common.data.sources import check_data_settings
-from protofl_common.data.store import StoredData, data_if_cached, open_data
+from protofl_common.data.store import StoredData, open_data
 
 Floats = tuple[float, ...]
+Scale = tuple[Floats, Floats, Floats]  # what stands in the place of missing values, the mean and the deviation
 UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
@@ -66,11 +67,11 @@ def open_client_data(
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = placed(settings, partition, num_partitions, domain)
-    share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
+    share = shares_of(data, settings, seed, clients, domain)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
         fill, mean, std = Floats(), data.mean, data.std
     elif shared_scale or settings.standardise == "pooled":
-        fill, mean, std = _pooled_scale(settings, data.key, seed, clients, domain)
+        fill, mean, std = _pooled_scale(data, settings, seed, clients, domain)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
     hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
@@ -82,7 +83,7 @@ def open_client_data(
         validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
-        domain=_domain_of(data, share.train),
+        domain=domain_of(data, share.train),
         mean=mean,
         std=std,
         fill=fill,
@@ -90,30 +91,6 @@ def open_client_data(
         found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
         uneven=settings.partition != "own" and data.uneven,
     )
-
-
-@dataclass(frozen=True)
-class ShareCounts:
-    """One client's share: number of samples of each class, int64 [C], and its domain, "" for none or several."""
-
-    train: Ints
-    test: Ints
-    domain: str
-
-
-def counts_of_shares(
-    settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
-) -> dict[int, ShareCounts]:
-    """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
-    data = data_if_cached(settings)
-    if data is None:
-        return {}
-    labels, classes, counts = np.asarray(data.labels), len(data.classes), {}
-    for client in chosen:
-        share = client_share(data, settings, seed=seed, client=client, clients=clients)
-        train, test = (np.bincount(labels[rows], minlength=classes) for rows in (share.train, share.test))
-        counts[client] = ShareCounts(train, test, _domain_of(data, share.train))
-    return counts
 
 
 def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
@@ -128,17 +105,14 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 
 @lru_cache(maxsize=8)
-def _pooled_scale(
-    settings: DataSettings, key: str, seed: int, clients: int, domain: str
-) -> tuple[Floats, Floats, Floats]:
-    """`_fitted` on the training samples of all clients, once per process; ``key``: that of the stored data."""
-    data = open_data(settings)
-    shares = (client_share(data, settings, seed=seed, client=n, clients=clients, domain=domain) for n in range(clients))
-    return _fitted(data, settings, np.unique(np.concatenate([share.train for share in shares])))
+def _pooled_scale(data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str) -> Scale:
+    """`_fitted` on the training samples of all clients, once per process."""
+    rows = [share.train for share in shares_of(data, settings, seed, clients, domain)]
+    return _fitted(data, settings, np.unique(np.concatenate(rows)))
 
 
-def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
-    """Return what stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
+def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
+    """The scale that these ``rows`` have."""
     fill, inputs = Floats(), _rows(data.inputs, rows)
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         middle = np.nanmedian if settings.impute == "median" else np.nanmean
@@ -156,6 +130,7 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
     return filled(np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows]), fill)
 
 
-def _domain_of(data: StoredData, rows: Ints) -> str:
+def domain_of(data: StoredData, rows: Ints) -> str:
+    """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

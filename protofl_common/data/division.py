@@ -15,7 +15,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
-from protofl_common.data.store import StoredData, open_data
+from protofl_common.data.store import StoredData
 
 UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
 COMMON = ("official", "official-all")  # values of ``test-from`` with test samples that are in nobody's share
@@ -31,26 +31,21 @@ class Share:
     validation: Ints
 
 
-def client_share(
-    data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
-) -> Share:
-    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has."""
+def placed(settings: DataSettings, client: int, clients: int, domain: str = "") -> tuple[int, int]:
+    """A client's number and the number of clients: (0, 1) where nobody else shares its data (``own``, or a domain)."""
+    if settings.partition == "own" or domain:
+        return 0, 1
     if clients < 1:
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    return _divided(data.key, settings, seed, clients, domain)[client]
+    return client, clients
 
 
 @lru_cache(maxsize=8)
-def _divided(key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> list[Share]:
-    """Every client's share, made once per process; ``key``: that of the stored data."""
-    return Division(open_data(settings), settings, seed, domain).shares(clients)
-
-
-def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
-    """A client's number and the number of clients: (0, 1) where nobody else shares its data (``own``, or a domain)."""
-    return (0, 1) if settings.partition == "own" or domain else (client, clients)
+def shares_of(data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str = "") -> list[Share]:
+    """The share of each of so many clients, made once per process; ``domain``: the only one that a client has."""
+    return Division(data, settings, seed, domain).shares(clients)
 
 
 class Division:

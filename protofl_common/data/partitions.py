@@ -1,7 +1,8 @@
 """The division of a data set among clients: one function for each legal value of ``partition``.
 
-Every function takes the pool of samples, the number of clients and a random generator, and returns for each client the
-positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says otherwise.
+Every function takes the pool of samples, the settings, the number of clients and a random generator, and returns for
+each client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says
+otherwise.
 """
 
 import math
@@ -20,7 +21,7 @@ TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up
 TINY = 1e-300  # a proportion where none was drawn; it changes no other one
 
 
-def natural(pool: Pool, clients: int) -> Shares:
+def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """The clients that the data name: client i has the samples of the i-th name; DataError unless there are as many."""
     names = pool.domain_names
     if len(names) != clients:
@@ -30,18 +31,18 @@ def natural(pool: Pool, clients: int) -> Shares:
     return [np.flatnonzero(pool.domains == client) for client in range(clients)]
 
 
-def dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Flower's ``DirichletPartitioner``: at least 10 samples each, or a fifth of an equal share, or 2."""
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
-    return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), alpha, least)
+    return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), settings.alpha, least)
 
 
-def balanced_dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """PFLlib's: who has an equal share gets no further class; at least 40 samples, or half of such a share, or 2."""
     size = len(pool.rows)
     least = min(40, max(2, size // (2 * clients)), size // clients)
-    return _dirichlet(pool, clients, rng, alpha, least, full=size / clients)
+    return _dirichlet(pool, clients, rng, settings.alpha, least, full=size / clients)
 
 
 def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
@@ -95,13 +96,13 @@ def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
     return counts_CN
 
 
-def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: int) -> Shares:
+def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
 
     Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
     clients × classes-per-client allows it. A holder's weight is uniform in [0.1, 1], on top of 2 samples.
     """
-    decks = shuffled_by_class(pool.labels, rng)
+    decks, classes_per_client = shuffled_by_class(pool.labels, rng), settings.classes_per_client
     if classes_per_client > len(decks):
         raise DataError(f"classes-per-client = {classes_per_client}: the data have only {len(decks)} classes")
     holders: list[list[int]] = [[] for _ in decks]
@@ -129,12 +130,10 @@ def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
     return np.split(deck, (cuts + least * np.arange(1, holders + 1))[:-1])
 
 
-def n_way_k_shot(
-    pool: Pool, clients: int, rng: Generator, *, ways: tuple[int, int], shots: tuple[int, int], train_fraction: float
-) -> Shares:
-    """FedProto's clients of n random classes with k training samples each; ``ways`` and ``shots``: middle and spread.
+def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
+    """FedProto's clients of n random classes with k training samples each.
 
-    n is uniform in the middle ± the spread, within 2 … number of classes; so is k (at least 1). When a class runs out,
+    n is uniform in ``ways`` ± ``ways-stdev`` within 2 … number of classes; so is k (at least 1). When a class runs out,
     its samples are dealt out again from the start, so that clients come to share some; a client never has one twice.
     Samples that the pool marks for testing are dealt from a deck of their own, as many as ``train_fraction`` says:
     nobody trains on another's test samples.
@@ -143,26 +142,27 @@ def n_way_k_shot(
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
     parts = ([deck[chosen[deck]].tolist() for deck in decks] for chosen in (for_training, ~for_training))
     training, testing = ([(cycle(samples), len(samples)) for samples in part] for part in parts)
-    high = min(len(decks), sum(ways))
-    low = min(max(min(2, len(decks)), ways[0] - ways[1]), high)
+    high = min(len(decks), settings.ways + settings.ways_stdev)
+    low = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high)
     shares = []
     for _ in range(clients):
         classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
-        count = max(1, int(rng.integers(shots[0] - shots[1], sum(shots) + 1)))
-        more = max(1, round(count / train_fraction) - count)
+        shots = rng.integers(settings.shots - settings.shots_stdev, settings.shots + settings.shots_stdev + 1)
+        count = max(1, int(shots))
+        more = max(1, round(count / settings.train_fraction) - count)
         decks_of = [deck for i in classes for deck in ((*training[i], count), (*testing[i], more))]
         dealt = [list(islice(samples, min(many, size))) for samples, size, many in decks_of]
         shares.append(np.concatenate(dealt).astype(np.int64))
     return shares
 
 
-def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335); the last get what is left."""
     decks = shuffled_by_class(pool.labels, rng)
     left = np.array([len(deck) for deck in decks])
     shares = []
     for part in np.array_split(pool.rows, clients):
-        counts = _drawn(rng.dirichlet(np.full(len(decks), alpha)), left, len(part), rng)
+        counts = _drawn(rng.dirichlet(np.full(len(decks), settings.alpha)), left, len(part), rng)
         shares.append(np.concatenate([deck[n - count : n] for deck, n, count in zip(decks, left, counts, strict=True)]))
         left = left - counts
     return shares
@@ -179,33 +179,31 @@ def _drawn(proportions: Floats, left: Ints, size: int, rng: Generator) -> Ints:
     return counts
 
 
-def feature_shift(
-    pool: Pool, clients: int, rng: Generator, clients_per_domain: str, partition: str = "feature-shift"
-) -> Shares:
-    """One domain per client, divided evenly: i mod n, or by ``clients_per_domain``. Errors name ``partition``."""
-    domains = np.array(_domain_of_clients(clients_per_domain, pool.domain_names, clients))
+def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
+    """One domain per client, divided evenly: i mod n, or by ``clients-per-domain``."""
+    domains = np.array(_domain_of_clients(settings.clients_per_domain, pool.domain_names, clients))
     shares = [np.empty(0, dtype=np.int64)] * clients
     for domain in np.unique(domains):
         members = np.flatnonzero(domains == domain)
         positions = np.flatnonzero(pool.domains == domain)
         if len(positions) < len(members):
             few = f"domain {pool.domain_names[domain]!r} has {len(positions)} samples for {len(members)} clients"
-            raise DataError(f"partition = {partition!r}: {few}; use fewer clients, or a larger total-samples")
+            raise DataError(f"partition = {settings.partition!r}: {few}; use fewer clients, or a larger total-samples")
         for client, share in zip(members, dealt_evenly(pool.labels[positions], len(members), rng), strict=True):
             shares[client] = positions[share]
     return shares
 
 
-def feature_label_shift(pool: Pool, clients: int, rng: Generator, clients_per_domain: str, alpha: float) -> Shares:
+def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
 
     So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody. Where
     only one would be left, the client gets two, of its most frequent classes.
     """
     shares = []
-    for share in feature_shift(pool, clients, rng, clients_per_domain, "feature-label-shift"):
+    for share in feature_shift(pool, settings, clients, rng):
         decks = shuffled_by_class(pool.labels[share], rng)
-        wanted = rng.dirichlet(np.full(len(decks), alpha))
+        wanted = rng.dirichlet(np.full(len(decks), settings.alpha))
         parts = [deck[: round(len(deck) * part)] for deck, part in zip(decks, wanted / wanted.max(), strict=True)]
         positions = np.concatenate(parts)
         if len(positions) < 2:
@@ -235,17 +233,15 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
 
 
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
-    "iid": lambda pool, s, n, rng: np.array_split(rng.permutation(len(pool.rows)), n),
-    "dirichlet": lambda pool, s, n, rng: dirichlet(pool, n, rng, s.alpha),
-    "balanced-dirichlet": lambda pool, s, n, rng: balanced_dirichlet(pool, n, rng, s.alpha),
-    "pathological": lambda pool, s, n, rng: pathological(pool, n, rng, s.classes_per_client),
-    "n-way-k-shot": lambda pool, s, n, rng: n_way_k_shot(
-        pool, n, rng, ways=(s.ways, s.ways_stdev), shots=(s.shots, s.shots_stdev), train_fraction=s.train_fraction
-    ),
-    "feature-shift": lambda pool, s, n, rng: feature_shift(pool, n, rng, s.clients_per_domain),
-    "label-shift": lambda pool, s, n, rng: label_shift(pool, n, rng, s.alpha),
-    "feature-label-shift": lambda pool, s, n, rng: feature_label_shift(pool, n, rng, s.clients_per_domain, s.alpha),
-    "natural": lambda pool, s, n, rng: natural(pool, n),
-    "own": lambda pool, s, n, rng: [np.arange(len(pool.rows))],
-}  # the legal values of ``partition``, each with the settings s that it takes beside the number n of clients
+    "iid": lambda pool, _, clients, rng: np.array_split(rng.permutation(len(pool.rows)), clients),
+    "dirichlet": dirichlet,
+    "balanced-dirichlet": balanced_dirichlet,
+    "pathological": pathological,
+    "n-way-k-shot": n_way_k_shot,
+    "feature-shift": feature_shift,
+    "label-shift": label_shift,
+    "feature-label-shift": feature_label_shift,
+    "natural": natural,
+    "own": lambda pool, *_: [np.arange(len(pool.rows))],
+}  # the legal values of ``partition``
 DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")  # the partitions that need data with domains

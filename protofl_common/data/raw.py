@@ -33,7 +33,7 @@ class DataError(ValueError):
     """Data cannot be read or divided as asked; the message names the key, the value and what would be right."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RawData:
     """A whole data set, decoded."""
 

@@ -29,11 +29,10 @@ ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StoredData(RawData):
-    """Raw data opened from the cache, their arrays memory-mapped and read-only."""
+    """Raw data opened from the cache, their arrays memory-mapped and read-only; equal only to itself."""
 
-    key: str = ""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     uneven: bool = False  # a class has more than twice another's samples
@@ -105,7 +104,7 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
             return None
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         counts = np.unique(arrays["labels"], return_counts=True)[1]
-        return StoredData(**arrays, **facts, key=folder.name, uneven=bool(counts.max() > 2 * counts.min()))
+        return StoredData(**arrays, **facts, uneven=bool(counts.max() > 2 * counts.min()))
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

@@ -75,6 +75,7 @@ class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
 
 @dataclass(frozen=True)
 class ProtoFedHparams(Hparams):
+    weighting = "uniform"  # fixed: no setting
     prototypes: str = option(choices=("last-round", "every-round"))
 
     def due(self, server_round: int, rounds: int) -> bool:
@@ -128,6 +129,7 @@ class FedPLVMHparams(Hparams):
 
 @dataclass(frozen=True)
 class FPLHparams(Hparams):
+    global_clusters, kmeans_clusters = "finch", 0  # fixed: no settings
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
     contrast: bool = option()
@@ -373,6 +375,7 @@ _ROWS = {
     "fpl": with_merging(
         "FPL",
         "Huang et al., CVPR 2023",
+        server="server_app.strategies.fedplvm:FedPLVM",
         hparams=FPLHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=(CE, "contrast", "consistency"),
@@ -382,6 +385,7 @@ _ROWS = {
         "ProtoFed",
         "Qiao et al., Prototype Helps Federated Learning, 2023",
         client=FEDAVG_CLIENT,
+        server="server_app.strategies.fedproto_avg:FedProtoAvg",
         hparams=ProtoFedHparams,
         losses=(CE,),
     ),
@@ -415,7 +419,7 @@ _ROWS = {
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
-        exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
+        exchange=Exchange(MODEL | {"control": Weights(of="control")}, MODEL | {"control": Weights(of="change")}),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
     ),

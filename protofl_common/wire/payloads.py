@@ -69,7 +69,7 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     content = RecordDict()
     for name, entry in declared.items():
         if name in payload.entries:
-            content[name] = array_record(codec_of(name, entry, Limits(0, 0)).pack(payload.entries[name]))
+            content[name] = array_record(codec_of(name, entry, Limits()).pack(payload.entries[name]))
     return content
 
 

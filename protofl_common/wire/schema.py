@@ -23,10 +23,10 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a receiver, for the entries that are declared."""
+    """Limits of a receiver, for the entries that are declared; a sender has none."""
 
-    num_classes: int
-    feature_dim: int
+    num_classes: int = 0
+    feature_dim: int = 0
     max_norm: float = math.inf
     weights: Mapping[str, Template] = field(default_factory=dict)  # Declared entry of weights -> its arrays
     max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all

@@ -19,13 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.data.clients import ShareCounts, counts_of_shares
+from protofl_common.data.clients import domain_of
+from protofl_common.data.division import shares_of
+from protofl_common.data.store import data_if_cached
 from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
@@ -48,7 +51,7 @@ class Artifacts(Callback):
         sent, classes = result.prototypes, run.strategy.num_classes
         if not sent:
             return
-        owned = run.strategy.global_prototypes
+        owned = run.strategy.prototypes
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
@@ -73,24 +76,25 @@ def _write_sites(run: ActiveRun) -> None:
 
 def _division(run: ActiveRun) -> dict[str, SiteFacts]:
     """Each site's samples of each class, by dividing the data once more; without sites that this does not fit."""
-    cards, clients = run.federation.cards, run.federation.num_partitions
-    if run.settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
+    cards, clients, settings = run.federation.cards, run.federation.num_partitions, run.settings
+    if settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
         return {}
-    of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
-    chosen = sorted({partition for partition in of_site.values() if partition < clients})
     try:
-        shares = counts_of_shares(run.settings.data, seed=run.settings.run.seed, chosen=chosen, clients=clients)
+        if (data := data_if_cached(settings.data)) is None:
+            return {}
+        shares = shares_of(data, settings.data, settings.run.seed, clients)
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
-    of_site = {site: number for site, number in of_site.items() if number in shares}
-    fitting = [(site, shares[number]) for site, number in of_site.items() if _fits(cards[site], shares[number])]
-    return {site: {"train-classes": of.train.tolist(), "test-classes": of.test.tolist()} for site, of in fitting}
-
-
-def _fits(card: SiteCard, share: ShareCounts) -> bool:
-    samples = (int(share.train.sum()), int(share.test.sum()))
-    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.present)
-    return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and has_classes
+    placed = {site: card for site, card in cards.items() if card.num_partitions == clients > card.partition}
+    facts: dict[str, SiteFacts] = {}
+    for site, card in placed.items():
+        share, classes = shares[card.partition], len(data.classes)
+        train, test = (np.bincount(data.labels[rows], minlength=classes) for rows in (share.train, share.test))
+        samples, domain = (len(share.train), len(share.test)), domain_of(data, share.train)
+        has_classes = set(card.present) <= set(train.nonzero()[0].tolist())
+        if (*samples, domain) == (card.train_samples, card.test_samples, card.domain) and has_classes:
+            facts[site] = {"train-classes": train.tolist(), "test-classes": test.tolist()}
+    return facts
 
 
 def _facts(card: SiteCard) -> SiteFacts:

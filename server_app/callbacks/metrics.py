@@ -54,7 +54,7 @@ class Conclusion(Callback):
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         strategy = run.strategy
-        if (prototypes := strategy.global_prototypes) is not None:
+        if (prototypes := strategy.prototypes) is not None:
             arrays = {"means": prototypes.means, "labels": prototypes.labels}
             write_tensors(run.folder / "prototypes.safetensors", arrays, {})
         if strategy.global_weights is not None:

@@ -1,18 +1,19 @@
 """Who takes part: finding the sites, letting them introduce themselves, and knowing them again when they come back."""
 
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site, keys_of_sites
 from protofl_common.wire.records import WAITING, SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
+from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError
@@ -28,18 +29,16 @@ AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluatio
 class Federation:
     """The sites of a run, or its ``baseline``, known by their own names; Flower's node ids change at every restart."""
 
-    def __init__(
-        self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
-    ) -> None:
-        self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
+    def __init__(self, grid: Grid, settings: Settings, start: Checkpoint, baseline: str) -> None:
+        self.grid, self.settings, self.start, self.baseline = grid, settings, start, baseline
+        self.run_history = start.run_history
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
-        self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
+        self.owners = dict(start.owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
-        self._asked: set[int] = set()  # Nodes that were asked who they are
-        self._ask_again: dict[int, float] = {}  # Node that waits for its operator's approval -> when it is asked again
+        self._ask_at: dict[int, float] = {}  # Node that was asked who it is -> when it is asked again; infinity: never
         self._waiting: dict[str, Message] = {}
         self._card_of: dict[int, SiteCard] = {}
         self._silent: Counter[str] = Counter()
@@ -82,13 +81,14 @@ class Federation:
         return {name for name, card in divided.items() if card.partition in new or card.domain == domain}
 
     # -- before the first round ----------------------------------------------------------------------------------
-    def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
+    def gather(self) -> None:
         """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
-        ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
-        its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
+        The sites of a run that is resumed are waited for too, but no longer than ``join-timeout``; its data set must be
+        divided among as many clients as before (0: sites bring data of their own).
         """
-        deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(expected)
+        deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(self.start.sites)
+        divided_among = self.start.num_partitions
         while time.monotonic() < deadline:
             self._look()
             self._resolve()
@@ -222,15 +222,14 @@ class Federation:
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self._asked -= (due := {node for node, at in self._ask_again.items() if at < now})
-        self._ask_again = {node: at for node, at in self._ask_again.items() if node not in due}
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
-        if new := sorted(self.online - self._asked)[: max(0, AT_ONCE - len(self.online & waiting))]:
+        due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
+        if new := due[: max(0, AT_ONCE - len(self.online & waiting))]:
             settings = pack_settings(digest_of(self.settings.given))
             content = RecordDict({**pack_baseline(self.baseline), **settings})
             questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in new]
             sent = [message for message, taken in push_each(self.grid, questions) if taken]
-            self._asked |= {message.metadata.dst_node_id for message in sent}
+            self._ask_at |= {message.metadata.dst_node_id: math.inf for message in sent}
             self._waiting |= {id_of(message): message for message in sent}
         for message, reply in pull_each(self.grid, list(self._waiting.values())):
             node = self._waiting.pop(id_of(message)).metadata.dst_node_id
@@ -238,7 +237,7 @@ class Federation:
                 why, before = printable(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):
-                    self._ask_again[node] = time.monotonic() + APPROVAL_EVERY
+                    self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
                     if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:

@@ -11,7 +11,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from protofl_common.experiment.catalog import Hparams
+from protofl_common.basics.files import digest
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.text import printable
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
@@ -20,8 +23,8 @@ from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
-__all__ = ["Federation", "FederationError", "Payload", "StateDict", "Template", "Upload", "template_of", "together"]
-__all__ += ["ServerStrategy", "vectors_of"]
+__all__ = ["Federation", "FederationError", "Payload", "Prototypes", "ServerStrategy", "StateDict", "Template"]
+__all__ += ["Upload", "template_of", "together", "vectors_of"]  # what an algorithm's file needs
 
 H = TypeVar("H", bound=Hparams)
 
@@ -30,7 +33,7 @@ class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
     state: tuple[str, ...] = ()  # What a round changes: in the checkpoint, searched for NaN, rolled back after an error
-    prototypes: Prototypes | None = None  # The global ones of an algorithm that has them; None before there are any
+    prototypes: Prototypes | None = None  # The global ones, which go down and into the results, if there are any
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -39,6 +42,7 @@ class ServerStrategy(Generic[H]):
         self.row = federation.settings.row
         self.card = federation.reference  # For what all clients have alike; the majority's
         self.num_classes = len(self.card.classes)
+        self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)  # Of the draws that this half makes
         self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
@@ -47,9 +51,8 @@ class ServerStrategy(Generic[H]):
         return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
 
     def entry(self, name: str) -> Any:
-        """Return the attribute of that name, of prototypes and weights the global ones; None where there is none."""
-        names = {"prototypes": "global_prototypes", "weights": "global_weights"}
-        return getattr(self, names.get(name, name), None)
+        """Return the attribute of that name, of weights `global_weights`; None where there is none."""
+        return self.global_weights if name == "weights" else getattr(self, name, None)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the payload for ``site``, where it is not the ``common`` one."""
@@ -60,11 +63,6 @@ class ServerStrategy(Generic[H]):
         return {}
 
     @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The prototypes to keep with the results."""
-        return self.prototypes
-
-    @property
     def global_weights(self) -> StateDict | None:
         """The global model, where there is one."""
         return getattr(self, "weights", None)
@@ -72,12 +70,6 @@ class ServerStrategy(Generic[H]):
     def templates(self) -> dict[str, Template]:
         """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
         return {name: template_of(self.entry(name) or {}) for name in weights_in(self.settings.exchange.up)}
-
-    def shared(self) -> dict[str, Template]:
-        """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
-        entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
-        templates = {"weights": template_of(self.global_weights or {}), **self.templates()}
-        return {name: templates[name] for name in entries} if entries.keys() <= templates.keys() else {}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
@@ -96,3 +88,30 @@ class ServerStrategy(Generic[H]):
 
 
 Strategy = ServerStrategy[Any]
+
+
+def built(federation: Federation) -> Strategy:
+    """The run's server half, on the majority's model; a site whose introduction does not give its model is left out.
+
+    The weights of either direction are compared with those that clients count, where all are known here. Another
+    package's half may keep its weights in an order of its own: their digest is not compared.
+    """
+    exchange, ours = federation.settings.exchange, federation.settings.run.algo in CATALOG
+    while True:
+        try:
+            strategy = server_half(federation.settings.row)(federation)
+            templates = {"weights": template_of(strategy.global_weights or {}), **strategy.templates()}
+            shared = weights_in({**exchange.down, **exchange.up})
+            comparable = shared and ours and shared.keys() <= templates.keys()
+            if not comparable or digest({name: templates[name] for name in shared}) == strategy.card.weights:
+                return strategy
+            raise ValueError(f"its arch and input_shape do not give the weights that it claims ({strategy.card.arch})")
+        except FederationError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if not federation.leave_out_reference(printable(str(error))):
+                raise
+
+
+def server_half(row: Algorithm) -> type[Strategy]:
+    return half(row.server, ServerStrategy)

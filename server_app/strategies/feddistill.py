@@ -14,8 +14,7 @@ a round is represented by what it sent last; one that has never been asked has t
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.aggregation import merge_prototypes
-from protofl_common.maths.prototypes import Prototypes
-from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, Upload, vectors_of
 
 
 class FedDistill(ServerStrategy[FedDistillHparams]):

@@ -16,7 +16,6 @@ each client's loss by its share of the label, and draws all labels that occur al
 import torch
 from torch.nn.functional import cross_entropy
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.split import Generator
 from server_app.strategies.base import Federation, Payload, Upload
@@ -31,11 +30,11 @@ class FedGen(FedAvg[FedGenHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, "fedgen")
-        self.generator = Generator(self.num_classes, dim, self.hparams.noise_dim, seed)
+        dim = self.settings.model.feature_dim
+        self.generator = Generator(self.num_classes, dim, self.hparams.noise_dim, self.seed)
         trained = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=self.hparams.server_lr)
-        self.random = torch.Generator().manual_seed(seed)
+        self.random = torch.Generator().manual_seed(self.seed)
 
     def payload_down(self) -> Payload:
         generator = None if self.label_counts is None else self.generator.state_dict()

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.models.build import initial_head
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
@@ -35,10 +34,10 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        seed = self.settings.run.seed
-        self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed)
-        self.head.to(server_device(self.settings.machine))
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, "fedgh"))
+        settings = self.settings
+        self.head = initial_head(self.card.arch, self.num_classes, settings.model, settings.run.seed)
+        self.head.to(server_device(settings.machine))
+        self.generator = torch.Generator().manual_seed(self.seed)
 
     @property
     def global_weights(self) -> StateDict:

@@ -18,11 +18,10 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import normalize
 
-from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedNHHparams
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
-from server_app.strategies.base import Federation, FederationError, Payload, Upload
+from server_app.strategies.base import Federation, FederationError, Payload, Prototypes, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -33,9 +32,9 @@ class FedNH(FedAvg[FedNHHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fednh"))
+        with seeded(self.seed):
             self.prototypes_CD = class_directions(self.num_classes, self.settings.model.feature_dim)
+        self.prototypes = Prototypes(self.prototypes_CD, torch.arange(self.num_classes))  # the same memory
 
     def first_model(self) -> SplitModel:
         model = super().first_model()
@@ -55,7 +54,3 @@ class FedNH(FedAvg[FedNHHparams]):
         means = upload.payload.vectors()
         assert means is not None
         return replace(upload, payload=Payload(prototypes=replace(means, means=normalize(means.means, dim=1))))
-
-    @property
-    def global_prototypes(self) -> Prototypes:
-        return Prototypes(self.prototypes_CD.clone(), torch.arange(self.num_classes))

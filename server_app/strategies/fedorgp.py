@@ -14,7 +14,7 @@ from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
 from protofl_common.maths.losses import orthogonality
-from server_app.replies import Upload, together
+from server_app.strategies.base import Upload, together
 from server_app.strategies.fedtgp import TrainedPrototypes
 
 

@@ -13,8 +13,7 @@ asked in a round is represented by the set it sent last; a class that nobody sen
 
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedPCLHparams
-from protofl_common.maths.prototypes import Prototypes
-from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, Upload, vectors_of
 
 
 class FedPCL(ServerStrategy[FedPCLHparams]):

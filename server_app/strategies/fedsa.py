@@ -15,10 +15,8 @@ import torch
 from torch import nn
 
 from protofl_common.basics.devices import seeded
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
-from protofl_common.maths.prototypes import Prototypes
-from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload
+from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload
 
 
 class FedSA(ServerStrategy[FedSAHparams]):
@@ -29,13 +27,10 @@ class FedSA(ServerStrategy[FedSAHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, classes = self.settings.model.feature_dim, self.num_classes
-        with seeded(derive_seed(self.settings.run.seed, "fedsa")), torch.no_grad():
+        with seeded(self.seed), torch.no_grad():
             layers = [layer for _ in range(2) for layer in (nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU())]
             self.anchors_CD = nn.Sequential(*layers)(torch.randn(classes, dim))
-
-    def payload_down(self) -> Payload:
-        anchors = Prototypes(self.anchors_CD.clone(), torch.arange(self.num_classes))
-        return Payload(anchors=anchors, prototypes=self.prototypes)
+        self.anchors = Prototypes(self.anchors_CD, torch.arange(classes))  # the same memory
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         means = self.merged(uploads, "uniform", None)

@@ -30,12 +30,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from protofl_common.basics.devices import seed_torch
-from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.maths.prototypes import Prototypes, class_means
-from server_app.strategies.base import Federation, ServerStrategy, Upload, together
+from protofl_common.maths.prototypes import class_means
+from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, together
 from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)
@@ -48,13 +47,11 @@ class TrainedPrototypes(ServerStrategy[T]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, self.settings.run.algo)
-        device = server_device(self.settings.machine)
-        with torch.random.fork_rng():
-            seed_torch(seed)
+        dim, device = self.settings.model.feature_dim, server_device(self.settings.machine)
+        with seeded(self.seed):
             self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim).to(device))
             self.transform = self.network(dim).to(device)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.hparams.server_lr)
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
 
@@ -63,7 +60,7 @@ class TrainedPrototypes(ServerStrategy[T]):
         return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     @property
-    def global_prototypes(self) -> Prototypes | None:
+    def prototypes(self) -> Prototypes | None:  # type: ignore[override]
         """P̂ of the classes seen so far; None before the first round."""
         if not self.seen_C.any():
             return None

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FeSEMHparams
-from server_app.strategies.base import Federation, Payload, StateDict, Template, Upload, template_of
+from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -35,8 +34,9 @@ class FeSEM(FedAvg[FeSEMHparams]):
         self.centres: dict[str, StateDict] = {str(k): copy for k, copy in enumerate(copies)}
         self.cluster_of: dict[str, torch.Tensor] = {}
 
-    def payload_down(self) -> Payload:
-        return Payload(weights=self.centres["0"])
+    def entry(self, name: str) -> StateDict:
+        """The weights for a client that has not trained yet, and what all are like."""
+        return self.centres["0"]
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
@@ -60,11 +60,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:
         count = min(len(self.centres), len({point.tobytes() for point in points}))
-        seed = derive_seed(self.settings.run.seed, "fesem") % 2**32
-        return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
-
-    def templates(self) -> dict[str, Template]:
-        return {"weights": template_of(self.centres["0"])}
+        means = KMeans(count, n_init=10, random_state=self.seed % 2**32)
+        return [int(k) for k in means.fit_predict(points)]
 
     @property
     def global_weights(self) -> StateDict:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import initial_model
-from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
 
 
@@ -30,7 +28,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
         card, settings, seed = self.card, self.settings, self.settings.run.seed
         self.model = initial_model(card.arch, card.input_shape, self.num_classes, settings.model, seed, "global")
         self.model.to(server_device(settings.machine))
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, "mpft"))
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.centres: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:

@@ -382,10 +382,16 @@ MUTANTS = [
     Mutant(
         "FedTGP sends the prototypes of the round before",
         f"{S}/base.py",
-        "return getattr(self, names.get(name, name), None)",
-        "before, self.before = getattr(self, 'before', None), getattr(self, names.get(name, name), None)\n"
-        "        return before",
+        'return self.global_weights if name == "weights" else getattr(self, name, None)',
+        "before, self.before = getattr(self, 'before', None), getattr(self, name, None)\n        return before",
         f"{REFERENCE}/test_fedtgp.py",
+    ),
+    Mutant(
+        "FPL averages in place of FINCH",
+        f"{P}/experiment/catalog.py",
+        'kmeans_clusters = "finch"',
+        'kmeans_clusters = "average"',
+        f"{REFERENCE}/test_fpl.py",
     ),
     Mutant(
         "FedTGP's default sums over classes",
@@ -537,7 +543,6 @@ MUTANTS = [
             "    def _fit_head(self)",
         ),
         ("Per-FedAvg: one pass an epoch", C, "per_fedavg", "2 * training.local_epochs", "training.local_epochs"),
-        ("FPL averages in place of FINCH", S, "fpl", '"finch")', '"average")'),
         ("MPFT forgets clients", S, "mpft", "self.centres |= ", "self.centres = "),
         ("MPFT sends averages", C, "mpft", "ratio=ratio", "clusters=1"),
     ),

@@ -86,15 +86,15 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
         return reply
 
     asked: list[int] = []
-    original = recording.counts_of_shares
-    monkeypatch.setattr(recording, "counts_of_shares", lambda *a, **k: asked.append(k["clients"]) or original(*a, **k))
+    original = recording.shares_of
+    monkeypatch.setattr(recording, "shares_of", lambda *a: asked.append(a[3]) or original(*a))
     config = run_config(tmp_path, num_clients=2, rounds=1, partition="iid", **SMALL)
     run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
     assert not asked
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
+    monkeypatch.setattr(recording, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())
 

@@ -208,7 +208,8 @@ def assert_private(outcome: Any, folder: Path, algo: str) -> None:
                 np.testing.assert_allclose(arrays["outputs"]["means"].sum(axis=1), 1, atol=1e-3)
             for name, of in DECLARED[algo].beside.items():
                 module = TRAINED[f"site-{message.metadata.dst_node_id - 1000}"][of]
-                part = {key: value.numpy() for key, value in module.items() if of == name or key.startswith(f"{name}.")}
+                keys = [key for key in module if key.startswith(f"{name}.")] or list(module)
+                part = {key: module[key].numpy() for key in keys}
                 assert part
                 assert arrays[name].keys() == part.keys()
                 assert all(np.array_equal(arrays[name][key], value) for key, value in part.items())

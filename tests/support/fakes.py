@@ -13,7 +13,7 @@ from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
 from server_app.protections.bounds import Bounds
-from server_app.strategies import server_half
+from server_app.strategies.base import server_half
 
 Accuracies = dict[str, dict[str, float]]
 """Site -> kind -> accuracy in [0, 1]."""

@@ -30,7 +30,7 @@ from rich.progress import track
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.data.division import client_share, placed
+from protofl_common.data.division import placed, shares_of
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD
@@ -131,8 +131,8 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
     card, data, number = trained.card, open_data(settings.data), trained.card.site.removeprefix("site-")
     if not number.isdigit() or int(number) >= clients:
         raise SettingsError(f"{card.site}: no simulated client; its data are on a machine of its own")
-    client, of = placed(settings.data, int(number), clients, "")
-    rows_N = client_share(data, settings.data, seed=settings.run.seed, client=client, clients=of, domain="").test
+    client, of = placed(settings.data, int(number), clients)
+    rows_N = shares_of(data, settings.data, settings.run.seed, of)[client].test
     if len(rows_N) != card.test_samples:
         wanted = f"not {card.test_samples} as in the run; the data changed"
         raise DataError(f"{card.site}: {len(rows_N)} test samples, {wanted}")

@@ -38,7 +38,7 @@ def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     weights = server.weights
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, weights=weights)])
     server.merge([upload("site-0", {1: [0.0, 5.0]}, weights=weights)])
-    kept = server.global_prototypes
+    kept = server.prototypes
     assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
 
 

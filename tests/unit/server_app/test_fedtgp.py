@@ -66,7 +66,7 @@ def test_training_parts_the_classes() -> None:
     server = strategy(server_epochs=300, server_lr=0.1)
     untrained = strategy(server_epochs=1, server_lr=0.1).merge(uploads())["server-loss"]
     assert server.merge(uploads())["server-loss"] < untrained / 2
-    found = server.global_prototypes
+    found = server.prototypes
     apart = torch.cdist(found.means, found.means).fill_diagonal_(math.inf).min()
     sent = [one for upload in uploads() if (one := upload.payload.vectors()) is not None]
     samples, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])

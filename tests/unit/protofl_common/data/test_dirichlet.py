@@ -17,12 +17,14 @@ def made_up(samples: int, classes: int) -> Pool:
 
 
 @pytest.mark.parametrize(("classes", "clients", "alpha"), [(10, 6, 0.1), (3, 20, 0.5), (30, 20, 0.05)])
-def test_shares_are_those_of_flowers_partitioner(classes: int, clients: int, alpha: float) -> None:
+def test_shares_are_those_of_flowers_partitioner(
+    data_settings: MakeSettings, classes: int, clients: int, alpha: float
+) -> None:
     from datasets import Dataset  # with its plots, two seconds, which collecting the tests need not take
     from flwr_datasets.partitioner import DirichletPartitioner
 
     pool = made_up(1500, classes)
-    found = dirichlet(pool, clients, np.random.default_rng(3), alpha)
+    found = dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     seed = int(np.random.default_rng(3).integers(2**31))
     flowers = DirichletPartitioner(clients, "label", alpha, min_partition_size=10, seed=seed)
     flowers.dataset = Dataset.from_dict({"row": pool.rows, "label": pool.labels})
@@ -53,9 +55,11 @@ def of_pfllib(
 
 
 @pytest.mark.parametrize(("samples", "clients", "alpha"), [(4000, 10, 0.1), (3000, 20, 0.3), (2000, 30, 0.5)])
-def test_balanced_shares_follow_pfllibs_rule(samples: int, clients: int, alpha: float) -> None:
+def test_balanced_shares_follow_pfllibs_rule(
+    data_settings: MakeSettings, samples: int, clients: int, alpha: float
+) -> None:
     pool = made_up(samples, 10)
-    found = balanced_dirichlet(pool, clients, np.random.default_rng(3), alpha)
+    found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     least = int(min(10 / (1 - 0.75), samples / clients / 2))
     wanted = of_pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
     assert [sorted(share.tolist()) for share in found] == wanted

@@ -9,7 +9,7 @@ import pytest
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, DataError, open_client_data
-from protofl_common.data.division import _divided
+from protofl_common.data.division import shares_of
 from protofl_common.data.store import data_key, open_data
 
 from .conftest import MakeSettings
@@ -64,12 +64,12 @@ def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Pat
 
 
 def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: Path) -> None:
-    settings, before = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path)), _divided.cache_info()
+    settings, before = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path)), shares_of.cache_info()
     for client in range(4):
         open_client_data(settings, seed=3, partition=client, num_partitions=4)
-    assert _divided.cache_info().misses == before.misses + 1
+    assert shares_of.cache_info().misses == before.misses + 1
     open_client_data(settings, seed=4, partition=0, num_partitions=4)
-    assert _divided.cache_info().misses == before.misses + 2
+    assert shares_of.cache_info().misses == before.misses + 2
 
 
 def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
