@@ -34,7 +34,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
-from protofl_common.wire.payloads import RAW, Payload, pack_payload
+from protofl_common.wire.payloads import RAW
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
@@ -442,10 +442,6 @@ def test_a_site_with_files_of_its_own_tells_no_more(tmp_path: Path) -> None:
     assert not any(outcome.summary["trouble"].values())
 
 
-def test_the_table_of_this_test_covers_the_catalog() -> None:
-    assert set(DECLARED) == set(CATALOG)
-
-
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
         site = client_of(small_config(tmp_path, algo), 1)
@@ -558,14 +554,3 @@ def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> Non
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))
     with pytest.raises(RefusedMessage, match="no complete record 'site'"):
         unpack_site_card(more)
-
-
-def test_counts_that_the_paper_promises_not_to_send_stay_at_the_client(tmp_path: Path) -> None:
-    """FedTGP's half hands them over; the way out keeps them, and without that the packing refuses them."""
-    replies = [reply.content for _, reply in federation(tmp_path, "fedtgp").grid.log]
-    sent = [content["prototypes"] for content in replies if "prototypes" in content]
-    assert sent
-    assert all("counts" not in record for record in sent)
-    counted = Prototypes(torch.zeros(1, 64), torch.tensor([0]), torch.tensor([3]))
-    with pytest.raises(ValueError, match="class counts of prototypes are not declared for this direction"):
-        pack_payload(Payload(prototypes=counted), CATALOG["fedtgp"].exchange.up)
