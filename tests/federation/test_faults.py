@@ -274,14 +274,9 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
     """Client 3 fails in round 2, where all are wanted: round 3 sends down what round 2 did."""
     outcome = run_federation(run_config(tmp_path, min_replies=4, **SMALL), tamper=on_round(2, 1003, fails))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False, False]
-    down = {
-        message.metadata.group_id: message.content.array_records["prototypes"]
-        for message, _ in outcome.exchanged()
-        if "prototypes" in message.content.array_records
-    }
-    same = {key: down["2"][key].data == down["3"][key].data for key in ("means", "labels")}
-    assert same == {"means": True, "labels": True}
-    assert down["3"]["means"].data != down["4"]["means"].data
+    second, third, fourth = (outcome.exchanged(number=n)[0][0].content["prototypes"] for n in (2, 3, 4))
+    assert all(second[key].data == third[key].data for key in ("means", "labels"))
+    assert third["means"].data != fourth["means"].data
 
 
 def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:

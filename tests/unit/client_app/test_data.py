@@ -62,12 +62,6 @@ def test_fully_labelled_data_are_not_touched() -> None:
     assert found.with_unlabelled() is found
 
 
-def test_features_are_taken_apart_like_images() -> None:
-    found = split_unlabelled(torch.arange(6.0).view(3, 2), torch.tensor([-1, 4, -1]))
-    assert found.inputs.tolist() == [[2.0, 3.0]]
-    assert found.unlabelled.tolist() == [[0.0, 1.0], [4.0, 5.0]]
-
-
 def test_numbers_are_standardised_per_channel_and_tokens_stay_as_they_are() -> None:
     signal = np.random.default_rng(0).normal(3, 2, (40, 2, 5)).astype(np.float32)
     signal[:, 1] = 7  # constant
