@@ -192,6 +192,17 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
 
 
+def test_a_late_client_that_does_not_fit_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = four()
+    facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
+    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
+    assert [row["valid"] for row in outcome.rows] == [4] * 5
+    assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])
 def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, secagg: bool, asks: str) -> None:
     """It arrives while the next round waits for another client; in the first of four exchanges of a secure sum."""

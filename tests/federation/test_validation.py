@@ -17,6 +17,7 @@ from client_app.trained_model import Evaluated
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
+from protofl_common.report.figures import curves
 from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import BEST, WEIGHTS
@@ -26,6 +27,13 @@ from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.support.results import without_times
+
+
+@pytest.fixture(autouse=True)
+def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them take seconds a page; `tests/unit/report` draws them."""
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (curves.means,)})
+
 
 OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
 """In the node config of a site whose table marks its test and validation samples."""
