@@ -8,7 +8,6 @@ Compared are the rounds' metrics without times, the summary's accuracies, and ev
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.harness import LONG, run_config, run_federation
-from tests.support.results import without_times
+from tests.support.results import digests, without_times
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"train_samples": 20, "test_samples": 40},
@@ -40,20 +38,10 @@ def figures(algo: str, settings: dict[str, Any]) -> Any:
     """Metrics of a run, and a digest of each tensor of the files it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_federation(run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4)
-        tensors = tensors_of(outcome.folder)
+        tensors = digests(outcome.folder)
         summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
         rows = without_times(outcome.rows)
         return json.loads(json.dumps({"rows": rows, "summary": summary, "tensors": tensors}))
-
-
-def tensors_of(folder: Path) -> dict[str, str]:
-    """File and name of each tensor that a run leaves -> a digest of it."""
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")])
-    return {
-        f"{path.relative_to(folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
-        for path in files
-        for name, value in load_file(path).items()
-    }
 
 
 def main() -> int:

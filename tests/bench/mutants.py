@@ -316,7 +316,7 @@ MUTANTS = [
         "client_app/app.py",
         "        self.evaluated = Evaluated(self.algorithm)\n",
         "        self.algorithm.fit()\n        self.evaluated = Evaluated(self.algorithm)\n",
-        "tests/federation/test_federation.py -k began_with",
+        "tests/unit/client_app/test_algorithm.py -k come_in_their_order",
     ),
     Mutant(
         "predict-among = own looks at test labels",

@@ -99,16 +99,6 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
         assert outcome.rows[0]["accuracy"]["head"]["mean"] < 0.4
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
-def test_a_round_tells_the_accuracy_of_what_it_began_with(algo: str, tmp_path: Path) -> None:
-    """Of the second round, what a run of one round ends with."""
-    one, two = (
-        run_federation(run_config(tmp_path / str(rounds), algo=algo, rounds=rounds), clients=3) for rounds in (1, 2)
-    )
-    assert two.rows[1]["evaluated-after-round"] == one.rows[-1]["evaluated-after-round"] == 1
-    assert two.rows[1]["accuracy"] == one.rows[-1]["accuracy"]
-
-
 def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
     runs = [
         run_federation(run_config(tmp_path / name, participation=0.5, rounds=3, seed=seed), clients=6)
@@ -132,23 +122,6 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     assert without_times(runs[0].rows) == without_times(runs[1].rows)
 
 
-def test_bytes_on_the_wire_meet_the_papers_formula(tmp_path: Path) -> None:
-    """4 bytes × D × (Σ C_i + m·C), plus 8 bytes a label and, up, 8 bytes a count (FedTGP Table 5, FedProto Eq. 4)."""
-    dim, clients = 64, 6
-    config = run_config(tmp_path, partition="pathological", classes_per_client=3, rounds=2, feature_dim=dim)
-    outcome = run_federation(config, clients=clients)
-    row = outcome.rows[1]
-    sent = [
-        len(reply.content.array_records["prototypes"]["labels"].data) // 8 for _, reply in outcome.exchanged(number=2)
-    ]
-    known = len(load_file(outcome.folder / "prototypes.safetensors")["labels"])
-    assert len(sent) == clients
-    numbers = 4 * dim * (sum(sent) + clients * known)
-    labels_and_counts = 8 * (sum(sent) + clients * known) + 8 * sum(sent)
-    assert row["bytes"]["up"] + row["bytes"]["down"] == numbers + labels_and_counts
-    assert row["bytes"]["up"] + row["bytes"]["down"] - labels_and_counts <= 1.05 * numbers
-
-
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     nodes = {i: {"partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / f"disk{i}")} for i in (0, 1)}
     outcome = run_federation(run_config(tmp_path), nodes={7 + node: facts for node, facts in nodes.items()})
@@ -159,11 +132,6 @@ def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
             tmp_path / f"disk{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
         }
     assert not (outcome.folder / "clients").exists()
-
-
-def test_evaluation_can_be_sparser(tmp_path: Path) -> None:
-    outcome = run_federation(run_config(tmp_path, rounds=5, evaluate_every=2))
-    assert [bool(row["accuracy"]) for row in outcome.rows] == [True, False, True, False, True, True]
 
 
 def test_the_result_names_no_data_set_that_sites_with_own_data_did_not_use(tmp_path: Path) -> None:
@@ -185,7 +153,7 @@ def test_the_result_names_no_data_set_that_sites_with_own_data_did_not_use(tmp_p
     ],
 )
 def test_a_client_in_trouble_costs_its_own_reply_only(change: Any, kind: str, said: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=3, round_timeout=3.0 if kind == "missing" else 60.0)
+    config = run_config(tmp_path, rounds=3, round_timeout=1.0 if kind == "missing" else 60.0)
     outcome = run_federation(config, clients=4, tamper=on_round(2, 1002, change))
     assert outcome.summary["trouble"] == {**dict.fromkeys(("failed", "refused", "missing", "late"), 0), kind: 1}
     second = outcome.rows[1]
@@ -233,11 +201,6 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     kind, settings, nodes = REFUSED[said]
     expect_refusal(kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes)
     assert said in capsys.readouterr().out
-
-
-def test_weights_are_averaged_over_one_architecture(tmp_path: Path) -> None:
-    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=1))
-    assert len({client["arch"] for client in outcome.summary["clients"].values()}) == 1
 
 
 def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ import client_app.app
 from client_app.app import Visit
 from protofl_common.tools import local
 from protofl_common.tools.local import CPUS, GPUS, attempt
-from tests.bench.golden import tensors_of
 from tests.support.harness import run_config
-from tests.support.results import without_times
+from tests.support.results import digests, without_times
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
 
@@ -38,7 +37,7 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
     config = run_config(folder, **{"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes)
     assert local.simulate(config, 3, lambda line: None, workers) == folder / "runs/mine"
     rows = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
-    return without_times(rows), tensors_of(folder / "runs/mine")
+    return without_times(rows), digests(folder / "runs/mine")
 
 
 @linux

@@ -178,10 +178,6 @@ def exact_hits(correct: dict[str, int], *_: Any) -> dict[str, int]:
     return dict(correct)
 
 
-def unguarded(rows: torch.Tensor) -> torch.Tensor:
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1)
-
-
 class Noiseless:
     """A draw whose noise is none."""
 

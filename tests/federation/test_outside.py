@@ -180,9 +180,8 @@ def test_its_model_of_the_last_round_lives_on(tmp_path: Path) -> None:
     assert all(one["contrast"] > 0 for one in losses[1:])
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(participation: float, tmp_path: Path) -> None:
-    more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": participation}
+def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path: Path) -> None:
+    more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
@@ -383,14 +382,6 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
-
-
-def test_unlike_networks_with_one_of_the_users_own(tmp_path: Path) -> None:
-    learn = {"rounds": 3, "local_epochs": 3, "train_samples": 0, "optimizer": "adam", "lr": 0.002}
-    run = run_federation(run_config(tmp_path, algo="fedproto", **STRIPES | learn, models=f"cnn4, {VIT}"), clients=4)
-    assert [run.summary["clients"][f"site-{i}"]["arch"] for i in range(4)] == ["cnn4", VIT] * 2
-    for site, told in run.summary["accuracy-of-clients"].items():
-        assert told["prototype"] > 0.6, site
 
 
 def test_its_model_is_exported_and_predicts(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
-from client_app.training import FusedStep, Step
+from client_app.training import Step
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -81,13 +81,32 @@ of_each = PrivateStep._of_each
 
 
 @pytest.mark.parametrize("algo", COVERED)
-def test_an_algorithm_trains_privately_and_sends_no_losses_no_seconds_and_no_classes(
+def test_an_algorithm_takes_the_private_steps_and_tables_of_its_plan_and_sends_no_losses_no_seconds_and_no_classes(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second round with the prototypes of the first, which some classes lack."""
+    """As often as each client's ledger was charged, and no class means without noise.
+
+    In the second round with the prototypes of the first, which some classes lack.
+    """
+    taken, tables = list[str](), list[str]()
+    one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
+
+    def step(self: PrivateStep, *batch: Tensor) -> Any:
+        taken.append("step")
+        return one_step(self, *batch)
+
+    def table(self: DifferentialPrivacy, round_number: int) -> float:
+        tables.append("table")
+        return one_table(self, round_number)
+
+    monkeypatch.setattr(PrivateStep, "__call__", step)
+    monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
+    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
     if algo != "fedgen":  # whose loss draws samples anew
         monkeypatch.setattr(PrivateStep, "_of_each", compared)
     outcome = private(tmp_path, algo, rounds=2, evaluate_every=2)
+    plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
+    assert (len(taken), len(tables)) == (2 * 2 * plan.steps, 2 * sum(plan.tables))
     assert not any(outcome.summary["trouble"].values())
     assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
     for message, reply in outcome.grid.log:
@@ -171,30 +190,6 @@ def test_a_covered_row_does_not_help_a_half_that_does_more_than_the_ledger_was_c
     assert f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover" in str(result)
 
 
-@pytest.mark.parametrize("algo", COVERED)
-def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_plan(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As often as each client's ledger was charged, and no class means without noise."""
-    taken, tables = list[str](), list[str]()
-    one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
-
-    def step(self: PrivateStep, *batch: Tensor) -> Any:
-        taken.append("step")
-        return one_step(self, *batch)
-
-    def table(self: DifferentialPrivacy, round_number: int) -> float:
-        tables.append("table")
-        return one_table(self, round_number)
-
-    monkeypatch.setattr(PrivateStep, "__call__", step)
-    monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
-    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
-    settings = Settings.from_run_config(private(tmp_path, algo, rounds=2).grid.run_config)
-    plan = settings.plan(20)
-    assert (len(taken), len(tables)) == (2 * 2 * plan.steps, 2 * sum(plan.tables))
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -221,17 +216,6 @@ def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_
 def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="2 clients cannot take part: norm = 'batch': this network has batch norm"):
         private(tmp_path, "fedpcl", norm="batch")
-
-
-@pytest.mark.parametrize(("dp", "kind"), [("none", FusedStep), ("sample", PrivateStep)])
-def test_no_fused_step_where_gradients_of_single_samples_are_needed(dp: str, kind: type, tmp_path: Path) -> None:
-    for algo in ("fedavg", "fedproto"):
-        site = client_of(_config(tmp_path, algo, dp), 0, 2)
-        assert type(client_half(site.settings.row)(site, 1).step()) is kind
-
-
-def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
-    return run_config(folder, **SMALL | {"algo": algo, "dp": dp})
 
 
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
@@ -268,7 +252,6 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
     assert len(ledgers) == 2
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
-    assert plan is not None
     for ledger in ledgers:
         (entries,) = json.loads(ledger.read_text()).values()
         mechanisms = [Mechanism(*one) for one in entries]
@@ -352,15 +335,6 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
         assert "dp-epsilon = 8: this message would bring this client to ε = " in late.error.reason
     hits = [one.content["report"]["correct.head"] for one in answered]
     assert len(set(hits)) > 1, "the same question, answered without noise"
-
-
-def test_local_training_is_private_too_for_its_accuracies_leave(tmp_path: Path, monkeypatch: Any) -> None:
-    steps = list[str]()
-    whole = PrivateStep.__call__
-    monkeypatch.setattr(PrivateStep, "__call__", lambda self, *batch: steps.append("") or whole(self, *batch))
-    outcome = private(tmp_path, "local", rounds=1)
-    assert len(steps) == 2 * 2
-    assert 7.7 < outcome.summary["epsilon"] <= 8
 
 
 def nodes(folder: Path, **facts: Any) -> dict[int, dict[str, Any]]:

@@ -71,17 +71,6 @@ def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_p
     assert found.summary["rounds"] == 6
 
 
-def test_with_few_clients_a_round_and_optimizers_that_live_on(tmp_path: Path) -> None:
-    """Each place in the first, a middle, or the last round."""
-    settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "keep_optimizer": True, "run_name": "mine"}
-    settings |= SMALL | {"algo": "fedtgp"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
-    for place, number in zip(PLACES, (1, 3, 4, 1, 3), strict=True):
-        config = run_config(tmp_path / place, **settings)
-        stop(config, place, number)
-        assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
-
-
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     """Also for a run without a run-name, whose name is the folder's."""
     stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)

@@ -5,16 +5,13 @@ A function may be right, tested and called by nobody; then its setting does noth
 
 import shutil
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
-from protofl_common.experiment import plugins
 from protofl_common.experiment.settings import default_run_config
 from tests.support import acting
 from tests.support.acting import CASES
-from tests.support.installed import OUTSIDE
 
 IN_THE_SECOND_ROUND = """
 evaluate-every lr-schedule lr-step lr-decay keep-optimizer
@@ -32,7 +29,7 @@ ELSEWHERE = {
     "baselines": "test_first_run: beside the run, which they do not change",
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
-    "hparams": "below, with an algorithm of another package",
+    "hparams": "test_outside: an algorithm of another package",
     "report": "tests/unit/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
@@ -82,16 +79,3 @@ def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object
     under = ({"rounds": 2} if key in IN_THE_SECOND_ROUND.split() else {}) | under
     assert other != default_run_config()[key]
     assert left_behind(under | {key.replace("-", "_").replace(".", "__"): other}) != left_behind(under)
-
-
-def test_hparams_act_on_an_algorithm_of_another_package(
-    left_behind: Callable[[dict[str, Any]], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point = EntryPoint("moon", "outside_moon.method:ROW", plugins.GROUP)
-    monkeypatch.syspath_prepend(OUTSIDE)
-    monkeypatch.setattr(plugins, "installed", lambda: {"moon": point})
-    plugins.algorithm_named.cache_clear()
-    outside = {"algo": "moon", "rounds": 2}
-    assert left_behind(outside | {"hparams": "mu=5.0"}) != left_behind(outside)
-    assert left_behind(outside | {"hparams": "mu=0.0"}) != left_behind(outside)
-    plugins.algorithm_named.cache_clear()

@@ -13,12 +13,13 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from PIL import Image
 
-from protofl_common.basics import tensorfile
 from protofl_common.experiment.settings import digest_of
 from server_app.network.membership import FederationError
 from tests.support.accidents import on_round
 from tests.support.attacks import empty, lost, when
 from tests.support.sites import NAMES, Three
+
+STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
 
 
 @pytest.fixture
@@ -107,9 +108,6 @@ def test_too_few_that_fit_end_the_run_with_the_name(three: Three, monkeypatch: p
     truncate(three, monkeypatch)
     with pytest.raises(FederationError, match="south cannot take part: DataError"):
         three.run(min_clients=3)
-    misspell(three, monkeypatch)
-    with pytest.raises(FederationError, match="south cannot take part"):
-        three.run(min_clients=3)
 
 
 def test_images_of_another_size_are_no_fault(three: Three) -> None:
@@ -130,20 +128,6 @@ def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: 
     assert told in capfd.readouterr().out
 
 
-def test_a_disk_that_is_full_later_costs_the_site_its_round(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = tensorfile.save_file
-
-    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
-        if "south" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(tensors, path, metadata)
-
-    monkeypatch.setattr(tensorfile, "save_file", full)
-    (row, _) = three.run().rows
-    assert row["valid"] == 2
-    assert row["failed"]["south"].startswith("StateError: its model of this run cannot be read or written")
-
-
 def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
     three.run(on_round(1, 3, lambda _, reply: shutil.rmtree(three.south / "state") or reply), rounds=2)
     said = re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err)
@@ -151,10 +135,12 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_a_run_without_a_valid_reply_has_not_completed(kind: str, three: Three) -> None:
+def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(kind: str, three: Three) -> None:
     with pytest.raises(FederationError, match=r"no client has sent one valid reply|no valid reply to the final"):
         three.run(when(empty, kind), run_name="mine")
     assert not (three.folder / "runs/mine/summary.json").exists()
+    last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
+    assert re.match(rf"{STAMP} ERROR ended by FederationError: no (client has sent one )?valid reply", last)
 
 
 def test_a_site_that_hangs_costs_no_whole_timeout(
@@ -168,8 +154,6 @@ def test_a_site_that_hangs_costs_no_whole_timeout(
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------
-
-STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
 
 
 def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,10 +175,3 @@ def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:
     lines = (three.run(fails, run_name="mine").folder / "run.log").read_text().splitlines()
     assert any(re.fullmatch(rf"{STAMP} WARNING failed: south: it rains", line) for line in lines)
     assert any(re.match(rf"{STAMP} INFO round 1/1 ", line) for line in lines)
-
-
-def test_the_log_of_a_run_says_why_it_ended(three: Three) -> None:
-    with pytest.raises(FederationError):
-        three.run(when(empty, MessageType.TRAIN), run_name="mine")
-    last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
-    assert re.match(rf"{STAMP} ERROR ended by FederationError: no client has sent one valid reply", last)

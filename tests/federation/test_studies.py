@@ -444,7 +444,6 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
     def invented(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "query.advertise" and message.metadata.dst_node_id == 2:
             true = reply.content.config_records[SECAGG]["north"]
-            assert isinstance(true, bytes)
             reply.content.config_records[SECAGG]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
         return reply
 

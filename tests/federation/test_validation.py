@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
+from protofl_common.report.figures import curves
 
 from client_app.app import Visit
 from client_app.evaluation import Evaluation
@@ -26,6 +27,13 @@ from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.support.results import without_times
+
+
+@pytest.fixture(autouse=True)
+def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them take seconds a page; `tests/unit/report` draws them."""
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (curves.means,)})
+
 
 OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
 """In the node config of a site whose table marks its test and validation samples."""

@@ -34,7 +34,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
-from protofl_common.wire.payloads import RAW, Payload, pack_payload
+from protofl_common.wire.payloads import RAW
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
@@ -441,10 +441,6 @@ def test_a_site_with_files_of_its_own_tells_no_more(tmp_path: Path) -> None:
     outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours"})
     assert_private(outcome, tmp_path, "fedtgp")
     assert not any(outcome.summary["trouble"].values())
-
-
-def test_the_table_of_this_test_covers_the_catalog() -> None:
-    assert set(DECLARED) == set(CATALOG)
 
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:

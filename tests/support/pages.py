@@ -76,7 +76,6 @@ class Page(HTMLParser):
     def svg(self, figure: str) -> str:
         """The drawing of a figure."""
         found = re.search(rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)', self.source, re.DOTALL)
-        assert found is not None
         return found[1]
 
     def marks(self, figure: str) -> list[int]:

@@ -1,8 +1,9 @@
 """A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
 their initial weights and the seeds of the batch orders."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,19 @@ class PlainClient:
             z = self.model.eval().body(self.x).double()
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
-    def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
-        """v ← μ v + ∇; θ ← θ − η v."""
+    def step(
+        self,
+        loss: torch.Tensor,
+        model: torch.nn.Module,
+        velocity: list[torch.Tensor],
+        towards: Iterable[torch.Tensor] = (),
+        pull: float = 0.0,
+    ) -> None:
+        """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
-            for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
-                v.mul_(self.momentum).add_(g)
+            for p, g, v, w in zip_longest(model.parameters(), gradients, velocity, towards):
+                v.mul_(self.momentum).add_(g if w is None else g + pull * (p - w))
                 p.sub_(self.lr * v)
 
 
@@ -110,6 +118,13 @@ def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
 def averaged(states: list[State], sizes: list[int]) -> State:
     """Σ n_i w_i / Σ n_i."""
     return {name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True)) for name in states[0]}
+
+
+def two_rounds(clients: Sequence[Any], weights: State) -> State:
+    """Each client trains on the weights, whose mean by samples the next round begins with."""
+    for number in (1, 2):
+        weights = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    return weights
 
 
 def copied(model: torch.nn.Module) -> State:
@@ -136,6 +151,12 @@ def model_left(folder: Path, site: str) -> State:
 def weights_left(outcome: Outcome) -> State:
     """The global weights after the run."""
     return load_file(outcome.folder / "weights.safetensors")
+
+
+def assert_models_left(folder: Path, models: Mapping[str, State]) -> None:
+    """Site -> its model after the run."""
+    for site, wanted in models.items():
+        assert_close(model_left(folder, site), wanted)
 
 
 def assert_prototypes_left(outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4) -> None:

@@ -11,8 +11,6 @@ FOLDER = ROOT / "docker"
 def program(name: str) -> Any:
     """docker/<name>.py, without running it."""
     spec = importlib.util.spec_from_file_location(f"docker_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

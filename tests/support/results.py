@@ -67,10 +67,10 @@ def assert_same_models(found: Models, wanted: Models) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of the global and the clients' prototypes and models, without what else their files tell."""
-    found = {}
-    for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):
-        for name, tensor in load_file(file).items():
-            digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-            found[f"{file.relative_to(folder)}: {name}"] = digest
-    return found
+    """File and name of each global tensor and each of a client's model that a run leaves -> a digest of it."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")])
+    return {
+        f"{file.relative_to(folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
+        for file in files
+        for name, value in load_file(file).items()
+    }

@@ -9,9 +9,8 @@ import pytest
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
-from tests.bench.golden import tensors_of
 from tests.support.processes import BIN, Connection
-from tests.support.results import without_times
+from tests.support.results import digests, without_times
 
 pytestmark = pytest.mark.system
 TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
@@ -37,7 +36,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
         runs = [out / "mine" if algo == first else baseline_folder(out / "mine", algo) for out in folders.values()]
         for run in runs:
             check(run, 2, 2)
-        flower, local = ((without_times(RunFolder(run).rows()), tensors_of(run)) for run in runs)
+        flower, local = ((without_times(RunFolder(run).rows()), digests(run)) for run in runs)
         assert flower == local, algo
 
 

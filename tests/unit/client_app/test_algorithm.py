@@ -11,9 +11,6 @@ from safetensors.torch import load_file
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.wire.payloads import Payload
-from protofl_common.wire.schema import Weights
-from tests.support.declared import DECLARED
 from tests.support.harness import client_of, run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
@@ -96,14 +93,6 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     assert any(numbers != list(range(1, 6)) for numbers in ([one for one, _ in rounds] for rounds in seen.values()))
 
 
-def test_settings_are_the_runs_and_hparams_the_algorithms(tmp_path: Path) -> None:
-    found = algorithm(tmp_path, "fedtgp", fedtgp__lambda=0.7)
-    assert found.settings is found.client.settings
-    assert found.hparams is found.settings.hparams
-    assert isinstance(found.hparams, CATALOG["fedtgp"].hparams)
-    assert found.hparams.lambda_ == 0.7
-
-
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
 def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
     """In the second round half of the first one's, for an optimizer that lives on too."""
@@ -142,12 +131,6 @@ def test_clients_that_share_a_part_of_their_models_start_alike(
 
 def states(folder: Path) -> list[Path]:
     return sorted(folder.rglob("clients/*/0*.safetensors"))
-
-
-@pytest.mark.parametrize("algo", CATALOG)
-def test_a_model_that_the_server_overwrites_is_not_kept(algo: str) -> None:
-    """`test_wire_privacy.py` finds the files of all that is, and no other, after a run of each."""
-    assert (client_half(CATALOG[algo]).state != ()) == DECLARED[algo].keeps_state
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -256,20 +239,3 @@ def test_a_second_loop_in_a_round_has_a_seed_of_its_own(tmp_path: Path) -> None:
 
 
 # -- weights in part -------------------------------------------------------------------------------------------------
-
-
-def test_templates_are_of_the_declared_part(tmp_path: Path) -> None:
-    found = algorithm(tmp_path, "fedavg")
-    whole = found.templates({"weights": Weights()})["weights"]
-    body = found.templates({"weights": Weights(parts=("body.",)), "other": Weights(parts=("head.",))})
-    assert whole.keys() == found.model.state_dict().keys()
-    assert body["weights"].keys() == {name for name in whole if name.startswith("body.")}
-    assert body["weights"].keys() | body["other"].keys() == whole.keys()
-
-
-def test_fedavg_takes_in_a_part_and_leaves_the_rest(tmp_path: Path) -> None:
-    found = algorithm(tmp_path, "fedavg")
-    before = {name: value.clone() for name, value in found.model.state_dict().items()}
-    body = {name: torch.zeros_like(value) for name, value in before.items() if name.startswith("body.")}
-    found.receive(Payload(weights=body))
-    assert_equal(found.model.state_dict(), before | body)

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import torch
 
-from client_app.data import Samples, split_unlabelled, to_device
+from client_app.data import split_unlabelled, to_device
 from protofl_common.data import ClientData
 from protofl_common.data.raw import normalised, statistics
 
@@ -47,7 +47,6 @@ def test_samples_without_a_label_stand_apart_in_their_order() -> None:
     assert len(found) == 3
     assert found.labels.tolist() == [1, 0, 2]
     assert torch.equal(found.inputs, whole[[0, 2, 4]])
-    assert found.unlabelled is not None
     assert torch.equal(found.unlabelled, whole[[1, 3]])
     together = found.with_unlabelled()
     assert together.labels.tolist() == [1, 0, 2, -1, -1]
@@ -61,13 +60,6 @@ def test_fully_labelled_data_are_not_touched() -> None:
     assert found.inputs is images
     assert found.labels is labels
     assert found.with_unlabelled() is found
-
-
-def test_features_are_taken_apart_like_images() -> None:
-    found = split_unlabelled(torch.arange(6.0).view(3, 2), torch.tensor([-1, 4, -1]))
-    assert isinstance(found, Samples)
-    assert found.inputs.tolist() == [[2.0, 3.0]]
-    assert found.unlabelled.tolist() == [[0.0, 1.0], [4.0, 5.0]]
 
 
 def test_numbers_are_standardised_per_channel_and_tokens_stay_as_they_are() -> None:

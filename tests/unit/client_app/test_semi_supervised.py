@@ -50,7 +50,6 @@ def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
 def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
     client = algorithm(tmp_path)
     assert client.client.train_set.labels.sort().values.tolist() == list(range(10))
-    assert client.client.train_set.unlabelled is not None
     assert len(client.client.train_set.unlabelled) == 20
     assert len(client.client.data.train_labels) == client.client.stated_samples == 30
     assert (client.client.test_set.labels >= 0).all()

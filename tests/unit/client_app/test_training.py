@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from client_app.data import Samples
 from client_app.training import (
     Batch,
     FusedStep,
@@ -35,20 +34,6 @@ def step_of(model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[
     return kind([model], make_optimizer([model], chosen), loss)
 
 
-def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
-    data = Samples(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
-    generator = torch.Generator().manual_seed(5)
-    first = list(shuffled_batches(data, 10, generator))
-    second = list(shuffled_batches(data, 10, generator))
-    assert [len(labels) for _, labels, _ in first] == [10, 10, 3]
-    for images, labels, index in (*first, *second):
-        assert torch.equal(images.flatten(), labels.float())
-        assert torch.equal(index, labels)
-    orders = [torch.cat([labels for _, labels, _ in epoch]).tolist() for epoch in (first, second)]
-    assert orders[0] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(23))
-
-
 def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
     data, model, chosen = some_data(), some_model(), settings(local_epochs=3, lr=1e-9)
@@ -68,19 +53,6 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
     assert all(sorted(epoch) == list(range(len(data))) for epoch in epochs)
     assert epochs[0] != epochs[1]
-
-
-def test_a_part_of_a_batch_has_its_own_rows_of_everything() -> None:
-    rows = torch.arange(4.0)
-    batch = Batch(rows.view(4, 1), rows.long() + 10, rows.long() + 20, rows.view(4, 1) + 30, rows.view(4, 1) + 40)
-    some = batch.only(torch.tensor([False, True, False, True]))
-    assert [value.flatten().tolist() for value in vars(some).values()] == [
-        [1.0, 3.0],
-        [11, 13],
-        [21, 23],
-        [31.0, 33.0],
-        [41.0, 43.0],
-    ]
 
 
 def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:

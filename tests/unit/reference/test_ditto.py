@@ -31,11 +31,7 @@ class DittoClient(plain.PlainClient):
             labels = [self.y[i] for i in batch]
             self.step(plain.cross_entropy(self.model(self.x[batch]), labels), self.model, velocity)
             loss = plain.cross_entropy(self.personal(self.x[batch]), labels)
-            gradients = torch.autograd.grad(loss, list(self.personal.parameters()))
-            with torch.no_grad():
-                for p, g, w, v in zip(self.personal.parameters(), gradients, start, own_velocity, strict=True):
-                    v.mul_(self.momentum).add_(g + self.hparams.lambda_ * (p - w))
-                    p.sub_(self.lr * v)
+            self.step(loss, self.personal, own_velocity, start, self.hparams.lambda_)
         return plain.copied(self.model)
 
 
@@ -43,13 +39,10 @@ class DittoClient(plain.PlainClient):
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
     more = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16}
     outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT)
-    weights = first = plain.copied(clients[0].model)
-    for number in (1, 2):
-        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    weights = plain.two_rounds(clients, plain.copied(clients[0].model))
     plain.assert_close(plain.weights_left(outcome), weights)
-    for client in clients:
-        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.personal))
-    plain.assert_only_weights_travel(outcome, first)
+    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.personal) for client in clients})
+    plain.assert_only_weights_travel(outcome, weights)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from client_app.algorithms.feddistill import FedDistill
 from client_app.training import Batch
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import client_of, run_config, run_federation
+from tests.support.harness import client_of, run_config
 
 DECLARED = Declared(
     PLAIN,
@@ -79,8 +79,7 @@ def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamm
     teachers = [merged(one, merging) for one in others]
     again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     for message, reply in outcome.grid.log:
         kind, number = message.metadata.message_type, message.metadata.group_id
         assert list(message.content.array_records) == ([] if (kind, number) in BEFORE else ["outputs"])
@@ -110,14 +109,3 @@ def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))
     assert client.sums_CC.sum().item() == pytest.approx(len(data))
     assert not client.sums_CC.requires_grad
-
-
-def test_its_wire_volume_is_the_formula(tmp_path: Path) -> None:
-    """FedTGP, Table 5: Σ C · (C_i + C) numbers, here of 4 bytes, with 8 bytes of label beside each vector."""
-    small = {"partition": "pathological", "classes_per_client": 3, "feature_dim": 16, "models": "htcnn-1"}
-    config = run_config(tmp_path, liars=0, algo="feddistill", feddistill__outputs="logits", test_samples=20, **small)
-    outcome = run_federation(config, clients=6)
-    sent = [received(reply.content) for _, reply in outcome.exchanged(number=2)]
-    known = {label for one in sent for label in one}
-    assert [len(one) for one in sent] == [3] * 6
-    assert outcome.rows[1]["bytes"] == {"up": 6 * 3 * (4 * 10 + 8), "down": 6 * len(known) * (4 * 10 + 8)}

@@ -86,8 +86,7 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
         gamma = coefficients(list(seen))
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
     plain.assert_close(plain.weights_left(outcome), weights)
-    for client in clients:
-        plain.assert_close(plain.model_left(outcome.folder, client.name), weights)
+    plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
     numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
     assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
 

@@ -136,8 +136,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
     plain.assert_close(plain.weights_left(outcome), head)
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model) | head)
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | head for client in clients})
     last = down[2][-1]
     assert read(last["label_counts"])["counts"].tolist() == totals.tolist()
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))

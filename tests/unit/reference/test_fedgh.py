@@ -64,8 +64,7 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         orders = [torch.randperm(count, generator=shuffle).tolist() for _ in range(epochs)]
         header = trained(header, sets, [order[i : i + size] for order in orders for i in range(0, count, size)], 0.1)
     plain.assert_close(plain.weights_left(outcome), header)
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model) | header)
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | header for client in clients})
     held = sum(len(client.rows_of()) for client in clients)
     assert held < plain.CLIENTS * 10  # so some class is missing somewhere
     assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": plain.CLIENTS * 4 * (16 + 1) * 10}

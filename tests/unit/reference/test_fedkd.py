@@ -111,8 +111,7 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
         assert outcome.rows[number - 1]["server"] == {"compression": pytest.approx(down / whole)}
         assert down < whole / 2
     plain.assert_close(plain.weights_left(outcome), weights)
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.teacher))
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.teacher) for client in clients})
 
 
 def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,7 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tm
         prototypes = server.train([client.train(number, prototypes) for client in clients])
     plain.assert_prototypes_left(outcome, prototypes)
     assert len(prototypes) < 10  # a class that nobody holds
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     held = sum(len(set(client.y)) for client in clients)
     assert outcome.rows[1]["bytes"]["up"] == held * (4 * DIM + 8)
     assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * len(prototypes) * (4 * DIM + 8)

@@ -21,11 +21,9 @@ def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> 
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, algo="fedper", **more)
     first = plain.copied(clients[0].model_of("global"))
     base = {name: value for name, value in first.items() if name not in PERSONAL[layers]}
-    for number in (1, 2):
-        base = plain.averaged([client.train(number, base) for client in clients], [len(one.y) for one in clients])
+    base = plain.two_rounds(clients, base)
     plain.assert_close(plain.weights_left(outcome), base)
-    for client in clients:
-        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model) | base)
+    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) | base for client in clients})
     plain.assert_only_weights_travel(outcome, base)
 
 

@@ -26,18 +26,15 @@ def similarity(z: torch.Tensor, g: np.ndarray, alpha: float, floor: float) -> to
 
 class FedPLVMClient(PlainClient):
     def train(self, number: int, weights: dict[str, torch.Tensor], protos: Set) -> dict[str, torch.Tensor]:
-        model = self.model_of("global")
-        model.load_state_dict(weights)
-        velocity = [torch.zeros_like(p) for p in model.parameters()]
-        for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
-            z = model.body(self.x[batch])
-            loss = cross_entropy(model.head(z), labels)
-            if protos:
-                loss = loss + self.hparams.lambda_ * self.prototype_loss(z, labels, protos)
-            self.step(loss, model, velocity)
-        self.model = model
-        return dict(model.state_dict())
+        self.model = self.model_of("global")
+        self.model.load_state_dict(weights)
+        self.sgd(number, loss=lambda batch: self.loss(batch, protos))
+        return dict(self.model.state_dict())
+
+    def loss(self, batch: list[int], protos: Set) -> torch.Tensor:
+        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
+        loss = cross_entropy(self.model.head(z), labels)
+        return loss + self.hparams.lambda_ * self.prototype_loss(z, labels, protos) if protos else loss
 
     def prototype_loss(self, z: torch.Tensor, labels: list[int], protos: Set) -> torch.Tensor:
         """Eq. 5, 6 and 8, averaged over the batch."""

@@ -21,14 +21,11 @@ class FedProxClient(plain.PlainClient):
         self.proximal = []
         for batch in self.batches(number):
             loss = plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                apart = [p - w for p, w in zip(model.parameters(), start, strict=True)]
-                norm = sum(float((d.double() ** 2).sum()) for d in apart)
-                self.proximal += len(batch) * [self.hparams.mu / 2 * norm]
-                for p, g, d, v in zip(model.parameters(), gradients, apart, velocity, strict=True):
-                    v.mul_(self.momentum).add_(g + self.hparams.mu * d)
-                    p.sub_(self.lr * v)
+            norm = sum(
+                float(((p.detach() - w).double() ** 2).sum()) for p, w in zip(model.parameters(), start, strict=True)
+            )
+            self.proximal += len(batch) * [self.hparams.mu / 2 * norm]
+            self.step(loss, model, velocity, start, self.hparams.mu)
         return plain.copied(model)
 
 
@@ -36,9 +33,7 @@ class FedProxClient(plain.PlainClient):
 def test_two_rounds_equal_an_independent_script(mu: float, tmp_path: Path) -> None:
     more = {"fedprox__mu": mu, "feature_dim": 16, **plain.LABEL_SHIFT}
     outcome, clients = plain.side_by_side(tmp_path, FedProxClient, algo="fedprox", **more)
-    weights = plain.copied(clients[0].model_of("global"))
-    for number in (1, 2):
-        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    weights = plain.two_rounds(clients, plain.copied(clients[0].model_of("global")))
     plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
         told = outcome.rows[1]["clients"][client.name]["losses"]["proximal"]

@@ -95,8 +95,7 @@ def test_two_rounds_equal_an_independent_script(
     last = outcome.exchanged(MessageType.EVALUATE)[0][0]
     sent = np.frombuffer(last.content["anchors"]["means"].data, "<f4").reshape(10, DIM)
     np.testing.assert_allclose(sent, anchors, rtol=1e-3, atol=1e-4)
-    for client in clients:
-        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
+    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     held_by_all = sum(len(set(client.y)) for client in clients)
     assert outcome.rows[1]["bytes"]["up"] == held_by_all * (4 * DIM + 8)
     assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(prototypes)) * (4 * DIM + 8)

@@ -97,5 +97,4 @@ def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}
     plain.assert_prototypes_left(outcome, prototypes, rtol=1e-4, atol=1e-5)
-    for client in clients:
-        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model))
+    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) for client in clients})

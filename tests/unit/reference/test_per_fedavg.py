@@ -70,9 +70,7 @@ def test_two_rounds_equal_an_independent_script(samples: int, tmp_path: Path) ->
     more = {"feature_dim": 16, "train_samples": samples, "test_samples": 30, "lr": 0.02, "per_fedavg__alpha": 0.1}
     outcome, clients = plain.side_by_side(tmp_path, PerFedAvgClient, algo="per-fedavg", **more)
     assert [len(client.y) for client in clients] == plain.CLIENTS * [samples]
-    weights = plain.copied(clients[0].model)
-    for number in (1, 2):
-        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    weights = plain.two_rounds(clients, plain.copied(clients[0].model))
     plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
         adapted, accuracy = client.evaluated(2, weights)

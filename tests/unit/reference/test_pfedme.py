@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.config.sections import ModelSettings
-from protofl_common.models.build import initial_model
 from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
@@ -28,11 +26,7 @@ class PFedMeClient(plain.PlainClient):
         for batch in self.batches(number):
             for _ in range(hparams.personal_steps):
                 loss = plain.cross_entropy(self.theta(self.x[batch]), [self.y[i] for i in batch])
-                gradients = torch.autograd.grad(loss, list(self.theta.parameters()))
-                with torch.no_grad():
-                    for p, g, w, v in zip(self.theta.parameters(), gradients, local.values(), velocity, strict=True):
-                        v.mul_(self.momentum).add_(g + hparams.lambda_ * (p - w))
-                        p.sub_(self.lr * v)
+                self.step(loss, self.theta, velocity, local.values(), hparams.lambda_)
             for name, theta in plain.copied(self.theta).items():
                 local[name] = local[name] - hparams.eta * hparams.lambda_ * (local[name] - theta)
         return local
@@ -48,8 +42,7 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
         mean = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
         weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
     plain.assert_close(plain.weights_left(outcome), weights)
-    for client in clients:
-        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.theta))
+    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.theta) for client in clients})
     plain.assert_only_weights_travel(outcome, weights)
 
 
@@ -86,12 +79,3 @@ def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers
-
-
-@pytest.mark.parametrize(("features", "numbers"), [(512, 133_632), (3 * 512, 395_776)])
-def test_a_round_costs_what_fedpcl_says(features: int, numbers: int) -> None:
-    """NeurIPS 2022, Table 2: 256 features of one backbone or three; the paper counts no biases and no normalisation."""
-    settings = ModelSettings(models="small3", arch="", feature_dim=256, head="trainable", initial_weights="own",
-        backbones="none", norm="batch")  # fmt: skip
-    model = initial_model("projection", (features,), 10, settings, 0, "global")
-    assert sum(value.numel() for value in model.state_dict().values() if value.ndim == 2) == numbers

@@ -63,6 +63,8 @@ def test_a_site_is_held_to_its_introduction() -> None:
         claims(counts=(2**63 - 1, 2**63 - 1))
     with pytest.raises(RefusedMessage, match="without training samples"):
         claims(train=0)
+    with pytest.raises(RefusedMessage, match="2 prototypes of 1 training samples"):
+        claims(train=1, counts=(1, 0))
 
 
 def test_label_counts_are_held_to_the_introduction_too() -> None:

@@ -157,7 +157,6 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     for _ in range(2):
         executor.reconcile()
         executor.reconcile()
-        assert executor.forking is not None
         started.append(executor.forking)
         spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
         assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED

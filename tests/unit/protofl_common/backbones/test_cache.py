@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone
@@ -65,30 +66,24 @@ def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("damage", [b"", b"rubbish", None])
-def test_damaged_files_are_made_anew(images: Images, runs: list[int], tmp_path: Path, damage: bytes | None) -> None:
+OTHERS = [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6, 256).double()]
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", None, *OTHERS])
+def test_damaged_files_and_files_of_other_content_are_made_anew(
+    images: Images, runs: list[int], tmp_path: Path, damage: bytes | torch.Tensor | None
+) -> None:
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()
-    file.write_bytes(sound[:-5] if damage is None else damage)
+    if isinstance(damage, torch.Tensor):
+        save_file({"features": damage}, file)
+    else:
+        file.write_bytes(sound[:-5] if damage is None else damage)
     runs.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
     assert runs == [6, 6]
     assert file.read_bytes() == sound
-
-
-@pytest.mark.parametrize(
-    "wrong", [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6, 256).double()]
-)
-def test_files_of_other_content_are_made_anew(
-    images: Images, runs: list[int], tmp_path: Path, wrong: torch.Tensor
-) -> None:
-    from safetensors.torch import save_file
-
-    first = cached_features(images, NAMES, CPU, tmp_path, "x")
-    (file,) = tmp_path.glob("features/*.safetensors")
-    save_file({"features": wrong}, file)
-    assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
 
 
 def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofl_common.config.options import SettingsError
 from protofl_common.data import UNLABELLED
 from protofl_common.data.clients import hide_labels
 
-from .conftest import MakeSettings, OpenAll
+from .conftest import OpenAll
 
 
 def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
@@ -82,21 +81,3 @@ def test_rates_share_one_division_in_the_cache(open_all: OpenAll, cache_dir: Pat
     before = set(cache_dir.iterdir())
     open_all(3, seed=99, **few, positive_rate=0.3)
     assert set(cache_dir.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        *(("positive-rate", rate, "must be a number above 0 and at most 1") for rate in (0.0, -0.5, 1.5, "half")),
-        ("pu-weight", -1.0, "must be a number at least 0"),
-        ("pu-risk", "non_negative", "choose one of unbiased, non-negative (did you mean non-negative?)"),
-        ("test-from", "official-al",
-         "choose one of split, balanced, official, official-own, official-all (did you mean official-all?)"),
-    ],
-)  # fmt: skip
-def test_a_wrong_value_is_named_with_what_would_be_right(
-    data_settings: MakeSettings, key: str, value: object, said: str
-) -> None:
-    with pytest.raises(SettingsError) as caught:
-        data_settings(**{key.replace("-", "_"): value})
-    assert str(caught.value) == f"{key} = {value!r}: {said}"

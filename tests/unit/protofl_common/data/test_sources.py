@@ -114,12 +114,6 @@ def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSetting
     assert data.domain_names == ()
 
 
-def test_class_folder_not_in_classes(data_settings: MakeSettings, domain_dir: Path) -> None:
-    where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
-    with pytest.raises(DataError, match=r"classes = 'cat,dog' does not list the folder 'owl'"):
-        open_data(data_settings(**where, classes="cat,dog"))
-
-
 def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     """As FedPLVM takes ten of DomainNet's 345 classes; `owl` is in one of the two domains only."""
     where = {"dataset": "domain-folder", "data_dir": str(domain_dir), "partition": "feature-shift"}
@@ -133,13 +127,6 @@ def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, d
 def test_unreadable_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:
     (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
     with pytest.raises(DataError, match=r"photo/dog/broken\.jpg is not a readable image"):
-        open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
-
-
-def test_cut_off_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:
-    file = domain_dir / "photo" / "dog" / "0.png"
-    file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(DataError, match=r"dog/0\.png is not a readable image"):
         open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
 
 

@@ -73,7 +73,6 @@ def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
     similarity = sparse_similarity(z, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), ALPHA, FLOOR)
     own = torch.tensor([[True, False], [True, False]])
     (sparse_contrast(similarity, own, TAU) + sparse_correction(similarity, own)).backward()
-    assert z.grad is not None
     assert torch.isfinite(z.grad).all()
 
 

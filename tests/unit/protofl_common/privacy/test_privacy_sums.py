@@ -141,22 +141,10 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
     return Payload(weights=weights, prototypes=prototypes, label_counts=by_class), draw(st.integers(1, 5000))
 
 
-def counts_of(payload: Payload) -> torch.Tensor:
-    found = payload.counts("label_counts")
-    assert found is not None
-    return found
-
-
-def prototypes_of(payload: Payload) -> Prototypes:
-    found = payload.vectors()
-    assert found is not None
-    return found
-
-
 @settings(max_examples=40)
 @given(st.lists(uploads(), min_size=3, max_size=5))
 def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tuple[Payload, int]]) -> None:
-    counted = torch.stack([counts_of(one) for one, _ in sent]).sum(dim=0)
+    counted = torch.stack([one.counts("label_counts") for one, _ in sent]).sum(dim=0)
     if not int(counted.sum()):
         return
     sums = np.add.reduce([to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent])
@@ -167,12 +155,11 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tup
     for name, value in (found.weights() or {}).items():
         rounding = 1.001 if name.endswith("tracked") else len(sent) / scale(len(sent))
         assert torch.allclose(value.double(), wanted[name].double(), rtol=1e-6, atol=rounding), name
-    merged, seen = merge_by_class([prototypes_of(one) for one, _ in sent], "counts"), prototypes_of(found)
+    merged, seen = merge_by_class([one.vectors() for one, _ in sent], "counts"), found.vectors()
     assert torch.equal(seen.labels, merged.labels)
     assert torch.allclose(seen.means, merged.means, rtol=1e-6, atol=len(sent) / scale(len(sent)))
-    assert seen.counts is not None
     assert torch.equal(seen.counts, counted[seen.labels])
-    assert torch.equal(counts_of(found), counted)
+    assert torch.equal(found.counts("label_counts"), counted)
 
 
 @pytest.mark.parametrize("clients", [3, 1000])
@@ -189,7 +176,7 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
     found, _ = from_sums(to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
-    assert torch.allclose(prototypes_of(found).means, torch.tensor([[6e3, 8e3, 0.0]]))
+    assert torch.allclose(found.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
 
 
 def test_without_any_class_there_are_no_prototypes() -> None:

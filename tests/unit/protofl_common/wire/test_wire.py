@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,6 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
     row = CATALOG[algo]
     everything = some_payload({**UP, "weights": Weights()})
     counted = everything.vectors()
-    assert counted is not None
     several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
     for declared in (row.exchange.down, row.exchange.up):
         vectors = declared.get("prototypes")
@@ -162,16 +162,10 @@ def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.T
     """Of a wrong sum, with a number below 0, of sum 0."""
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
     rows = torch.tensor([[0.7, 0.3] + [0.0] * 8, [0.1] * 10])
-    for means, said in (
-        (rows, None),
-        (torch.stack([change(rows[0]), rows[1]]), "outputs that are no class probabilities"),
-    ):
-        content = pack_payload(Payload(outputs=Prototypes(means, torch.tensor([3, 4]))), declared)
-        if said is None:
-            assert unpack_payload(content, declared, LIMITS, required=True).vectors("outputs") is not None
-            continue
-        with pytest.raises(RefusedMessage, match=said):
-            unpack_payload(content, declared, LIMITS, required=True)
+    means = torch.stack([change(rows[0]), rows[1]])
+    content = pack_payload(Payload(outputs=Prototypes(means, torch.tensor([3, 4]))), declared)
+    with pytest.raises(RefusedMessage, match="outputs that are no class probabilities"):
+        unpack_payload(content, declared, LIMITS, required=True)
 
 
 def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
@@ -204,17 +198,7 @@ def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
     change, said = BAD_PAYLOADS[kind]
     content = honest()
     change(content)
-    with pytest.raises(RefusedMessage) as caught:
-        unpack_payload(content, UP, LIMITS, required=True)
-    assert said in str(caught.value)
-
-
-def test_more_prototypes_than_classes_are_refused() -> None:
-    content = honest()
-    with_array("means", np.zeros((11, 3), np.float32))(content)
-    with_array("labels", np.arange(11))(content)
-    with_array("counts", np.ones(11, np.int64))(content)
-    with pytest.raises(RefusedMessage, match="11 prototypes, not from 1 to 10"):
+    with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_payload(content, UP, LIMITS, required=True)
 
 
@@ -246,14 +230,8 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
     sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
     content = pack_payload(Payload(local_sets=sets), declared)
     content.array_records["local_sets"][array] = raw(values)
-    with pytest.raises(RefusedMessage) as caught:
+    with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_payload(content, declared, LIMITS, required=True)
-    assert said in str(caught.value)
-
-
-def test_counts_are_refused_where_the_paper_promises_none() -> None:
-    with pytest.raises(RefusedMessage, match="counts"):
-        unpack_payload(honest(), {"prototypes": Vectors()}, LIMITS, required=True)
 
 
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
@@ -261,9 +239,8 @@ def test_weights_that_do_not_fit_the_model_are_refused() -> None:
     limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
     for name, shape, said in (("v", (2, 2), "arrays do not fit: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
         content = pack_payload(Payload(weights={name: torch.zeros(shape)}), declared)
-        with pytest.raises(RefusedMessage) as caught:
+        with pytest.raises(RefusedMessage, match=re.escape(said)):
             unpack_payload(content, declared, limits, required=True)
-        assert said in str(caught.value)
 
 
 BODY: Declared = {"weights": Weights(parts=("body.",))}
@@ -324,23 +301,6 @@ def test_entries_of_one_kind_under_several_names() -> None:
     assert unpack_payload(content, declared, limits, required=False).entries.keys() == {"prototypes", "logits"}
 
 
-def test_vectors_as_wide_as_there_are_classes() -> None:
-    declared: Declared = {"logits": Vectors(width="classes")}
-    sent = Payload(logits=Prototypes(torch.randn(2, 10), torch.tensor([7, 2])))
-    content = pack_payload(sent, declared)
-    check_size(content, declared, LIMITS)
-    assert_equal(unpack_payload(content, declared, LIMITS, required=True), sent)
-    with pytest.raises(RefusedMessage, match="logits means: shape 2×10 instead of 2×3"):
-        unpack_payload(content, {"logits": Vectors()}, LIMITS, required=True)
-    narrow = pack_payload(Payload(logits=Prototypes(torch.randn(2, 3), torch.tensor([7, 2]))), declared)
-    with pytest.raises(RefusedMessage, match="logits means: shape 2×3 instead of 2×10"):
-        unpack_payload(narrow, declared, LIMITS, required=True)
-    full = pack_payload(Payload(logits=Prototypes(torch.randn(10, 10), torch.arange(10))), declared)
-    check_size(full, declared, LIMITS)
-    with pytest.raises(RefusedMessage, match="480 bytes of arrays, where a valid reply has at most 200"):
-        check_size(full, {"logits": Vectors()}, LIMITS)
-
-
 COUNTS: Declared = {"label_counts": Counts()}
 
 
@@ -395,10 +355,6 @@ def test_the_algorithms_that_need_one_architecture() -> None:
     assert not Exchange().needs_one_architecture
 
 
-def test_a_report_survives_a_round_trip() -> None:
-    assert unpack_report(RecordDict({"report": pack_report(REPORT, LOSSES)}), 2, LOSSES) == REPORT
-
-
 def test_a_report_tells_of_validation_samples() -> None:
     report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
     packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
@@ -441,9 +397,8 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
     ],
 )
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
-    with pytest.raises(RefusedMessage) as caught:
+    with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_report(content, 2, LOSSES)
-    assert said in str(caught.value)
 
 
 def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
@@ -541,9 +496,8 @@ ONE_LEFT, ONE_RIGHT = torch.ones(4, 1), torch.ones(1, 6)
     ],
 )
 def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -> None:
-    with pytest.raises(RefusedMessage) as caught:
+    with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_change(**arrays, seen=SEEN)
-    assert said in str(caught.value)
 
 
 def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:

@@ -1,6 +1,5 @@
 """``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
 
-import json
 import math
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table
 from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
+from tests.support.commands import told
 from tests.support.fakes import write_run
 
 LOCAL, OURS = [0.50, 0.58, 0.53, 0.61], [0.55, 0.60, 0.59, 0.66]
@@ -34,8 +34,7 @@ def write(folder: Path, algo: str, accuracies: list[float], first: int = 1, **se
 
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
-    assert main(["compare", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["groups"]
+    return told(capsys, "compare", *arguments)["groups"]
 
 
 def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +123,8 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
     figure = tmp_path / "all.svg"
-    arguments = ["compare", str(tmp_path), "--json", "--figure", str(figure), "--what", "head", "--over", "worst-10%"]
-    assert main(arguments) == 0
-    ours, local = json.loads(capsys.readouterr().out)["groups"]
+    options = ("--figure", str(figure), "--what", "head", "--over", "worst-10%")
+    ours, local = compared(capsys, str(tmp_path), *options)
     assert ours["values"] == {str(seed): pytest.approx(100 * value) for seed, value in enumerate(OURS, 1)}
     assert local["values"] == {"1": pytest.approx(50), "2": pytest.approx(58)}
     assert (local["difference"]["n"], local["difference"]["mean"]) == (2, pytest.approx(-3.5))

@@ -32,13 +32,6 @@ def test_every_choice_is_listed_with_its_explanation(capsys: pytest.CaptureFixtu
         assert row.paper in listed[name]
 
 
-def test_one_list_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "partitions"]) == 0
-    out = capsys.readouterr().out
-    assert "n-way-k-shot" in out
-    assert "fedproto" not in out.replace("(FedProto)", "")
-
-
 def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", "algorithms"])
     out = capsys.readouterr().out

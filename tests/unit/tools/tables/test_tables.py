@@ -429,13 +429,6 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
 
 
-def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
-    small.write_text(SMALL.replace("train-samples: 10", "train-samples: -1"), encoding="utf-8")
-    with pytest.raises(SettingsError) as error:
-        plan(read_table(small))
-    assert "small: Local / few: train-samples = -1: must be a number at least 0" in str(error.value)
-
-
 def test_the_command_shows_what_would_run(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
