@@ -34,7 +34,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
-from protofl_common.wire.payloads import RAW
+from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
