@@ -85,7 +85,8 @@ def _what_travels() -> Iterator[str]:
     for name, row in CATALOG.items():
         down, up = in_words(row.exchange.down), in_words(row.exchange.up)
         differ = re.findall(r"Different networks: (\w+)\.", lists()["algorithms"][1][name])[0]
-        rows.append((f"[`{name}`]({name}.md)", row.paper, differ, down, "the same" if up == down else up, _stays(name)))
+        up = "the same" if up == down else re.sub(r" \(.*?\)", lambda said, down=down: said[0] * (said[0] not in down), up)
+        rows.append((f"[`{name}`]({name}.md)", row.paper, differ, down, up, _stays(name)))
     return _table(("`algo`", "paper", "different networks", "down", "up", "stays"), rows)
 
 
