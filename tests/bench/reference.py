@@ -85,8 +85,9 @@ def _what_travels() -> Iterator[str]:
     for name, row in CATALOG.items():
         down, up = in_words(row.exchange.down), in_words(row.exchange.up)
         differ = re.findall(r"Different networks: (\w+)\.", lists()["algorithms"][1][name])[0]
-        up = "the same" if up == down else re.sub(r" \(.*?\)", lambda said, down=down: said[0] * (said[0] not in down), up)
-        rows.append((f"[`{name}`]({name}.md)", row.paper, differ, down, up, _stays(name)))
+        shorter = re.sub(r" \(.*?\)", lambda said, down=down: "" if said[0] in down else said[0], up)
+        goes_up = "the same" if up == down else shorter
+        rows.append((f"[`{name}`]({name}.md)", row.paper, differ, down, goes_up, _stays(name)))
     return _table(("`algo`", "paper", "different networks", "down", "up", "stays"), rows)
 
 

@@ -173,7 +173,7 @@ class ThreeEpochs(FedAvg[Any]):
         return self.train(self.step(), epochs=3)
 
 
-class TwoTables(FedProto[Any]):
+class TwoTables(FedProto):
     def upload(self) -> Payload:
         self.local_prototypes()
         return super().upload()
@@ -243,7 +243,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert spent == sorted(spent)
     assert 7.7 < spent[-1] <= 8
     (figure,) = spent_on_page(RecordedRun(outcome.folder))
-    assert "ε of the client that the run costs most" in figure.caption
+    assert "ε of the client that the run costs most" in figure
     assert "<path" in figure
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
     for kind, figures in outcome.summary["accuracy"].items():

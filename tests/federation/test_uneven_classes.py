@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protofl_common.report.figures import curves
 
+from protofl_common.report import charts
 from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
 from tests.support.harness import Outcome, run_config, run_federation
@@ -24,7 +24,7 @@ def run(folder: Path, counts: tuple[int, int], nodes: dict[int, dict[str, Any]] 
 def test_it_stands_in_the_files_on_the_screen_and_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Metrics": (curves.metrics,)})  # all take seconds
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Metrics": (charts.metrics,)})  # all take seconds
     outcome = run(tmp_path, (130, 60))
     assert set(outcome.summary["metrics"]) == UNASKED
     by_client = [client["metrics"]["head/balanced-accuracy"] for client in outcome.rows[-1]["clients"].values()]

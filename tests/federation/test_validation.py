@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
-from protofl_common.report.figures import curves
 
 from client_app.app import Visit
 from client_app.evaluation import Evaluation
@@ -18,6 +17,7 @@ from client_app.trained_model import Evaluated
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
+from protofl_common.report import charts
 from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import BEST, WEIGHTS
@@ -32,7 +32,7 @@ from tests.support.results import without_times
 @pytest.fixture(autouse=True)
 def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take seconds a page; `tests/unit/report` draws them."""
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (curves.means,)})
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
 OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
