@@ -18,6 +18,7 @@ from flwr.app import Array, RecordDict
 
 from client_app.state import StateError, record_in
 from protofl_common.basics.files import digest, locked
+from protofl_common.wire.records import WAITING
 
 FILE = "audit.jsonl"
 START = "0" * 64  # stands for the line before the first
@@ -50,14 +51,16 @@ def append(folder: Path, **entry: Any) -> str:
 def refuse(folder: Path, reason: str, **about: Any) -> str:
     """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
 
-    So whoever is refused cannot fill the disk. Of the refusals beyond `MOST_REFUSALS`, counted together, no reason
-    leaves: the log would not have it. AuditError where the log, or the count, cannot be written.
+    So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
+    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. AuditError where the log, or the
+    count, cannot be written.
     """
-    today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0})  # a denied run may have thousands
+    today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0, "run": 0, "name": ""})
+    most = MOST_REFUSALS * (1 + reason.startswith(WAITING))  # others' refusals must not hide it from an honest server
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:
             counts = days.pop(today, {})
-            if kind not in counts and len(counts) >= MOST_REFUSALS:
+            if kind not in counts and len(counts) >= most:
                 kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
             times = counts[kind] = counts.get(kind, 0) + 1
             if times.bit_count() == 1:

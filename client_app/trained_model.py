@@ -121,9 +121,11 @@ def leave_best(evaluated: Evaluated) -> None:
 def choose_best(client: Client) -> None:
     """Name the model of the best round, and remove this run's others; the server says which, and on which data."""
     folder, (best, chosen_on) = client.states.folder, unpack_best(client.content)
-    for file in (*folder.glob(_evaluated(best, "*")), folder / WEIGHTS):
+    history = client.instructions.run_history  # of its Flower runs, one has evaluated this model in a round that counts
+    names = [_evaluated(best, run_id) for run_id in history.known if history.counts(run_id, best + 1)]
+    for name in (*names, WEIGHTS):
         with suppress(SettingsError):
-            model = TrainedModel.read(file)
+            model = TrainedModel.read(folder / name)
             if model.card.round == best:
                 _keep_former(client, folder / BEST)
                 replace(model, card=replace(model.card, chosen_on=chosen_on)).write(folder / BEST)

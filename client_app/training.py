@@ -2,7 +2,7 @@
 
 Few labels (``positive-rate`` below 1): any algorithm trains on the labelled samples, with FedPU's term for the rest.
 Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
-5.4); the risk itself is `losses/positive_unlabelled.py`.
+5.4); the risk itself is `maths/losses.py`.
 """
 
 import math

@@ -44,7 +44,7 @@ class ClientData:
     std: tuple[float, ...]
     """Per channel of images in [0, 1], or feature of numbers, of what ``standardise`` names; () for tokens."""
     fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
-    columns: tuple[str, ...]  # of a table, see `RawData`
+    columns: tuple[str, ...]  # of a table or texts, see `RawData`
     found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
     uneven: bool = False  # the data set that clients divide has a class of more than twice another's samples
 

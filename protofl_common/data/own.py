@@ -21,7 +21,7 @@ from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
 from protofl_common.data.raw import KEYS, DataError, Ints, RawData, from_arrays
-from protofl_common.data.table import COLUMNS, Rows, chosen_columns, read_columns
+from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_columns, read_columns
 
 ARRAYS = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -85,7 +85,7 @@ def read_text(settings: DataSettings) -> RawData:
     A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
     """
     parts = [_with_label(file) for file in locate_text(settings)]
-    joined = tuple(parts[0].others)
+    joined = checked_names(parts[0].others, settings.data_dir)
     if differ := set(joined) ^ set(parts[-1].others):
         raise DataError(f"{settings.data_dir}: only one of its files has a column {', '.join(sorted(differ))}")
     columns, texts = [rows.annotations("label") for rows in parts], [rows.texts(joined) for rows in parts]
@@ -95,7 +95,8 @@ def read_text(settings: DataSettings) -> RawData:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
-    return replace(from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__), columns=joined)
+    named = joined if parts[0].has_header else ()
+    return replace(from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__), columns=named)
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:

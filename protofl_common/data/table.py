@@ -33,6 +33,7 @@ class Rows:
 
     def __init__(self, file: Path, header: list[str] | None = None) -> None:
         self.file, self._word = file, "row" if (of_parquet := file.suffix.lower() == ".parquet") else "line"
+        self.has_header = header is None
         self.names, self.lines, values = _parquet(file) if of_parquet else _csv(file, header)
         if not self.lines:
             raise DataError(f"{file}: has no rows")
@@ -108,10 +109,14 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     for key, wanted, of in (("columns", picked, names), ("drop", dropped, names), ("one-hot", categories, left)):
         if absent := [name for name in wanted if name not in of]:
             raise DataError(f"{key}: {where} has no column {absent[0]!r} for the inputs; those are: {', '.join(of)}")
-    chosen = tuple(categories.get(name, name) for name in left)
-    if odd := [column for column in chosen if len(column) > LONGEST_NAME or not column.isprintable()]:
+    return checked_names([categories.get(name, name) for name in left], where)
+
+
+def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
+    """``columns`` as a model file may name them; DataError for one that is too long or has control characters."""
+    if odd := [column for column in columns if len(column) > LONGEST_NAME or not column.isprintable()]:
         raise DataError(f"{where}: column {odd[0]!r} has a name, or categories, of over {LONGEST_NAME} letters")
-    return chosen
+    return tuple(columns)
 
 
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:

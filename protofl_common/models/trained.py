@@ -61,7 +61,7 @@ class ModelCard:
     chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]
     """The data that chose this round as the best; "": it is the run's last."""
     fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
-    columns: tuple[Text, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
+    columns: tuple[Text, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,11 @@ def _rows(file: Path, card: "ModelCard") -> Inputs:
                 raise DataError(f"has no array 'inputs', only {', '.join(map(repr, arrays))}")
             return np.asarray(arrays["inputs"])
     rows = Rows(file)
-    names = [name_and_categories(column)[0] for column in card.columns]
+    is_text = card.input_type == "int64"
+    names = [column if is_text else name_and_categories(column)[0] for column in card.columns]
     if absent := [name for name in names if name not in rows.columns]:
         raise DataError(f"has no column {absent[0]!r}; the model takes {', '.join(names)}")
-    if card.input_type == "int64":
+    if is_text:
         return tokens(rows.texts(card.columns or rows.others), card.input_shape[0])
     return read_columns(rows.columns, card.columns or rows.others, str(file), rows.place, gaps=bool(card.fill))
 

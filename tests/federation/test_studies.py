@@ -652,19 +652,21 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
     hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
-    first, second, third, fourth = (hospitals.config(seed=seed) for seed in range(4))
-    reasons = [hospitals.answer("north", config) for config in (*11 * [first], second, third, fourth, fourth)]
-    assert all("waiting for approval" in reason for reason in reasons[:12])
-    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:])
+    first, second = (hospitals.config(seed=seed) for seed in range(2))
+    many, more, most = (hospitals.config(rounds=rounds) for rounds in (3000, 4000, 5000))
+    reasons = [hospitals.answer("north", config) for config in (*11 * [first], many, more, most, most, second)]
+    assert all("waiting for approval" in reason for reason in (*reasons[:11], reasons[-1]))
+    assert "rounds = 3000" in reasons[11]
+    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-1])
     log = hospitals.consent("north") / audit.FILE
     assert not wrong_in(log)
     lines = [entry for _, entry, _ in audit.entries(log)]
-    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2]
+    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1]
     assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
     assert hospitals.operator("north", "audit") == 0
     assert "(8 times that day)" in capsys.readouterr().out
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
-    assert "waiting for approval" in hospitals.answer("north", fourth)
+    assert "rounds = 5000" in hospitals.answer("north", most)
 
 
 def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:

@@ -49,7 +49,7 @@ CLOSE = 0.005  # another processor's rounding may change a prediction or two of 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run")
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
-    parser.add_argument("--by", default="", help="head or prototype (default: right more often; of a run both)")
+    parser.add_argument("--by", default="", help="head or prototype (default: right more often); of a run both, always")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="a row per sample (of a run: RUN/predictions.csv)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)

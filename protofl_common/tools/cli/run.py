@@ -81,8 +81,10 @@ def act(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         written = {folder.stat().st_mtime: folder for folder in Path(settings.run.out_dir).glob("*/checkpoints")}
         if (latest := max(written, default=0.0)) >= began:
-            resumable = from_here(written[latest].with_name("resume.toml"))
-            print(f"\nto go on: {program()} run --recipe {resumable}", file=sys.stderr)
+            folder = written[latest].parent
+            mains = [folder.with_name(folder.name.removesuffix(f"-{algo}")) for algo in settings.baselines]
+            folder = next((main for main in mains if main != folder and (main / "resume.toml").exists()), folder)
+            print(f"\nto go on: {program()} run --recipe {from_here(folder / 'resume.toml')}", file=sys.stderr)
         raise
     if arguments.json:
         status, summary = "finished:completed" if folder else "failed", RunFolder(folder).summary() if folder else None

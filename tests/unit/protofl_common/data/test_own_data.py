@@ -307,6 +307,11 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     assert news.classes == ("1", "3")
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
+    assert news.columns == ()  # a file to predict need not call them as we do
+    with pytest.raises(
+        DataError, match="has a name, or categories, of over 200 letters"
+    ):  # no model file could name it
+        opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
     folder = tmp_path / "both"
@@ -316,6 +321,7 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
     assert both.official.tolist() == [1, 0, 0]
     assert both.labels.tolist() == [1, 0, 1]
+    assert both.columns == ("text",)
     (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
     with pytest.raises(DataError, match="only one of its files has a column title"):
         open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))

@@ -144,18 +144,19 @@ def test_ctrl_c_exits_with_130_and_the_command_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Also where the run was stopped before, so that its resume.toml is older than this command."""
-    for number, name in enumerate(("mine", "other"), 1):
+    """Also where the run was stopped before, so that its resume.toml is older than this command, and in a baseline."""
+    for number, name in enumerate(("mine", "other", "mine-local"), 1):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         os.utime(tmp_path / name / "checkpoints", (number * 1e8, number * 1e8))
+        (tmp_path / name / "resume.toml").touch()
 
     def interrupted(*_: object) -> None:
         if resumed:
-            os.utime(tmp_path / "mine" / "checkpoints", (3e9, 3e9))
+            os.utime(tmp_path / "mine-local" / "checkpoints", (3e9, 3e9))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "attempt", interrupted)
-    assert main(["run", f"out-dir={tmp_path}"]) == 130
+    assert main(["run", f"out-dir={tmp_path}", "baselines=local"]) == 130
     said = capsys.readouterr().err
     assert ("to go on" in said) == resumed
     assert not resumed or f"run --recipe {tmp_path}/mine/resume.toml\n" in said
