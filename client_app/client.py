@@ -206,9 +206,9 @@ class Client:
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: 0 if they are only in a sum; with ``dp`` small classes count too."""
-        least = self.settings.privacy.min_class_samples if self.plan is None else 1
-        return 0 if self.settings.hides_samples else release.stated_samples(self.data.train_labels, least)
+        """Its training samples, as it tells them: 0 if they are only in a sum."""
+        stated = release.stated_samples(self.data.train_labels, self.settings.privacy)
+        return 0 if self.settings.hides_samples else stated
 
     @cached_property
     def large_classes(self) -> Ints:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protofl_common.config.sections import PrivacySettings
 from protofl_common.data import UNLABELLED
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
@@ -23,8 +24,12 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
     return np.asarray(labels[counts >= least])
 
 
-def stated_samples(labels_N: Ints, least: int) -> int:
-    """How many samples a client says that it has: beside large classes none of small ones."""
+def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
+    """How many samples a client says that it has: beside large classes none of small ones, but for ``dp``.
+
+    Its noise would not cover that one sample more or less makes a class large, and the number jump by all of them.
+    """
+    least = privacy.min_class_samples if privacy.dp == "none" else 1
     large = large_classes(labels_N, least) if least > 1 else ()
     return int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
 

@@ -122,8 +122,7 @@ def _of_site(
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
-    least = settings.privacy.min_class_samples if settings.privacy.dp == "none" else 1
-    stated = stated_samples(data.train_labels, least)
+    stated = stated_samples(data.train_labels, settings.privacy)
     if stated != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
     return data, Predictor(TrainedModel.read(file))
