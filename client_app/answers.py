@@ -26,6 +26,7 @@ from protofl_common.data import DataError
 from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site_name
 from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import id_of
+from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import pack_head
 from protofl_common.wire.schema import RefusedMessage
@@ -49,6 +50,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         config, node, at_site = context.run_config, context.node_config, is_site(context.node_config)
+        in_envelope, message.content = envelope.NAME in message.content, envelope.take_out(message.content)
         about, folder = _about(message, context) if at_site else {}, site_folder(node)
         asked = _asked(about, digest_of(config)) if at_site else ""
         try:
@@ -56,7 +58,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
                 content = RecordDict({**content, **pack_head(audit.append(folder, **about, **audit.of_reply(content)))})
-            return Message(content, reply_to=message)
+            return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:

@@ -4,7 +4,8 @@
     share       everybody's keys come; shares of the secret go, sealed, to every peer
     mask        with a round's training, or the final evaluation: the peers' shares come; the masked vector of figures
                 and upload goes, and the secret is forgotten
-    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
+    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key;
+                and, with a round's, what `advertise` sends, for the next sum, which then begins with `share`
 
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client_app.client import Client
 from client_app.state import record_in
@@ -30,9 +31,17 @@ from protofl_common.basics.files import write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
 from protofl_common.privacy.shamir import FEWEST_SUMMED, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
+from protofl_common.privacy.sums import (
+    MASKED,
+    figure_names,
+    sum_after,
+    to_sums,
+    to_whole,
+    weighted_figures,
+    without_figures,
+)
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, NEXT_KEYS, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
 
 _ORDER = ("advertise", "share", "mask", "unmask")
@@ -44,6 +53,7 @@ class _Progress:
 
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
+    sent: int  # The last sum for which an upload was sent, -1 for none
     stage: str  # The last one passed
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
@@ -60,22 +70,24 @@ class SecureSum:
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
 
-    def advertise(self) -> dict[str, bytes]:
+    def advertise(self) -> dict[str, ConfigRecord]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
         last = self._read()
-        reached = (last.sum, _ORDER.index(last.stage) > 1) if last and last.run_id == self.run_id else (-1, False)
-        if last and reached > (self.sum_number, False):
-            asked, sent = _called(self.sum_number), _called(last.sum)
-            raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
+        sent = last.sent if last and last.run_id == self.run_id else -1
+        if sent >= self.sum_number:
+            after = f"after the upload of {_called(sent)} was sent"
+            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, {after}")
+        return pack_by_site(self._new_keys(self.sum_number, sent))
+
+    def _new_keys(self, sum_number: int, sent: int) -> dict[str, bytes]:
+        """Draw a secret for a sum; its public keys, signed."""
         secret = masks.new_secret()
-        self._write(_Progress(self.run_id, self.sum_number, "advertise", secret))
+        self._write(_Progress(self.run_id, sum_number, sent, "advertise", secret))
         public = masks.public_of(secret)
-        signature = self.client.signature(masks.introducing(self.algo, self.sum_number, public)) or bytes(
-            masks.SIGNATURE
-        )
+        signature = self.client.signature(masks.introducing(self.algo, sum_number, public)) or bytes(masks.SIGNATURE)
         return {self.name: public + signature}
 
-    def share(self) -> dict[str, bytes]:
+    def share(self) -> dict[str, ConfigRecord]:
         """For each peer its shares of the secret, sealed."""
         progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, masks.PUBLIC + masks.SIGNATURE)
         publics = {site: both[: masks.PUBLIC] for site, both in keys.items()}
@@ -93,7 +105,9 @@ class SecureSum:
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
-        return {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+        return pack_by_site(
+            {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+        )
 
     def open_shares(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
@@ -120,20 +134,23 @@ class SecureSum:
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
-        self._write(replace(progress, stage="mask", secret=b""))
+        self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b""))
         return content, without_figures(report)
 
-    def unmask(self) -> dict[str, bytes]:
+    def unmask(self) -> dict[str, ConfigRecord]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
         progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._remember(set(sent))
-        self._write(_Progress(self.run_id, self.sum_number, "unmask"))
-        if self.final and not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
-            self.path.unlink()
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
-        return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
+        shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in halves.items()})
+        if following := sum_after(self.sum_number, self.client.settings.run.rounds):
+            return shares | pack_by_site(self._new_keys(following, self.sum_number), NEXT_KEYS)
+        self._write(_Progress(self.run_id, self.sum_number, self.sum_number, "unmask"))
+        if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
+            self.path.unlink()
+        return shares
 
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
@@ -175,6 +192,7 @@ class SecureSum:
         values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         for name in ("keys", "shares"):
             values[name] = {site: bytes.fromhex(text) for site, text in values[name].items()}
+        values.setdefault("sent", values["sum"])  # A version before has not recorded it
         return _Progress(**values | {"secret": bytes.fromhex(values["secret"])})
 
     def _write(self, progress: _Progress) -> None:
@@ -207,7 +225,7 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
     client = Client(context, message)
     if not client.settings.privacy.secagg:
         raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-    return RecordDict({**pack_by_site(getattr(SecureSum(client, final), name)())})
+    return RecordDict(getattr(SecureSum(client, final), name)())
 
 
 STAGES = {  # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's

@@ -27,6 +27,16 @@ Means = dict[str, dict[str, float]]  # ``correct``, ``metrics``, ``losses``, ``v
 MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``sum``
 
 
+def sum_after(number: int, rounds: int) -> int:
+    """Return the sum that follows another, 0 after the last: 2 r is round r's, 2 r + 1 the final evaluation's after it.
+
+    A run that stops early has its final evaluation instead.
+    """
+    if number % 2:
+        return 0
+    return number + (2 if number < 2 * rounds else 1)
+
+
 def scale(clients: int) -> float:
     """Steps per 1, so many that the sum over ``clients`` cannot overflow: a power of two, so that counts are exact."""
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)

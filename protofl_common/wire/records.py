@@ -24,6 +24,7 @@ COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # wha
 WAITING = "waiting for approval"  # begins the reason of a site whose operator has not decided about a run
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
+NEXT_KEYS = "next-keys"  # the record of a site's keys for its next sum, in the reply that ends the sum before
 FINAL = "_final"  # after the name of a stage in a message about the final evaluation
 MOST_SITES = 1000  # in one sum: every client sends something to every other
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
@@ -244,18 +245,18 @@ def head_of(content: RecordDict) -> str:
     return head if isinstance(head, str) and re.fullmatch("[0-9a-f]{64}", head) else ""
 
 
-def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:
-    return {SECAGG: ConfigRecord(dict(content))}
+def pack_by_site(content: Mapping[str, bytes], name: str = SECAGG) -> dict[str, ConfigRecord]:
+    return {name: ConfigRecord(dict(content))}
 
 
-def unpack_by_site(content: RecordDict, size: int) -> dict[str, bytes]:
+def unpack_by_site(content: RecordDict, size: int, name: str = SECAGG) -> dict[str, bytes]:
     """The record; RefusedMessage if it is missing, names no site, or has other than ``size`` bytes for one."""
-    record = content.config_records.get(SECAGG, ConfigRecord())
+    record = content.config_records.get(name, ConfigRecord())
     if not 1 <= len(record) <= MOST_SITES:
-        raise RefusedMessage(f"a record {SECAGG!r} of {len(record)} sites, not from 1 to {MOST_SITES}")
+        raise RefusedMessage(f"a record {name!r} of {len(record)} sites, not from 1 to {MOST_SITES}")
     values = {}
     for site, value in record.items():
         if not is_site_name(site) or not isinstance(value, bytes) or len(value) != size:
-            raise RefusedMessage(f"a record {SECAGG!r} with other than {size} bytes for {site!r}")
+            raise RefusedMessage(f"a record {name!r} with other than {size} bytes for {site!r}")
         values[site] = value
     return values

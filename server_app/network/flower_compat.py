@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from protofl_common.wire import envelope
 from server_app.log import say
 
 __all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simulated", "pull_each", "push_each"]
@@ -68,6 +69,8 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
     from the same state, and only the reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
     """
     sent = list(messages)
+    for message in sent if _superlink_of(grid) else ():
+        message.content = envelope.put_in(message.content)
     for left in reversed(range(TRIES)):
         try:
             taken = set(grid.push_messages(sent))
@@ -92,7 +95,7 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
     asked once for all: most looks find nothing, and a request for every site that is still at work would keep it busy.
     """
     asked = {id_of(message): message for message in messages}
-    client = getattr(grid, "_runtime_client", None)  # Where processes are simulated, or none, there is no such client
+    client = _superlink_of(grid)
     if not asked or client is None:
         return [pair for message in asked.values() for pair in _pull(grid, message)]
     arrived = client.PullMessages(PullAppMessagesRequest(message_ids=asked))
@@ -107,10 +110,19 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
     try:
-        return [(message, reply) for reply in grid.pull_messages([id_of(message)])]
+        replies = list(grid.pull_messages([id_of(message)]))
     except UNREADABLE as error:
         why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
         return [(message, Message(why, reply_to=message))]
+    for reply in replies:
+        if reply.has_content():
+            reply.content = envelope.take_out(reply.content)
+    return [(message, reply) for reply in replies]
+
+
+def _superlink_of(grid: Grid) -> Any:
+    """Return the client of the SuperLink's, None where clients are simulated, by processes or in this one."""
+    return getattr(grid, "_runtime_client", None)
 
 
 def id_of(message: Message) -> str:

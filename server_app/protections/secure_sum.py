@@ -1,5 +1,7 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
+The last of them brings the sites' keys for the next sum, too, which then takes three.
+
 The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long
 as the threshold of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal
 its mask. A site that is caught lying is asked nothing more in the run.
@@ -13,14 +15,24 @@ import numpy as np
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
 from protofl_common.privacy.shamir import SHARE, needed, points_of, recovered
-from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
-from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
+from protofl_common.privacy.sums import (
+    MASKED,
+    figure_names,
+    from_sums,
+    from_whole,
+    length,
+    means_of,
+    sum_after,
+    with_masked,
+)
+from protofl_common.wire.records import FINAL, NEXT_KEYS, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation
 from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
+KEYS = masks.PUBLIC + masks.SIGNATURE
 
 
 class Channel:
@@ -48,6 +60,7 @@ class SecureSum(Channel):
     def __init__(self, exchange: MessageExchange, result: RoundResult, expected: Expected) -> None:
         self.exchange, self.result, self.summed = exchange, result, expected
         self.federation, self.settings = exchange.federation, exchange.federation.settings
+        self.number = 2 * result.number + result.final
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
         limits = with_masked(expected.limits, self.size)
@@ -59,7 +72,9 @@ class SecureSum(Channel):
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = self._needed(sites)
-        keys = self._exchange("advertise", {site: {} for site in sites}, masks.PUBLIC + masks.SIGNATURE)
+        early = self.exchange.early_keys.get(self.number, {})
+        asked = self._exchange("advertise", {site: {} for site in sites if site not in early}, KEYS)
+        keys = {site: its for site in sites if (its := early.get(site) or asked.get(site))}
         own = {site: mine[site] for site, mine in keys.items() if set(mine) == {site}}
         self.keys = {site: public for site, public in own.items() if self._may_share(site, public)}
         self._expel(keys.keys() - self.keys.keys(), "keys that are none, or not signed with the site's key")
@@ -90,8 +105,10 @@ class SecureSum(Channel):
 
     def _may_share(self, site: str, keys: bytes) -> bool:
         """Return whether one can agree on secrets by these keys, and the site has signed them if a study names it."""
-        number, run_id = 2 * self.result.number + self.result.final, self.federation.run_history.run_id
-        purpose = masks.introducing(self.settings.run.algo, number, keys)
+        purpose, run_id = (
+            masks.introducing(self.settings.run.algo, self.number, keys),
+            self.federation.run_history.run_id,
+        )
         return masks.are_keys(keys) and is_from_site(self.settings.study, site, run_id, purpose, keys[masks.PUBLIC :])
 
     def _needed(self, sites: Collection[str]) -> int:
@@ -128,12 +145,15 @@ class SecureSum(Channel):
     def _exchange(self, stage: str, contents: BySite, size: int) -> dict[str, dict[str, bytes]]:
         kind = f"query.{stage}{FINAL if self.result.final else ''}"
         records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
-        answers = {}
+        answers, early = {}, dict[str, dict[str, bytes]]()
         for site, content in self.exchange.ask(kind, records, self.result, f"{stage}: ").items():
             try:
                 answers[site] = unpack_by_site(content, size)
+                if NEXT_KEYS in content:
+                    early[site] = unpack_by_site(content, KEYS, NEXT_KEYS)
             except RefusedMessage as refusal:
                 self._expel([site], str(refusal))
+        self.exchange.early_keys = {sum_after(self.number, self.settings.run.rounds): early}
         return answers
 
     def _expel(self, sites: Collection[str], why: str) -> None:

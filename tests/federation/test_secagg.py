@@ -25,7 +25,7 @@ from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.wire.records import SECAGG, pack_by_site
+from protofl_common.wire.records import NEXT_KEYS, SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
@@ -316,6 +316,7 @@ RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "a name that is none": ("query.share", lambda c: c[SECAGG].update({"../x": bytes(SEALED)})),
     "a masked upload of another length": ("train", lambda c: cut(c)),
     "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
+    "next keys of another length": ("query.unmask", lambda c: c[NEXT_KEYS].update({"site-1": bytes(5)})),
     "words for shares": ("query.unmask", lambda c: c[SECAGG].update({"site-2": "word"})),
 }
 
@@ -353,6 +354,31 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage: str,
     assert all(torch.equal(found[name], value) for name, value in tensors(wanted).items())
 
 
+def test_keys_for_the_next_sum_come_with_the_end_of_the_one_before(tmp_path: Path) -> None:
+    """Who sends none, or has forgotten them, is asked; a run that stops early asks all for its final evaluation."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        kind, number = message.metadata.message_type, message.metadata.group_id
+        if message.metadata.dst_node_id == 1001 and (kind, number) == ("query.unmask", "1"):
+            del reply.content[NEXT_KEYS]
+        if message.metadata.dst_node_id == 1003 and (kind, number) == ("query.unmask", "2"):
+            next((tmp_path / "runs").rglob("site-2/secagg.json")).unlink()
+        return reply
+
+    def asked(outcome: Outcome, kind: str, number: int) -> list[int]:
+        return [message.metadata.dst_node_id for message, _ in outcome.exchanged(kind, number)]
+
+    everyone = [1000, 1001, 1002, 1003]
+    outcome = federation(tmp_path, tamper, rounds=3)
+    assert [asked(outcome, "query.advertise", number) for number in (1, 2, 3)] == [everyone, [1001], []]
+    assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], []]
+    stopped = federation(tmp_path / "stopped", rounds=9, early_stopping=1, validation_fraction=0.4, lr=1e-9)
+    rounds = len(stopped.rows) - 1
+    assert rounds < 9
+    assert asked(stopped, "query.advertise_final", rounds) == everyone
+    assert not any(row["void"] for row in outcome.rows + stopped.rows)
+
+
 # -- what can be read --------------------------------------------------------------------------------------------------
 
 
@@ -364,7 +390,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
-        assert names == wanted.get(kind, {SECAGG})
+        assert names == wanted.get(kind, {SECAGG, NEXT_KEYS} if kind == "query.unmask" else {SECAGG})
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
             size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
@@ -415,6 +441,8 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "a second upload": ("train", "train", as_it_was, "does not follow 'share'"),
     "keys for a second upload": ("train", "query.advertise", as_it_was, "keys asked for round 1, after the upload"),
     "a second unmasking": ("query.unmask", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
+    "a second sum of the round": ("query.unmask", "query.share", lambda message, reply:
+        dict(reply.content.config_records[NEXT_KEYS]) | strangers(3), "does not follow 'advertise' of round 1"),
     "unmasking without itself": ("train", "query.unmask", sites(1, 2, 3), "an unmasking for 3 sites"),
     "unmasking too few": ("train", "query.unmask", sites(0, 1), "an unmasking for 2 sites"),
     "unmasking strangers": ("train", "query.unmask", sites(0, 1, 2, 9), "an unmasking for 4 sites"),
@@ -480,7 +508,8 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
         return reply
 
     outcome = federation(tmp_path, tamper)
-    assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 0]
+    assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 96]
+    assert seen["query.advertise"]["secret"] == seen["query.share"]["secret"] != seen["query.unmask"]["secret"]
     assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 0]
     assert not list(outcome.folder.rglob("secagg.json"))
 

@@ -1,0 +1,34 @@
+"""A small message as a single record: Flower sends each record, array and chunk of a message by itself.
+
+Each of these parts costs a SuperLink two requests, and most messages are of a few kilobytes in ten parts.
+"""
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from protofl_common.wire.payloads import payload_bytes
+
+NAME = "envelope"
+LARGEST = 2**23  # Bytes of arrays; more goes in Flower's parts, several at a time
+
+
+def put_in(content: RecordDict) -> RecordDict:
+    """Return the content as one record, or as it is where it is large, or is one record already."""
+    if NAME in content or payload_bytes(content) > LARGEST:
+        return content
+    return RecordDict({NAME: ConfigRecord({"content": recorddict_to_proto(content).SerializeToString()})})
+
+
+def take_out(content: RecordDict) -> RecordDict:
+    """Return the records inside, or the content as it is if it is in none; nothing where these cannot be read.
+
+    Whoever reads a message refuses one without the records that it must have.
+    """
+    if NAME not in content:
+        return content
+    try:
+        return recorddict_from_proto(RecordDictProto.FromString(content[NAME]["content"]))
+    except (DecodeError, TypeError, ValueError, LookupError, AttributeError):
+        return RecordDict()
