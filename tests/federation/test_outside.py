@@ -475,7 +475,9 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, mo
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    import_module("near").test_near()
+    near_py = import_module("near")
+    near_py.test_near()
+    assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # the first round has none
 
 
 def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
