@@ -1,6 +1,6 @@
 """A package of somebody else's, installed beside this one: its method, network and data act as our own do.
 
-It is `tests/support/outside`, which the pages docs/extend.md and docs/halves.md explain; `tests/system/test_outside.py` runs it for real.
+It is `tests/support/outside`, of docs/extend.md and halves.md; `tests/system/test_outside.py` runs it for real.
 """
 
 import dataclasses
@@ -477,7 +477,7 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     near_py = import_module("near")
     near_py.test_near()
-    assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # the first round has none
+    assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # round 1
 
 
 def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
