@@ -1,4 +1,4 @@
-# make run · make test · make lint · make bench · make clean
+# make help lists what there is.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,14 +9,17 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: help run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
+
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
-run: $(BIN)/.installed  ## prototypes beside FedAvg and training alone, in a minute; make run CONFIG='algo=fedplvm' CLIENTS=20
+run: $(BIN)/.installed  ## prototypes beside FedAvg and training alone, in two minutes; make run CONFIG='algo=fedplvm' CLIENTS=20
 	@$(BIN)/protofl run $(CLIENTS:%=--clients %) $(or $(CONFIG),--recipe first-run)
 
 TABLE ?= fedproto-mnist
@@ -32,7 +35,7 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-quick: $(BIN)/.installed  ## the unit tests, without the algorithms' independent scripts: under a minute on two cores
+quick: $(BIN)/.installed  ## unit tests but the slow ones and the algorithms' scripts: under a minute on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long and not slow' --hypothesis-profile=few \
 	    tests/unit --ignore=tests/unit/reference
 
@@ -42,7 +45,7 @@ test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores:
 test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; nine minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
-test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, every row of every table
+test-long: $(BIN)/.installed  ## what takes minutes each: every algorithm alone on SuperNodes, every row of every table, the door
 	$(BIN)/python -m pytest -m long --durations=0
 
 coverage: $(BIN)/.installed  ## the lines that `make test` does not run
@@ -59,16 +62,16 @@ fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a s
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics \
 	    tests/unit/protofl_common/wire/test_wire_fuzz.py tests/federation/test_site_fuzz.py
 
-mutants: $(BIN)/.installed  ## lines of the mathematics made wrong one at a time: does a test notice? ten minutes
+mutants: $(BIN)/.installed  ## breaks one line at a time, of mathematics and of what protects a site; ten minutes; one: python -m tests.bench.mutants NAME
 	$(BIN)/python -m tests.bench.mutants
 
-lint: $(BIN)/.installed
+lint: $(BIN)/.installed  ## ruff, mypy (strict), and words that we avoid: under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.bench.words
 
-format: $(BIN)/.installed
+format: $(BIN)/.installed  ## ruff mends what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -49,5 +49,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             exec(re.sub(r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", "".join(cell["source"])), names)
 
 
-def test_there_are_three() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"first-run", "prototypes", "add-an-algorithm"}
+def test_there_are_four() -> None:
+    assert {path.stem for path in NOTEBOOKS} == {"first-run", "prototypes", "add-an-algorithm", "scaffold"}

@@ -1,6 +1,6 @@
 """A package of somebody else's, installed beside this one: its method, network and data act as our own do.
 
-It is `tests/support/outside`, which the page docs/extend.md explains; `tests/system/test_outside.py` runs it for real.
+It is `tests/support/outside`, of docs/extend.md and halves.md; `tests/system/test_outside.py` runs it for real.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ from tests.support.harness import client_of, rows_without_a_reply, run_config, r
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
 
-PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("extend", "halves"))
+NOTEBOOK = ROOT / "docs" / "notebooks" / "scaffold.ipynb"
 STRIPES: dict[str, Any] = {"dataset": "outside_moon.data:stripes", "partition": "iid", "train_samples": 30}
 VIT = "outside_moon.net:TinyViT"
 MOON: dict[str, Any] = {"algo": "moon", "models": VIT, **STRIPES}
@@ -460,28 +461,32 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
 
 def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     client, server = half_of(run_config(tmp_path, **MOON)), server_of("fedavg")
-    for heading, half in (("### What the client half has", client), ("### What the server half has", server)):
+    for heading, half in (("## What the client half has", client), ("## What the server half has", server)):
         cells = " ".join(cells[0] for cells in table(heading))
         named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
         names = [name for name in named if name not in ("uploads", "payload")]
         assert len(names) > 6
         assert [name for name in names if not hasattr(type(half), name) and not hasattr(half, name)] == []
-    (uploads,) = (cells[1] for cells in table("### What the server half has") if cells[0] == "`uploads`")
+    (uploads,) = (cells[1] for cells in table("## What the server half has") if cells[0] == "`uploads`")
     assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
 
 
 def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, near, _ = blocks("python")
+    _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    import_module("near").test_near()
+    near_py = import_module("near")
+    near_py.test_near()
+    assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # round 1
 
 
-def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, scaffold = blocks("python")
-    (tmp_path / "my_scaffold.py").write_text(scaffold, encoding="utf-8")
+def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code")
+    scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
+    code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
+    (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    plugin = EntryPoint("mine", "my_scaffold:ROW", plugins.GROUP)
+    plugin = EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)
     monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
     settings = STRIPES | {
         "models": "cnn4",
@@ -503,7 +508,7 @@ def test_its_scaffold_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pyte
 
 
 def test_its_entries_say_the_defaults() -> None:
-    shown = [cells[0].strip("`") for cells in table("**What is exchanged**")]
+    shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
     made = [eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)}) for text in shown]
     assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
     for text, one in zip(shown, made, strict=True):

@@ -42,7 +42,10 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 
 def test_the_files_that_say_the_version_agree() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == version
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version
+    entry = f"version = {{{version}}}, year = {{{cited['date-released'].year}}}"
+    assert entry in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -71,9 +74,10 @@ def test_every_file_that_the_pages_name_exists() -> None:
         assert [file for file in named if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))] == []
 
 
-def test_every_target_of_make_that_the_pages_name_exists() -> None:
-    targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"))
-    assert {words[1] for words in lines("make")} <= set(targets)
+def test_every_target_of_make_that_the_pages_name_exists_and_has_its_help() -> None:
+    targets = re.findall(r"(?m)^([\w-]+):(.*)", (ROOT / "Makefile").read_text("utf-8"))
+    assert {words[1] for words in lines("make")} <= dict(targets).keys()
+    assert [target for target, rest in targets if "  ## " not in rest] == []
 
 
 def test_every_mutant_is_of_a_line_that_is_there() -> None:
