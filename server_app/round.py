@@ -70,7 +70,7 @@ def _uploads(
         contents = _contents(strategy, dict(opened[start : start + at_once]), more)
         for site, content in exchange.ask(kind, contents, result).items():
             try:
-                uploads.append(channel.expected.read(content, cards[site]))
+                uploads.append(channel.read(content, cards[site]))
                 result.reports[site] = uploads[-1].report
             except RefusedMessage as refusal:
                 result.refused[site] = str(refusal)

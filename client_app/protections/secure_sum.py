@@ -4,9 +4,9 @@
     share       everybody's keys come; shares of the secret go, sealed, to every peer
     mask        with a round's training, or the final evaluation: the peers' shares come; the masked vector of figures
                 and upload goes, and the secret is forgotten
-    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key;
-                and, with a round's, what `advertise` sends, for the next sum, which then begins with `share`
+    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
 what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
@@ -41,7 +41,7 @@ from protofl_common.privacy.sums import (
     without_figures,
 )
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import FINAL, NEXT_KEYS, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
 
 _ORDER = ("advertise", "share", "mask", "unmask")
@@ -58,6 +58,7 @@ class _Progress:
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
     shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
+    following: bytes = b""  # The secret of the next sum, once its keys have gone with the upload of this one
 
 
 class SecureSum:
@@ -66,6 +67,7 @@ class SecureSum:
     def __init__(self, client: Client, final: bool) -> None:
         self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
         self.sum_number, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
+        self.next_sum = sum_after(self.sum_number, client.settings.run.rounds)
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
@@ -77,24 +79,27 @@ class SecureSum:
         if sent >= self.sum_number:
             after = f"after the upload of {_called(sent)} was sent"
             raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, {after}")
-        return pack_by_site(self._new_keys(self.sum_number, sent))
-
-    def _new_keys(self, sum_number: int, sent: int) -> dict[str, bytes]:
-        """Draw a secret for a sum; its public keys, signed."""
         secret = masks.new_secret()
-        self._write(_Progress(self.run_id, sum_number, sent, "advertise", secret))
+        self._write(_Progress(self.run_id, self.sum_number, sent, "advertise", secret))
+        return self._keys(secret, self.sum_number)
+
+    def _keys(self, secret: bytes, sum_number: int, record: str = SECAGG) -> dict[str, ConfigRecord]:
         public = masks.public_of(secret)
         signature = self.client.signature(masks.introducing(self.algo, sum_number, public)) or bytes(masks.SIGNATURE)
-        return {self.name: public + signature}
+        return pack_by_site({self.name: public + signature}, record)
 
     def share(self) -> dict[str, ConfigRecord]:
         """For each peer its shares of the secret, sealed."""
-        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, masks.PUBLIC + masks.SIGNATURE)
+        return self._shared(self._passed("advertise"), SECAGG)
+
+    def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
+        """The same, for the sum that has come so far, by the keys of all sites in a record of the message."""
+        keys = unpack_by_site(self.client.content, masks.PUBLIC + masks.SIGNATURE, record)
         publics = {site: both[: masks.PUBLIC] for site, both in keys.items()}
         if publics.get(self.name) != masks.public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         for site, both in keys.items():
-            purpose = masks.introducing(self.algo, self.sum_number, both)
+            purpose = masks.introducing(self.algo, progress.sum, both)
             if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
         if len(keys) < FEWEST_SUMMED:
@@ -105,9 +110,8 @@ class SecureSum:
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
-        return pack_by_site(
-            {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
-        )
+        sealed = {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+        return pack_by_site(sealed, record)
 
     def open_shares(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
@@ -134,7 +138,10 @@ class SecureSum:
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
-        self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b""))
+        following = masks.new_secret() if self.next_sum else b""
+        if following:
+            content.update(self._keys(following, self.next_sum, NEXT_SUM))
+        self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b"", following=following))
         return content, without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
@@ -145,8 +152,10 @@ class SecureSum:
         self._remember(set(sent))
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
         shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in halves.items()})
-        if following := sum_after(self.sum_number, self.client.settings.run.rounds):
-            return shares | pack_by_site(self._new_keys(following, self.sum_number), NEXT_KEYS)
+        if self.next_sum:
+            begun = _Progress(self.run_id, self.next_sum, self.sum_number, "advertise", progress.following)
+            self._write(begun)
+            return shares | (self._shared(begun, NEXT_SUM) if NEXT_SUM in self.client.content else {})
         self._write(_Progress(self.run_id, self.sum_number, self.sum_number, "unmask"))
         if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
@@ -193,7 +202,8 @@ class SecureSum:
         for name in ("keys", "shares"):
             values[name] = {site: bytes.fromhex(text) for site, text in values[name].items()}
         values.setdefault("sent", values["sum"])  # A version before has not recorded it
-        return _Progress(**values | {"secret": bytes.fromhex(values["secret"])})
+        secrets = {name: bytes.fromhex(values.get(name, "")) for name in ("secret", "following")}
+        return _Progress(**values | secrets)
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, json.dumps(asdict(progress), default=bytes.hex), private=True)
@@ -203,7 +213,7 @@ def blank_secrets(folder: Path) -> None:
     """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
     for file in folder.glob("*.secagg"):
         rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
         write_text(file, json.dumps(rows), private=True)
 
 

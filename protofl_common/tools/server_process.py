@@ -17,12 +17,10 @@ from unittest.mock import patch
 from flwr.app import Context
 from flwr.serverapp import Grid
 from flwr.superlink.cli import flwr_serverapp
-from flwr.superlink.grid import http_grid
 
 from protofl_common.basics.text import names_in
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import asks_soon
 
 RUNTIME = import_module("flwr.superlink.runtime.run_serverapp")  # hidden by a function of the same name
 
@@ -52,5 +50,5 @@ if __name__ == "__main__":
     _, out_dir, modules, *sys.argv[1:] = sys.argv
     os.umask(0o077)
     allow_only(names_in(modules))
-    with installed_code(out_dir), asks_soon(http_grid, "pull_objects"):
+    with installed_code(out_dir):
         flwr_serverapp()

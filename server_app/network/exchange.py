@@ -48,7 +48,8 @@ class MessageExchange:
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
         self.late: dict[str, str] = {}  # Site -> which overdue reply came while the last messages were under way
         self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
-        self.early_keys: dict[int, dict[str, dict[str, bytes]]] = {}  # Of the next sum -> site -> what it sent for it
+        # the next sum of secure aggregation: its number, its sites' keys, and the shares of them that each has sealed
+        self.begun: tuple[int, Mapping[str, bytes], Mapping[str, Mapping[str, bytes]]] | None = None
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _Away] = {}
         self._replies: dict[str, Message] = {}

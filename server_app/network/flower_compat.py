@@ -3,9 +3,11 @@
 Look here first when Flower moves on.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -100,10 +102,13 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
         return [pair for message in asked.values() for pair in _pull(grid, message)]
     arrived = client.PullMessages(PullAppMessagesRequest(message_ids=asked))
     answered: list[tuple[Message, Message]] = []
+    http_grid: Any = sys.modules[type(grid).__module__]
+    soon = partial(http_grid.pull_objects, initial_backoff=0.05)  # Flower waits a second for a part that is on its way
     for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
         if message := asked.get(reply.metadata.reply_to_message_id):
             alone = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
-            with patch.object(client, "PullMessages", lambda _, alone=alone: alone):
+            ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
+            with ours, patch.object(http_grid, "pull_objects", soon):
                 answered += _pull(grid, message)
     return answered
 

@@ -1,6 +1,6 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last of them brings the sites' keys for the next sum, too, which then takes three.
+The last two begin the next sum meanwhile: where its sites have all been in this one, it takes two.
 
 The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long
 as the threshold of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal
@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+from flwr.app import RecordDict
 
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
@@ -25,7 +26,7 @@ from protofl_common.privacy.sums import (
     sum_after,
     with_masked,
 )
-from protofl_common.wire.records import FINAL, NEXT_KEYS, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation
@@ -45,6 +46,10 @@ class Channel:
         """Return the sites that are asked for an upload, each with the records that its message must have for that."""
         return {site: {} for site in sites}
 
+    def read(self, content: RecordDict, card: SiteCard) -> Upload:
+        """Return the upload in a reply; RefusedMessage if it is not as expected."""
+        return self.expected.read(content, card)
+
     def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
         """Return the uploads as the server may read them; VoidRound where it may not."""
         return uploads
@@ -61,38 +66,50 @@ class SecureSum(Channel):
         self.exchange, self.result, self.summed = exchange, result, expected
         self.federation, self.settings = exchange.federation, exchange.federation.settings
         self.number = 2 * result.number + result.final
+        self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
         limits = with_masked(expected.limits, self.size)
         super().__init__(Expected(expected.server_round, MASKED, limits, counts_samples=False))
-        self.keys: dict[str, bytes] = {}
+        self.keys: Mapping[str, bytes] = {}
         self.shared: list[str] = []
         self.threshold = 0
+        self.next_keys: dict[str, RecordDict] = {}
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
-        self.threshold = self._needed(sites)
-        early = self.exchange.early_keys.get(self.number, {})
-        asked = self._exchange("advertise", {site: {} for site in sites if site not in early}, KEYS)
-        keys = {site: its for site in sites if (its := early.get(site) or asked.get(site))}
-        own = {site: mine[site] for site, mine in keys.items() if set(mine) == {site}}
-        self.keys = {site: public for site, public in own.items() if self._may_share(site, public)}
-        self._expel(keys.keys() - self.keys.keys(), "keys that are none, or not signed with the site's key")
-        self._check_enough(self.keys, "keys")
+        number, self.keys, sealed = self.exchange.begun or (0, {}, {})
+        self.exchange.begun = None
+        if number != self.number or not sealed.keys() >= set(sites) or len(sites) < self._needed(self.keys):
+            sealed, sites = self._begin(sites), list(self.keys)
         self.threshold = self._needed(self.keys)
-        sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), masks.SEALED)
-        shared = {site: its for site, its in sealed.items() if set(its) == self.keys.keys() - {site}}
-        self._expel(sealed.keys() - shared.keys(), "shares for other sites than the round's")
+        shared = {site: sealed[site] for site in sites if site in sealed}
         self._check_enough(shared, "shares of their keys")
         self.shared = list(shared)
         return {site: pack_by_site({peer: shared[peer][site] for peer in shared if peer != site}) for site in shared}
+
+    def _begin(self, sites: Sequence[str]) -> BySite:
+        """Ask for keys, and for shares of them sealed for each peer, which are returned."""
+        self.threshold = self._needed(sites)
+        keys = self._unpacked(self._ask("advertise", {site: {} for site in sites}), KEYS)
+        self.keys = self._true_keys(keys, self.number)
+        self._check_enough(self.keys, "keys")
+        answers = self._ask("share", dict.fromkeys(self.keys, pack_by_site(self.keys)))
+        return self._true_shares(self._unpacked(answers, masks.SEALED), self.keys)
+
+    def read(self, content: RecordDict, card: SiteCard) -> Upload:
+        """Take the site's keys for the next sum out of the reply, and read the rest."""
+        rest = RecordDict({**content})
+        if keys := rest.pop(NEXT_SUM, None):
+            self.next_keys[card.name] = RecordDict({NEXT_SUM: keys})
+        return super().read(rest, card)
 
     def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
         """The mean of the masked ``uploads`` as one upload, and of their figures."""
         masked = {upload.site: upload.payload.weights("masked") or {} for upload in uploads}
         sent = {site: arrays["sum"].numpy().view(np.uint64) for site, arrays in masked.items()}
         self._check_enough(sent, "uploads")
-        shares = self._exchange("unmask", dict.fromkeys(sent, dict.fromkeys(sent, b"")), SHARE)
+        shares = self._unmask(sent)
         self._check_enough(shares, "shares to unmask the sum")
         try:
             sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
@@ -103,13 +120,36 @@ class SecureSum(Channel):
             raise VoidRound(f"secure aggregation: {refusal}") from None
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
-    def _may_share(self, site: str, keys: bytes) -> bool:
-        """Return whether one can agree on secrets by these keys, and the site has signed them if a study names it."""
-        purpose, run_id = (
-            masks.introducing(self.settings.run.algo, self.number, keys),
-            self.federation.run_history.run_id,
+    def _unmask(self, sent: Collection[str]) -> BySite:
+        """Ask the sites for their shares of each other's masks, and those that have sent keys to begin the next sum."""
+        next_keys = self._unpacked(
+            {site: self.next_keys[site] for site in sent if site in self.next_keys}, KEYS, NEXT_SUM
         )
-        return masks.are_keys(keys) and is_from_site(self.settings.study, site, run_id, purpose, keys[masks.PUBLIC :])
+        keys = self._true_keys(next_keys, self.next_number) if self.next_number else {}
+        keys = keys if len(keys) >= self._needed(keys) else {}
+        everyone, begins = pack_by_site(dict.fromkeys(sent, b"")), pack_by_site(keys, NEXT_SUM)
+        answers = self._ask("unmask", {site: everyone | (begins if site in keys else {}) for site in sent})
+        begun = {site: content for site, content in answers.items() if site in keys and NEXT_SUM in content}
+        sealed = self._unpacked(begun, masks.SEALED, NEXT_SUM)
+        self.exchange.begun = self.next_number, keys, self._true_shares(sealed, keys)
+        return self._unpacked(answers, SHARE)
+
+    def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
+        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites."""
+        run_id, study, true = self.federation.run_history.run_id, self.settings.study, dict[str, bytes]()
+        for site, its in keys.items():
+            own = its[site] if set(its) == {site} else b""
+            purpose = masks.introducing(self.settings.run.algo, number, own)
+            if masks.are_keys(own) and is_from_site(study, site, run_id, purpose, own[masks.PUBLIC :]):
+                true[site] = own
+        self._expel(keys.keys() - true.keys(), "keys that are none, or not signed with the site's key")
+        return true
+
+    def _true_shares(self, sealed: BySite, keys: Mapping[str, bytes]) -> BySite:
+        """Return the shares of sites that have sealed one for each other site of the sum."""
+        true = {site: its for site, its in sealed.items() if set(its) == keys.keys() - {site}}
+        self._expel(sealed.keys() - true.keys(), "shares for other sites than the round's")
+        return true
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
@@ -142,19 +182,22 @@ class SecureSum(Channel):
             self._expel(in_all, "wrong shares of keys")
         return total
 
-    def _exchange(self, stage: str, contents: BySite, size: int) -> dict[str, dict[str, bytes]]:
-        kind = f"query.{stage}{FINAL if self.result.final else ''}"
-        records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
-        answers, early = {}, dict[str, dict[str, bytes]]()
-        for site, content in self.exchange.ask(kind, records, self.result, f"{stage}: ").items():
+    def _ask(self, stage: str, records: Mapping[str, Records]) -> dict[str, RecordDict]:
+        return self.exchange.ask(
+            f"query.{stage}{FINAL if self.result.final else ''}", records, self.result, f"{stage}: "
+        )
+
+    def _unpacked(
+        self, answers: Mapping[str, RecordDict], size: int, record: str = SECAGG
+    ) -> dict[str, dict[str, bytes]]:
+        """Return what each site has sent for itself or others; one that has sent other things is expelled."""
+        values = {}
+        for site, content in answers.items():
             try:
-                answers[site] = unpack_by_site(content, size)
-                if NEXT_KEYS in content:
-                    early[site] = unpack_by_site(content, KEYS, NEXT_KEYS)
+                values[site] = unpack_by_site(content, size, record)
             except RefusedMessage as refusal:
                 self._expel([site], str(refusal))
-        self.exchange.early_keys = {sum_after(self.number, self.settings.run.rounds): early}
-        return answers
+        return values
 
     def _expel(self, sites: Collection[str], why: str) -> None:
         self._refuse(sites, f"{why}; it takes no further part in this run")

@@ -25,7 +25,7 @@ from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.wire.records import NEXT_KEYS, SECAGG, pack_by_site
+from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
@@ -47,6 +47,17 @@ def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> O
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
     """These nodes fail in a stage of a round."""
     return when(by(dict.fromkeys(nodes, silent), stage), number=number)
+
+
+def begun_anew(tamper: Tamper) -> Tamper:
+    """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
+
+    def without(message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == 1001:
+            del reply.content[NEXT_SUM]
+        return tamper(message, reply)
+
+    return without
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -194,7 +205,7 @@ SENT = ("keys", "shares of their keys", "uploads", "shares to unmask the sum")
 def test_below_the_threshold_a_round_changes_nothing(
     stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = federation(tmp_path, lost(stage, 1001, 1003, number=2), rounds=3)
+    found = federation(tmp_path, begun_anew(lost(stage, 1001, 1003, number=2)), rounds=3)
     assert [row["void"] for row in found.rows] == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
     said = f"void: secure aggregation: 2 of 4 sites sent {what}, fewer than the 3 needed (secagg-threshold)"
@@ -316,9 +327,12 @@ RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "a name that is none": ("query.share", lambda c: c[SECAGG].update({"../x": bytes(SEALED)})),
     "a masked upload of another length": ("train", lambda c: cut(c)),
     "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
-    "next keys of another length": ("query.unmask", lambda c: c[NEXT_KEYS].update({"site-1": bytes(5)})),
+    "next keys of another length": ("train", lambda c: c[NEXT_SUM].update({"site-1": bytes(5)})),
+    "another's next keys": ("train", lambda c: c[NEXT_SUM].update({"site-2": bytes(PUBLIC + SIGNATURE)})),
+    "next shares for strangers": ("query.unmask", lambda c: c[NEXT_SUM].update({"nobody": bytes(SEALED)})),
     "words for shares": ("query.unmask", lambda c: c[SECAGG].update({"site-2": "word"})),
 }
+IN_UPLOADS = ("a masked upload of another length", "an upload in the clear")  # which cost the round only
 
 
 def cut(content: RecordDict) -> None:
@@ -338,7 +352,7 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
         outcome = federation(tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5)
         assert list(outcome.rows[0]["refused"]) == ["site-1"], kind
         assert len(outcome.rows[0]["refused"]["site-1"]) < 600
-        assert [row["asked"] for row in outcome.rows] == ([4, 4, 4] if stage == "train" else [4, 3, 3]), kind
+        assert [row["asked"] for row in outcome.rows] == ([4, 4, 4] if kind in IN_UPLOADS else [4, 3, 3]), kind
         assert not any(row["void"] for row in outcome.rows), kind
 
 
@@ -348,20 +362,20 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage: str,
     more: dict[str, Any] = {"rounds": 2, "run_name": "mine"}
     wanted = federation(tmp_path / "whole", **more)
     with pytest.raises(Killed):
-        federation(tmp_path / "stopped", on_message(stage, 2), **more)
+        federation(tmp_path / "stopped", begun_anew(on_message(stage, 2)), **more)
     config = run_config(tmp_path / "stopped", secagg=True, resume=True, **SMALL | more)
     found = tensors(run_federation(config, CLIENTS, run_id=4712))
     assert all(torch.equal(found[name], value) for name, value in tensors(wanted).items())
 
 
-def test_keys_for_the_next_sum_come_with_the_end_of_the_one_before(tmp_path: Path) -> None:
-    """Who sends none, or has forgotten them, is asked; a run that stops early asks all for its final evaluation."""
+def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
+    """Unless a site is missing: then all begin anew, and as well for the final evaluation of a run that stops early."""
 
     def tamper(message: Message, reply: Message) -> Message:
-        kind, number = message.metadata.message_type, message.metadata.group_id
-        if message.metadata.dst_node_id == 1001 and (kind, number) == ("query.unmask", "1"):
-            del reply.content[NEXT_KEYS]
-        if message.metadata.dst_node_id == 1003 and (kind, number) == ("query.unmask", "2"):
+        kind, number, node = message.metadata.message_type, message.metadata.group_id, message.metadata.dst_node_id
+        if number == "1":
+            begun_anew(lambda _, same: same)(message, reply)
+        if (kind, number, node) == ("query.unmask", "2", 1003):
             next((tmp_path / "runs").rglob("site-2/secagg.json")).unlink()
         return reply
 
@@ -369,13 +383,15 @@ def test_keys_for_the_next_sum_come_with_the_end_of_the_one_before(tmp_path: Pat
         return [message.metadata.dst_node_id for message, _ in outcome.exchanged(kind, number)]
 
     everyone = [1000, 1001, 1002, 1003]
-    outcome = federation(tmp_path, tamper, rounds=3)
-    assert [asked(outcome, "query.advertise", number) for number in (1, 2, 3)] == [everyone, [1001], []]
-    assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], []]
+    outcome = federation(tmp_path, tamper, rounds=5)
+    for kind in ("query.advertise", "query.share"):
+        assert [asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)] == [everyone, everyone, [], everyone, []]
+    assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
     stopped = federation(tmp_path / "stopped", rounds=9, early_stopping=1, validation_fraction=0.4, lr=1e-9)
     rounds = len(stopped.rows) - 1
     assert rounds < 9
     assert asked(stopped, "query.advertise_final", rounds) == everyone
+    assert not asked(outcome, "query.advertise_final", 5)
     assert not any(row["void"] for row in outcome.rows + stopped.rows)
 
 
@@ -390,7 +406,8 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
-        assert names == wanted.get(kind, {SECAGG, NEXT_KEYS} if kind == "query.unmask" else {SECAGG})
+        begins = {NEXT_SUM} if kind in ("train", "query.unmask") else set()
+        assert names == wanted.get(kind, {SECAGG}) | begins
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
             size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
@@ -442,7 +459,7 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "keys for a second upload": ("train", "query.advertise", as_it_was, "keys asked for round 1, after the upload"),
     "a second unmasking": ("query.unmask", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
     "a second sum of the round": ("query.unmask", "query.share", lambda message, reply:
-        dict(reply.content.config_records[NEXT_KEYS]) | strangers(3), "does not follow 'advertise' of round 1"),
+        own_keys(reply) | strangers(3), "does not follow 'advertise' of round 1"),
     "unmasking without itself": ("train", "query.unmask", sites(1, 2, 3), "an unmasking for 3 sites"),
     "unmasking too few": ("train", "query.unmask", sites(0, 1), "an unmasking for 2 sites"),
     "unmasking strangers": ("train", "query.unmask", sites(0, 1, 2, 9), "an unmasking for 4 sites"),
@@ -461,7 +478,7 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
 FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
     "the final evaluation under a round's keys": (*("query.share", "evaluate"),
         "does not follow 'share' of the final evaluation after round 1"),
-    "training under the final evaluation's keys": (*("query.share_final", "train"),
+    "training under the final evaluation's keys": (*("query.unmask", "train"),
         "does not follow 'share' of round 1"),
     "a round's unmasking in the final evaluation": (*("evaluate", "query.unmask"), "does not follow 'mask' of round 1"),
     "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
@@ -510,7 +527,8 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
     outcome = federation(tmp_path, tamper)
     assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 96]
     assert seen["query.advertise"]["secret"] == seen["query.share"]["secret"] != seen["query.unmask"]["secret"]
-    assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 0]
+    assert [seen[stage]["following"] for stage in STAGES] == ["", "", seen["query.unmask"]["secret"], ""]
+    assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))
 
 

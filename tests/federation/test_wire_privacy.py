@@ -35,7 +35,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
 from protofl_common.wire.payloads import RAW, Payload, pack_payload
-from protofl_common.wire.records import pack_site_card, unpack_site_card
+from protofl_common.wire.records import NEXT_SUM, pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
@@ -48,7 +48,7 @@ CLIENTS, ROUNDS = 3, 2
 def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     """Five classes each, at least three samples of each."""
     data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 40}
-    return run_config(folder, algo=algo, rounds=ROUNDS, **data, **settings)
+    return run_config(folder, **{"algo": algo, "rounds": ROUNDS} | data | settings)
 
 
 def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
@@ -236,6 +236,13 @@ ASKED: dict[str, dict[str, Any]] = {
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
+    "masks and an early end": {
+        "secagg": True,
+        "rounds": 4,
+        "early_stopping": 1,
+        "validation_fraction": 0.3,
+        "lr": 1e-9,
+    },
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
     "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
 }
@@ -282,7 +289,7 @@ def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothin
         if "prototypes" in arrays:
             assert arrays["prototypes"]["counts"].sum() <= 40
         if message.metadata.message_type == MessageType.TRAIN:
-            assert names == {"report", "masked" if "masks" in what else "prototypes"}
+            assert names == {"report", *(("masked", NEXT_SUM) if "masks" in what else ("prototypes",))}
     accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
     assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
     for one in accounts:

@@ -12,7 +12,7 @@ from flwr.proto import recorddict_pb2 as proto
 from protofl_common.privacy.masks import PUBLIC, SEALED, SIGNATURE
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.wire.payloads import RAW
-from protofl_common.wire.records import NEXT_KEYS, SECAGG
+from protofl_common.wire.records import NEXT_SUM, SECAGG
 from tests.support.declared import DECLARED, SITE, report_names
 
 SECURE = {"query.advertise": PUBLIC + SIGNATURE, "query.share": SEALED, "query.unmask": SHARE}
@@ -20,10 +20,10 @@ SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
 """The stages of secure aggregation beside the training and the final evaluation -> bytes for each site."""
 RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
-    MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
+    MessageType.TRAIN: {"report", "masked", NEXT_SUM, *(name for one in DECLARED.values() for name in one.records)},
     MessageType.EVALUATE: {"report", "masked"},
     "query.best": set(),
-    **{stage: {SECAGG, NEXT_KEYS} if stage == "query.unmask" else {SECAGG} for stage in SECURE},
+    **{stage: {SECAGG, NEXT_SUM} if stage == "query.unmask" else {SECAGG} for stage in SECURE},
 }
 """Kind of message -> all records that a reply may have, in any run."""
 
@@ -50,8 +50,9 @@ def read_anew(
         elif item.key == "report":
             allowed = report_names(algo, kind == MessageType.TRAIN, metrics)
             made.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
-        elif item.key == NEXT_KEYS:
-            made.config_record.CopyFrom(bytes_anew(item.config_record, PUBLIC + SIGNATURE))
+        elif item.key == NEXT_SUM:
+            size = PUBLIC + SIGNATURE if kind == MessageType.TRAIN else SEALED
+            made.config_record.CopyFrom(bytes_anew(item.config_record, size))
         elif item.key == SECAGG:
             made.config_record.CopyFrom(bytes_anew(item.config_record, SECURE[kind]))
         else:
