@@ -1,10 +1,9 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two begin the next sum meanwhile: where its sites have all been in this one, it takes two.
-
-The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long
-as the threshold of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal
-its mask. A site that is caught lying is asked nothing more in the run.
+The last two also begin the next sum, which then takes only two if all its sites were in this one. The client's half
+is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long as the threshold
+of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask. A site
+that is caught lying is asked nothing more in the run.
 """
 
 from collections.abc import Collection, Mapping, Sequence

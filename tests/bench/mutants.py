@@ -102,7 +102,13 @@ MUTANTS = [
             "progress.sum != self.sum_number",
             "tries",
         ),
-        ("keys for a second upload", "_ORDER.index(last.stage) > 1", "_ORDER.index(last.stage) > 3", "tries"),
+        ("keys for a second upload", "if sent >= self.sum_number:", "if sent > self.sum_number:", "tries"),
+        (
+            "the next sum forgets what was sent",
+            'self.next_sum, self.sum_number, "advertise"',
+            'self.next_sum, -1, "advertise"',
+            "tries",
+        ),
         ("unmasking a site alone", "or len(sent) < self._threshold(progress.keys)", "", "tries"),
         ("figures in the clear", "return content, without_figures(report)", "return content, report", "no_single"),
         (

@@ -457,6 +457,8 @@ def as_it_was(message: Message, reply: Message) -> BySite:
 TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = {
     "a second upload": ("train", "train", as_it_was, "does not follow 'share'"),
     "keys for a second upload": ("train", "query.advertise", as_it_was, "keys asked for round 1, after the upload"),
+    "keys once more when the next sum has begun": ("query.unmask", "query.advertise", as_it_was,
+        "keys asked for round 1, after the upload of round 1"),
     "a second unmasking": ("query.unmask", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
     "a second sum of the round": ("query.unmask", "query.share", lambda message, reply:
         own_keys(reply) | strangers(3), "does not follow 'advertise' of round 1"),
