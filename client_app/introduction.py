@@ -28,7 +28,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
     if client.node.has_own_data:
         own, asked = own_division(context.node_config, default_run_config()), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
-        log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
+        log("INFO", f"run {client.run_id}: this site divides its own data, and ignores the run's {ignored}")
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)

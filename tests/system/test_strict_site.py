@@ -67,7 +67,8 @@ train-fraction = 0.5""",
     assert {client["domain"] for client in summary["clients"].values()} == {"ward"}
     assert sum(summary["trouble"].values()) == 0, output + logs
     assert not list(tmp_path.rglob("was-here"))
-    assert logs.count("the run's seed, train-samples, train-fraction, validation-fraction do not act on that") == 3
+    ignored = "seed, train-samples, train-fraction, validation-fraction"
+    assert logs.count(f"this site divides its own data, and ignores the run's {ignored}") == 3
     for site in SITES:
         ledgers = list((tmp_path / site / "state/privacy").glob("*.json"))
         assert len(ledgers) == 2  # of the site's name, and of its data

@@ -116,7 +116,10 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
     if overrides:
         lines.append(f"All runs with {', '.join(f'{key} = {value}' for key, value in overrides.items())}.")
     lines += [""] if notes else []
-    lines += [f"- {name} ({', '.join(columns)}): {note}" for (name, note), columns in notes.items()]
+    rows: dict[tuple[str, str], list[str]] = {}  # that share a note say it once
+    for (name, note), columns in notes.items():
+        rows.setdefault((", ".join(columns), note), []).append(name)
+    lines += [f"- {', '.join(names)} ({columns}): {note}" for (columns, note), names in rows.items()]
     if table.against:
         lines += ["", f"## Against {table.against}", "", DIFFERENCES, "", *differences(table, results).as_markdown()]
     return "\n".join([*lines, *_searches(table, results)]) + "\n"
