@@ -1,4 +1,4 @@
-"""Whole runs in one process: results, repetition, faults, and rubbish from clients."""
+"""Whole runs in one process: results, repetition, and what is refused before any client trains."""
 
 import itertools
 import tomllib
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
@@ -18,8 +18,6 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, flatten
 from server_app.callbacks.screen import final_table
 from server_app.network.membership import FederationError
-from tests.support.accidents import fails, on_round
-from tests.support.attacks import from_node
 from tests.support.declared import MINIMISED
 from tests.support.harness import LONG, RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.results import without_times
@@ -139,28 +137,6 @@ def test_the_result_names_no_data_set_that_sites_with_own_data_did_not_use(tmp_p
     assert "Local on digit-domains after 1 rounds" in final_table(summary)
     summary["partition"] = "own"
     assert "Local on the sites' own data after 1 rounds" in " ".join(final_table(summary).split())
-
-
-# -- faults and rubbish ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "said"),
-    [
-        (fails, "failed", "actor died"),
-        (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "refused", "records other"),
-        (lambda *_: None, "missing", ""),
-    ],
-)
-def test_a_client_in_trouble_costs_its_own_reply_only(change: Any, kind: str, said: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=3, round_timeout=1.0 if kind == "missing" else 60.0)
-    outcome = run_federation(config, clients=4, tamper=on_round(2, 1002, change))
-    assert outcome.summary["trouble"] == {**dict.fromkeys(("failed", "refused", "missing", "late"), 0), kind: 1}
-    second = outcome.rows[1]
-    assert "site-2" in second[kind]
-    assert said in str(second[kind])
-    assert second["valid"] == 3
-    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4]
 
 
 # -- before any client trains ----------------------------------------------------------------------------------------
