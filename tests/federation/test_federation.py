@@ -157,6 +157,7 @@ def expect_refusal(kind: type[Exception], said: str, config: dict[str, Any], **k
 
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any], dict[int, dict[str, Any]] | None]] = {
     "lr = 'abc': must be a number above 0": (SettingsError, {"lr": "abc"}, None),
+    "plain folder name": (SettingsError, {"run_name": "../x"}, None),
     "nowhere": (FederationError, {"dataset": "mnist", "partition": "iid", "data_dir": "nowhere"}, None),
     "feature-shift": (DataError, {"dataset": "digits"}, None),
     "3 of 5 clients were ready after 1 s (join-timeout)": (FederationError, {"num_clients": 5}, None),
@@ -177,13 +178,6 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     kind, settings, nodes = REFUSED[said]
     expect_refusal(kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes)
     assert said in capsys.readouterr().out
-
-
-def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="once")
-    run_federation(config)
-    expect_refusal(SettingsError, "run-name = 'once'", config)
-    expect_refusal(SettingsError, "plain folder name", config | {"run-name": "../x"})
 
 
 @pytest.mark.parametrize(
