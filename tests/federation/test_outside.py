@@ -31,6 +31,7 @@ from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
+from server_app.network.membership import FederationError
 from server_app.replies import Upload
 from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
@@ -374,6 +375,20 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
+
+
+def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
+    allow = {"allow-python": "outside_moon", "dataset": STRIPES["dataset"]}
+    nodes: dict[int, dict[str, Any]] = {
+        7 + i: {"site-name": name, "partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / name), **allow}
+        for i, name in enumerate(("north", "south"))
+    }
+    run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
+    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"north": VIT, "south": VIT}
+    assert run.rows[1]["losses"]["contrast"] > 0
+    del nodes[8]["allow-python"]
+    with pytest.raises(FederationError, match=r"south.*: algo = 'moon': not allowed on this site; .*name outside_moon"):
+        run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
 
 def test_it_never_takes_the_fused_step(tmp_path: Path) -> None:
