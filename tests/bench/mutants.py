@@ -181,7 +181,7 @@ MUTANTS = [
         "client_app/app.py",
         "                protection.before()",
         "                client.train_set and protection.before()",
-        f"{STUDIES} answered_reads_no_data",
+        "tests/federation/test_sites.py -k answers_each_question_once",
     ),
     *of(
         "client_app/audit.py",

@@ -274,6 +274,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
     found = run_federation(run_config(tmp_path, **SMALL))
     assert [row["valid"] for row in found.rows] == [4, 3, 4, 4, 4]
+    assert found.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
     said = found.rows[1]["failed"]["site-1"]
     assert "round 2 is lost on this client, which has the state after round 1" in said
     assert "No space left on device" in said

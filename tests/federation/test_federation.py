@@ -1,4 +1,4 @@
-"""Whole runs in one process: results, repetition, faults, and rubbish from clients."""
+"""Whole runs in one process: results, repetition, and what is refused before any client trains."""
 
 import itertools
 import tomllib
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
@@ -18,8 +18,6 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, flatten
 from server_app.callbacks.screen import final_table
 from server_app.network.membership import FederationError
-from tests.support.accidents import fails, on_round
-from tests.support.attacks import from_node
 from tests.support.declared import MINIMISED
 from tests.support.harness import LONG, RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.results import without_times
@@ -141,28 +139,6 @@ def test_the_result_names_no_data_set_that_sites_with_own_data_did_not_use(tmp_p
     assert "Local on the sites' own data after 1 rounds" in " ".join(final_table(summary).split())
 
 
-# -- faults and rubbish ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "said"),
-    [
-        (fails, "failed", "actor died"),
-        (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "refused", "records other"),
-        (lambda *_: None, "missing", ""),
-    ],
-)
-def test_a_client_in_trouble_costs_its_own_reply_only(change: Any, kind: str, said: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=3, round_timeout=1.0 if kind == "missing" else 60.0)
-    outcome = run_federation(config, clients=4, tamper=on_round(2, 1002, change))
-    assert outcome.summary["trouble"] == {**dict.fromkeys(("failed", "refused", "missing", "late"), 0), kind: 1}
-    second = outcome.rows[1]
-    assert "site-2" in second[kind]
-    assert said in str(second[kind])
-    assert second["valid"] == 3
-    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4]
-
-
 # -- before any client trains ----------------------------------------------------------------------------------------
 
 
@@ -181,6 +157,7 @@ def expect_refusal(kind: type[Exception], said: str, config: dict[str, Any], **k
 
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any], dict[int, dict[str, Any]] | None]] = {
     "lr = 'abc': must be a number above 0": (SettingsError, {"lr": "abc"}, None),
+    "plain folder name": (SettingsError, {"run_name": "../x"}, None),
     "nowhere": (FederationError, {"dataset": "mnist", "partition": "iid", "data_dir": "nowhere"}, None),
     "feature-shift": (DataError, {"dataset": "digits"}, None),
     "3 of 5 clients were ready after 1 s (join-timeout)": (FederationError, {"num_clients": 5}, None),
@@ -201,13 +178,6 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     kind, settings, nodes = REFUSED[said]
     expect_refusal(kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes)
     assert said in capsys.readouterr().out
-
-
-def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="once")
-    run_federation(config)
-    expect_refusal(SettingsError, "run-name = 'once'", config)
-    expect_refusal(SettingsError, "plain folder name", config | {"run-name": "../x"})
 
 
 @pytest.mark.parametrize(

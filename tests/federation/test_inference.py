@@ -54,6 +54,9 @@ def test_an_exported_model_is_right_as_often_as_in_the_last_evaluation(tmp_path:
         assert main(["export", str(run.folder), "--site", f"site-{number}", "--out", str(out)]) == 0
         predictor = Predictor.load(out)
         assert set(predictor.inferences) == set(accuracy)
+        if "prototype" not in accuracy:
+            strange = predictor.predict(255 - data.test_inputs)
+            assert {(one.nearest, one.distance, one.unknown) for one in strange} == {(None, None, False)}
         for by, wanted in accuracy.items():
             labels = [one.label for one in predictor.predict(data.test_inputs, by)]
             assert (np.array(labels) == data.test_labels).mean() == wanted
@@ -136,6 +139,8 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
     said = capsys.readouterr().err
     assert "they stayed with its sites, north, south: on a site's own machine\n" in said
     assert "protofl export STATE-DIR/first --out model" in said
+    assert main(["predict", str(tmp_path / "runs" / "first")]) == 1
+    assert "no trained models in it; they stayed with its sites, north" in capsys.readouterr().err
 
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
@@ -147,16 +152,6 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
     data = site(run, 0).data
     assert np.mean([one.unknown for one in Predictor(model).predict(data.test_inputs)]) <= 0.05
     assert np.mean([one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]) > 0.3
-
-
-def test_no_unknown_without_prototypes(tmp_path: Path) -> None:
-    run = trained(tmp_path, algo="local")
-    data = site(run, 0).data
-    file = run.folder / "clients" / "site-0" / WEIGHTS
-    assert all(
-        one.nearest is None and one.distance is None and not one.unknown
-        for one in Predictor(TrainedModel.read(file)).predict(255 - data.test_inputs)
-    )
 
 
 def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

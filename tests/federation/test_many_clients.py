@@ -14,51 +14,36 @@ from server_app.callbacks.base import ActiveRun
 from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
 from tests.support.harness import run_config, run_federation
+from tests.support.results import without_times
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
 
 
-def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr("server_app.app.ActiveRun", lambda *args: seen.append(ActiveRun(*args)) or seen[0])  # type: ignore[func-returns-value]
-    outcome = run_federation(run_config(tmp_path, rounds=3, **SMALL), clients=3)
-    assert len(seen[0].rows) == 4
-    assert all(row["clients"] == {} for row in seen[0].rows)
-    assert all(len(row["clients"]) == 3 for row in outcome.rows)
-
-
-def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = run_federation(run_config(tmp_path / "at-once", rounds=1, **SMALL), clients=3).rows[-1]
-    monkeypatch.setattr(rounds, "AT_ONCE", 2)
-    asked, make = [], rounds._contents
-    monkeypatch.setattr(rounds, "_contents", lambda *args: asked.append([*args[1]]) or make(*args))  # type: ignore[func-returns-value]
-    found = run_federation(run_config(tmp_path / "in-turn", rounds=1, **SMALL), clients=3).rows[-1]
-    assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
-    assert found["accuracy"] == wanted["accuracy"]
-    assert (found["asked"], found["valid"], found["bytes"]) == (3, 3, wanted["bytes"])
-
-
-def test_introductions_are_asked_for_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "AT_ONCE", 2)
-    sent, push = [], membership.push_each
+def test_many_are_asked_in_turns_and_what_is_remembered_and_written_does_not_grow_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Introductions and the final evaluation two at a time; prototypes of single clients in every other round."""
+    wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
+    remembered, asked, introduced, written = [], [], [], []
+    make, push, write = rounds._contents, membership.push_each, artifacts._write_owned
 
     def pushed(grid: Any, messages: Any) -> Any:
-        sent.append(found := push(grid, messages))
-        return found
+        introduced.append(ids := push(grid, messages))
+        return ids
 
-    monkeypatch.setattr(membership, "push_each", pushed)
-    outcome = run_federation(run_config(tmp_path, rounds=1, **SMALL), clients=5)
-    assert [len(one) for one in sent] == [2, 2, 1]
-    assert len(outcome.summary["clients"]) == 5
-
-
-def test_prototypes_of_many_clients_are_not_written_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
-    write, written = artifacts._write_owned, []
-    monkeypatch.setattr(artifacts, "_write_owned", lambda *args: (written.append(args[3]), write(*args)))
-    monkeypatch.setattr(artifacts, "FEW", 0)
+    for room, name, value in ((rounds, "AT_ONCE", 2), (membership, "AT_ONCE", 2), (artifacts, "FEW", 0)):
+        monkeypatch.setattr(room, name, value)
     monkeypatch.setattr(artifacts, "EVERY", 2)
+    monkeypatch.setattr("server_app.app.ActiveRun", lambda *args: remembered.append(ActiveRun(*args)) or remembered[0])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(rounds, "_contents", lambda *args: asked.append([*args[1]]) or make(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(membership, "push_each", pushed)
+    monkeypatch.setattr(artifacts, "_write_owned", lambda *args: (written.append(args[3]), write(*args)))
     found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
+    assert [len(ids) for ids in introduced] == [2, 1]
+    assert asked == 3 * [["site-0", "site-1", "site-2"]] + [["site-0", "site-1"], ["site-2"]]
+    assert without_times(found.rows) == without_times(wanted.rows)
+    assert [row["clients"] for row in remembered[0].rows] == 4 * [{}]
+    assert [len(row["clients"]) for row in found.rows] == 4 * [3]
     assert written == [2, 3]
     (one, facts), (other, others) = (
         read_tensors(run.folder / "client-prototypes.safetensors", torch.device("cpu")) for run in (found, wanted)

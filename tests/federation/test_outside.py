@@ -31,6 +31,7 @@ from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
+from server_app.network.membership import FederationError
 from server_app.replies import Upload
 from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
@@ -166,21 +167,6 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     assert set(moon.loss(batch)) == {"cross-entropy"}
 
 
-def test_its_model_of_the_last_round_lives_on(tmp_path: Path) -> None:
-    """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
-    run = run_federation(run_config(tmp_path, **MOON, rounds=3), clients=2)
-    kept = {path.parent.name: load_file(path) for path in run.folder.glob("clients/*/000003-*.safetensors")}
-    assert set(kept) == {"site-0", "site-1"}
-    for message, reply in run.exchanged()[-2:]:
-        previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
-        sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
-        assert previous.keys() == sent.keys()
-        assert all(previous[name].numpy().tobytes() == data for name, data in sent.items())
-    losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
-    assert "contrast" not in losses[0]
-    assert all(one["contrast"] > 0 for one in losses[1:])
-
-
 def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path: Path) -> None:
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
@@ -188,16 +174,11 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path:
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
         stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
+    with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
+        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=200)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
     assert_same(found, wanted)
     assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
-
-
-def test_a_resumed_run_has_the_same_hparams(tmp_path: Path) -> None:
-    config = run_config(tmp_path, **MOON, rounds=2, run_name="mine", hparams="mu=2.0")
-    stop(config, "after the checkpoint", 1)
-    with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
-        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=2)
 
 
 # -- its hyper-parameters --------------------------------------------------------------------------------------------
@@ -214,18 +195,14 @@ def test_a_resumed_run_has_the_same_hparams(tmp_path: Path) -> None:
         ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
         ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
         ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
+        ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
+         "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
     ],
-)
-def test_wrong_hparams_are_named_with_key_and_value(text: str, said: str) -> None:
+)  # fmt: skip
+def test_wrong_hparams_are_all_named_with_key_and_value(text: str, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": text})
     assert str(caught.value) == said
-
-
-def test_all_wrong_hparams_are_named_at_once() -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": "mu=-1, nu=3, temperature=-2"})
-    assert [line.split()[1].rstrip(":") for line in str(caught.value).splitlines()] == ["nu", "mu", "temperature"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,16 +324,42 @@ def test_an_upload_says_for_how_many_clients_it_stands(
 # -- beside the method -----------------------------------------------------------------------------------------------
 
 
-def test_a_metric_of_the_users_own(own: str, tmp_path: Path) -> None:
-    run = run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:brier", test_samples=24), clients=2)
+def test_a_run_has_the_model_of_the_last_round_and_the_users_metric_and_callback_and_its_models_predict(
+    own: str, tmp_path: Path
+) -> None:
+    """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
+    more = {"metrics": f"auc, {own}:brier", "callback": f"{own}:note", "test_samples": 24, "rounds": 3}
+    config = run_config(tmp_path, **MOON, **more)
+    run = run_federation(config, clients=2)
+    kept = {path.parent.name: load_file(path) for path in run.folder.glob("clients/*/000003-*.safetensors")}
+    assert set(kept) == {"site-0", "site-1"}
+    for message, reply in run.exchanged()[-2:]:
+        previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
+        sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
+        assert previous.keys() == sent.keys()
+        assert all(previous[name].numpy().tobytes() == data for name, data in sent.items())
+    losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
+    assert "contrast" not in losses[0]
+    assert all(one["contrast"] > 0 for one in losses[1:])
+
     module = sys.modules[own]
-    told = [one[f"head/{own}:brier"] for line in run.rows for one in _metrics_of(line)]
-    assert len(told) == len(module.seen) == 2 * 3
+    clients = [client for line in run.rows for client in line["clients"].values()]
+    told = [client["metrics"][f"head/{own}:brier"] for client in clients]
+    assert len(told) == len(module.seen) == 2 * 4
     assert told == [module.brier(*pair) for pair in list(module.seen)]
-    for scores, labels in module.seen[:6]:
-        assert scores.shape == (24, 3)
-        assert labels.shape == (24,)
-        assert isinstance(scores, np.ndarray)
+    assert {(type(scores), scores.shape, labels.shape) for scores, labels in module.seen} == {
+        (np.ndarray, (24, 3), (24,))
+    }
+    assert module.rows == run.rows
+    assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
+
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert (card["algorithm"], card["arch"]) == ("moon", VIT)
+    assert card["classes"] == ["horizontal", "rising", "falling"]
+    data = client_of(config, 0, 2).data
+    found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
+    assert np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
@@ -364,16 +367,6 @@ def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, ki
     (row,) = rows_without_a_reply(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
     said = f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
     assert row["failed"] == {"site-0": said}
-
-
-def _metrics_of(line: dict[str, Any]) -> list[dict[str, float]]:
-    return [client["metrics"] for client in line["clients"].values()]
-
-
-def test_a_callback_sees_every_row(own: str, tmp_path: Path) -> None:
-    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:note", rounds=3), clients=2)
-    assert sys.modules[own].rows == run.rows
-    assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
 
 def test_a_callback_that_fails_is_said_and_the_run_goes_on(
@@ -385,16 +378,18 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
 
 
-def test_its_model_is_exported_and_predicts(tmp_path: Path) -> None:
-    config = run_config(tmp_path, **MOON)
-    run = run_federation(config, clients=4)
-    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
-    card = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert (card["algorithm"], card["arch"]) == ("moon", VIT)
-    assert card["classes"] == ["horizontal", "rising", "falling"]
-    data = half_of(config).client.data
-    found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
-    assert np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
+def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
+    allow = {"allow-python": "outside_moon", "dataset": STRIPES["dataset"]}
+    nodes: dict[int, dict[str, Any]] = {
+        7 + i: {"site-name": name, "partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / name), **allow}
+        for i, name in enumerate(("north", "south"))
+    }
+    run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
+    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"north": VIT, "south": VIT}
+    assert run.rows[1]["losses"]["contrast"] > 0
+    del nodes[8]["allow-python"]
+    with pytest.raises(FederationError, match=r"south.*: algo = 'moon': not allowed on this site; .*name outside_moon"):
+        run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
 
 def test_it_never_takes_the_fused_step(tmp_path: Path) -> None:

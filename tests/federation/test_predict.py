@@ -16,7 +16,6 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from tests.support.fakes import write_run
 from tests.support.harness import run_config, run_federation
 
 LONG = "a-folder-with-quite-a-long-name" * 7
@@ -202,9 +201,3 @@ def test_data_that_changed_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
     assert main(["predict", str(run)]) == 1
     assert "7 test samples, not" in capsys.readouterr().err
-
-
-def test_a_run_without_models_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "one", {"algo": "local"}, [{"north": {"head": 0.5}}] * 2)
-    assert main(["predict", str(tmp_path / "one")]) == 1
-    assert "no trained models in it; they stayed with its sites, north" in capsys.readouterr().err

@@ -10,10 +10,8 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 
-from protofl_common.basics.tensorfile import read_tensors
 from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from server_app.callbacks import artifacts as recording
-from tests.support.accidents import Killed, on_message, stop
 from tests.support.attacks import by
 from tests.support.harness import Outcome, run_config, run_federation
 
@@ -88,26 +86,3 @@ def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypa
     monkeypatch.setattr(recording, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())
-
-
-def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**SMALL, "algo": "fedtgp", "rounds": 5, "run_name": "mine", "partition": "iid"}
-    settings |= {"fedtgp__server_epochs": 3}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), 4)
-    config = run_config(tmp_path / "parts", **settings)
-    stop(config, "before the checkpoint", 3)
-    margins_file = tmp_path / "parts" / "runs" / "mine" / "prototypes.jsonl"
-    assert len(margins_file.read_text().splitlines()) == 3  # of which the third does not count
-    with margins_file.open("a") as file:
-        file.write('{"round": 3, "glo')
-    with pytest.raises(Killed):
-        run_federation(config | {"resume": True}, 4, on_message(MessageType.EVALUATE, 5), run_id=8)
-    found = run_federation(config | {"resume": True}, 4, run_id=9)
-    one, other = (run.folder / "prototypes.jsonl" for run in (found, wanted))
-    assert one.read_bytes() == other.read_bytes()
-    one, other = (run.folder / "client-prototypes.safetensors" for run in (found, wanted))
-    (tensors, facts), (expected, said) = (read_tensors(file, torch.device("cpu")) for file in (one, other))
-    assert facts == said  # their order in the file differs from run to run
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    assert sites_of(found) == sites_of(wanted)

@@ -97,26 +97,24 @@ def refusal(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_other_settings_are_refused_with_key_and_both_values(tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
+    """With its settings and its clients, whom Flower does not simulate unless it is told so; and in one process."""
+    config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
     stop(config, "after the checkpoint", 1)
+    with pytest.raises(SettingsError, match="holds a run already; choose another name, or let it go on with resume"):
+        run_federation(config, CLIENTS)
+    with FileLock(tmp_path / "runs" / ".mine.lock"):
+        assert "another process is at work" in refusal(config)
+    others = rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
+    with pytest.raises(FederationError, match=others):  # at once, not after ``join-timeout``
+        run_federation(config | {"resume": True}, 2, run_id=2)
     said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
     assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
     assert "lr = 0.5: the run has lr = 0.05" in said
     assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
     assert "round-timeout" not in said
-    run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=2)
-
-
-def test_another_number_of_clients_would_divide_the_data_anew(tmp_path: Path) -> None:
-    """Flower simulates 2 unless it is told another number: at once, not after ``join-timeout``."""
-    config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
-    stop(config, "after the checkpoint", 1)
-    with pytest.raises(
-        FederationError, match=rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
-    ):
-        run_federation(config | {"resume": True}, 2, run_id=2)
-    assert run_federation(config | {"resume": True}, CLIENTS, run_id=3).summary["resumed-after-rounds"] == [1]
+    found = run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=3)
+    assert found.summary["resumed-after-rounds"] == [1]
 
 
 def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
@@ -136,20 +134,6 @@ def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pyt
     shown = capfd.readouterr().out
     assert "mine is complete: nothing of it is left to do" in shown
     assert shown.count("result: ") == 2
-
-
-def test_a_stopped_run_is_not_overwritten(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="mine", **SMALL)
-    stop(config, "after the checkpoint", 0)
-    with pytest.raises(SettingsError, match="holds a run already; choose another name, or let it go on with resume"):
-        run_federation(config, CLIENTS)
-
-
-def test_two_servers_never_write_one_run(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="mine", **SMALL)
-    stop(config, "after the checkpoint", 1)
-    with FileLock(tmp_path / "runs" / ".mine.lock"):
-        assert "another process is at work" in refusal(config)
 
 
 @pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])

@@ -123,6 +123,21 @@ def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path: Pat
     assert refused[0].startswith("dp-epsilon = 8: this message would bring this client to ε = 8")
 
 
+def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path: Path) -> None:
+    """Rounds and final evaluations, in their order and again, of a hundred Flower runs."""
+    epsilon = 0.2
+    config = table(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
+    node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
+    answered = []
+    for number in range(1000):
+        kind, run = MessageType.EVALUATE if number % 2 else MessageType.TRAIN, RUN_ID + number // 10
+        reply = asked(node, config, kind, 1 + number // 2 % 4, str(run), run)
+        answered += [] if reply.has_error() else [number]
+    assert answered
+    assert len(answered) < 50
+    assert answered[-1] < 500
+
+
 @pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
 def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(demand: dict[str, Any], tmp_path: Path) -> None:
     """With a ``partition-id`` the run would choose who is a test sample."""

@@ -318,11 +318,6 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
     settings_of({"dataset": dataset}, SIMULATED)
 
 
-def test_embedded_data_and_backbones_need_no_permission(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedpcl", dataset="digits", partition="iid", train_samples=10)
-    assert not answer(SITE | {"partition-id": 0, "num-partitions": 2}, config).has_error()
-
-
 # -- what a site's own data are ----------------------------------------------------------------------------------------
 
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
@@ -362,6 +357,7 @@ def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(
     (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    LocalGrid(config, {})  # Flower's messages want a run
     reason = str(answer(node, config, instruction(1) if kind == MessageType.TRAIN else None).error.reason)
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
@@ -497,7 +493,7 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
     ("run_name", "run_history"),
     [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
 )
-def test_a_server_leads_no_site_to_other_folders_or_runs(
+def test_a_server_leads_no_site_to_other_folders_or_runs_or_beyond_the_last_round(
     run_name: str, run_history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -505,16 +501,12 @@ def test_a_server_leads_no_site_to_other_folders_or_runs(
     (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
     node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    LocalGrid(config, {})  # Flower's messages want a run
     told = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
     reply = answer(node, config, told)
     assert reply.error.reason.startswith("round.")
+    assert answer(node, config, instruction(3)).error.reason == "round.round is 3 in a run of 2 rounds"
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts] == [old]
-
-
-def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=2, dataset="digits", partition="iid")
-    reply = answer(SITE | SIMULATED, config, instruction(3))
-    assert reply.error.reason == "round.round is 3 in a run of 2 rounds"
 
 
 def _saved(folder: Path, run_id: int) -> list[Path]:
@@ -581,7 +573,9 @@ def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     return str(reply.error.reason) if reply.has_error() else ""
 
 
-def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) -> None:
+def test_a_real_site_answers_each_question_once_in_a_flower_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = run_config(tmp_path, algo="fedproto", dataset="digits", partition="iid", rounds=3, baselines="local")
     config |= {"train-samples": 10, "models": "mlp-1", "keep-best": True}
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
@@ -592,7 +586,9 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) 
         assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, number)
     assert asked(grid, train, 3) == ""
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
-    assert "has had the reply to round 3" in asked(grid, train, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.client.open_client_data", None)  # it reads no data
+        assert "has had the reply to round 3" in asked(grid, train, 2)
     assert asked(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
         assert "has had the reply to the final evaluation" in asked(grid, kind, 3)
@@ -657,6 +653,7 @@ def _usual_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("_usual_umask")
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
 def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
+    """Embedded data and backbones need no permission."""
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "a/state"), "cache-dir": str(tmp_path / "b/cache")}
     config = run_config(tmp_path, algo=algo, dataset="digits", partition="iid", train_samples=20)
     run_federation(config, nodes={7: node})

@@ -123,19 +123,6 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
-def test_a_question_that_was_answered_reads_no_data(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = hospitals.config()
-    nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
-    outcome = run_federation(config, nodes=nodes)
-    (question, *_), *_ = [exchange for exchange in outcome.grid.log if exchange[0].metadata.message_type == "train"]
-    read: list[object] = []
-    monkeypatch.setattr("client_app.client.open_client_data", lambda *facts, **more: read.append(facts))
-    grid = LocalGrid(config, nodes)
-    grid.push_messages([question])
-    assert "has had the reply to" in str(grid.log[-1][1].error.reason)
-    assert not read
-
-
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
+    more["early_stopping_metric"] = "head/auc"
     outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
     assert not any(outcome.summary["trouble"].values())
     for row in outcome.rows:
@@ -55,6 +56,8 @@ def test_validation_figures_stand_beside_those_of_test_data(
         assert {(one["train-samples"], one["validation-samples"]) for one in row["clients"].values()} == {(14, 6)}
     assert outcome.summary["validation"] == outcome.rows[-1]["validation"]
     assert {best["chosen-on"] for best in outcome.summary["best-accuracy"].values()} == {"validation"}
+    means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
+    assert outcome.summary["best-round"] == {"metric": "head/auc", "after": means.index(max(means)), "on": "validation"}
     said = capsys.readouterr().out
     assert "2,500 found · 42 for training (train-samples = 20 a client) · 18 for validation · 60 for testing" in said
     for text in ("chosen on validation data", "head, validation", "validation head "):
@@ -63,16 +66,6 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "chosen on validation data" in shown
     assert "Validation: the mean on their validation data." in unescape(shown)
     assert "<td>head, validation</td>" in shown
-
-
-def test_without_a_validation_part_everything_best_says_that_it_was_chosen_on_test_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = run_federation(run_config(tmp_path, **SMALL), clients=2)
-    assert {best["chosen-on"] for best in outcome.summary["best-accuracy"].values()} == {"test"}
-    assert not any("validation" in row for row in outcome.rows)
-    for shown in (capsys.readouterr().out, page(RecordedRun(outcome.folder))):
-        assert "chosen on test data" in shown
 
 
 def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,12 +198,16 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int 
 def test_keeping_the_best_model_changes_nothing_else_and_works_without_validation_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a simulation; the model is exported and says on which data it was chosen."""
+    """In a simulation. What is best says, as the exported model does, that it was chosen on test data."""
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
     plain, keeping = (
         run_federation(run_config(tmp_path / str(keep), **learn, keep_best=keep), clients=2) for keep in (False, True)
     )
     assert without_times(plain.rows) == without_times(keeping.rows)
+    assert {best["chosen-on"] for best in plain.summary["best-accuracy"].values()} == {"test"}
+    assert not any("validation" in row for row in plain.rows)
+    for shown in (capsys.readouterr().out, page(RecordedRun(plain.folder))):
+        assert "chosen on test data" in shown
     best = keeping.summary["best-round"]
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
@@ -245,13 +242,6 @@ def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: P
     with pytest.raises(SettingsError) as error:
         run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
     assert said in str(error.value)
-
-
-def test_a_metric_of_the_run_may_choose(tmp_path: Path) -> None:
-    more = {"metrics": "auc", "early_stopping_metric": "head/auc", "validation_fraction": 0.3, "rounds": 3}
-    outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=2)
-    means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
-    assert outcome.summary["best-round"] == {"metric": "head/auc", "after": means.index(max(means)), "on": "validation"}
 
 
 @pytest.mark.long

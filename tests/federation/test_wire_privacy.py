@@ -34,7 +34,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire import records
-from protofl_common.wire.payloads import RAW, Payload, pack_payload
+from protofl_common.wire.payloads import RAW
 from protofl_common.wire.records import NEXT_SUM, pack_site_card, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
@@ -57,8 +57,8 @@ def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **se
 
 
 def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
-    """Node configs of machines with operators."""
-    place = {"num-partitions": CLIENTS, **CACHE, **more}
+    """Node configs of machines with operators, who have files of their own, too."""
+    place = {"num-partitions": CLIENTS, "data-dir": "/srv/ours", **CACHE, **more}
     return {1000 + i: {"partition-id": i, "state-dir": f"{folder}/private-disk-{i}", **place} for i in range(CLIENTS)}
 
 
@@ -181,7 +181,7 @@ def in_place_of_factors(
 
 def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
     """Neither the folders that the client uses, nor anything like a path in a text."""
-    places = [folder, Path.home(), Path.cwd(), outcome.grid.run_config["cache-dir"], "private-disk"]
+    places = [folder, Path.home(), Path.cwd(), outcome.grid.run_config["cache-dir"], "private-disk", "/srv/ours"]
     assert not any(str(place).encode() in text for place in places), "a path"
     for item in proto.RecordDict.FromString(text).items:
         for field in item.config_record.items:
@@ -444,12 +444,6 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
 # -- what is told beside that, and by whom -----------------------------------------------------------------------------
 
 
-def test_a_site_with_files_of_its_own_tells_no_more(tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours"})
-    assert_private(outcome, tmp_path, "fedtgp")
-    assert not any(outcome.summary["trouble"].values())
-
-
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
         site = client_of(small_config(tmp_path, algo), 1)
@@ -562,14 +556,3 @@ def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> Non
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))
     with pytest.raises(RefusedMessage, match="no complete record 'site'"):
         unpack_site_card(more)
-
-
-def test_counts_that_the_paper_promises_not_to_send_stay_at_the_client(tmp_path: Path) -> None:
-    """FedTGP's half hands them over; the packing leaves them out."""
-    replies = [reply.content for _, reply in federation(tmp_path, "fedtgp").grid.log]
-    sent = [content["prototypes"] for content in replies if "prototypes" in content]
-    assert sent
-    assert all("counts" not in record for record in sent)
-    counted = Prototypes(torch.zeros(1, 64), torch.tensor([0]), torch.tensor([3]))
-    packed = pack_payload(Payload(prototypes=counted), CATALOG["fedtgp"].exchange.up)
-    assert set(packed.array_records["prototypes"]) == {"means", "labels"}

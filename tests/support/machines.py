@@ -194,11 +194,12 @@ def copy_checkout(target: Path) -> None:
         shutil.copy(ROOT / name, target)
 
 
-def changed_checkout(target: Path, half: str) -> Path:
-    """A checkout in whose ``half``, "client_app" or "server_app", whoever submits it has added a line."""
+def changed_checkout(target: Path) -> Path:
+    """A checkout in both of whose halves whoever submits it has added a line."""
     copy_checkout(target)
-    with (target / half / "app.py").open("a") as code:
-        code.write("\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n")
+    for half in ("client_app", "server_app"):
+        with (target / half / "app.py").open("a") as code:
+            code.write("\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n")
     return target
 
 

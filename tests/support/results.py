@@ -23,7 +23,11 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
-    for name in ("prototypes.safetensors", "weights.safetensors"):
+    for name in ("prototypes.jsonl", "sites.json"):
+        one, other = (run.folder / name for run in (found, wanted))
+        assert one.exists() == other.exists()
+        assert not one.exists() or one.read_text() == other.read_text(), name
+    for name in ("prototypes.safetensors", "client-prototypes.safetensors", "weights.safetensors"):
         assert (found.folder / name).exists() == (wanted.folder / name).exists()
         if (found.folder / name).exists():
             one, other = load_file(found.folder / name), load_file(wanted.folder / name)

@@ -1,7 +1,6 @@
 """A package of somebody else's for real: it is installed beside this one, and never named in its code.
 
-The simulation is the command of the page docs/extend.md, stopped in the middle and resumed. Two sites with operators
-take part only where their node configs name the package.
+The simulation is the command of the page docs/extend.md, stopped in the middle and resumed.
 """
 
 import json
@@ -23,7 +22,7 @@ from PIL import Image
 from protofl_common.tools.cli.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.support.processes import BIN, hear_ctrl_c, output_of, superlink, supernode
+from tests.support.processes import BIN, hear_ctrl_c, output_of
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"
@@ -112,37 +111,3 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     told = json.loads(output_of(("protofl", *words), env))
     assert told["name"] in CLASSES
     assert 0 < told["probability"] <= 1
-
-
-@pytest.mark.long
-def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
-    settings = 'algo="moon" hparams="mu=1.0" arch="outside_moon.net:TinyViT" dataset="outside_moon.data:stripes"'
-    settings += f' partition="iid" rounds=2 num-clients=2 threads=1 out-dir="{tmp_path / "runs"}"'
-
-    def facts(partition: int, more: str = "") -> str:
-        state, cache = tmp_path / f"state-{partition}", tmp_path / f"cache-{partition}"
-        name = f'site-name="{("north", "south")[partition]}"'
-        return f'{name} partition-id={partition} num-partitions=2 state-dir="{state}" cache-dir="{cache}" {more}'
-
-    allow = 'allow-python="outside_moon" dataset="outside_moon.data:stripes"'
-    with superlink(tmp_path) as connection, supernode(connection, tmp_path / "north", facts(0, allow)):
-        with supernode(connection, tmp_path / "south", facts(1)):
-            output, status = connection.run("--run-config", f'{settings} run-name="refused"', timeout=600)
-            assert status == "finished:failed", output
-            told = [line for line in output.splitlines() if "allow-python" in line]
-            assert any("algo = 'moon': not allowed on this site" in line for line in told), output
-            assert all("name outside_moon" in line for line in told), output
-            assert not (tmp_path / "runs" / "refused" / "summary.json").exists()
-        with supernode(connection, tmp_path / "south-allowed", facts(1, allow)):
-            output, status = connection.run("--run-config", f'{settings} run-name="allowed"', timeout=600)
-            assert status == "finished:completed", output
-
-    summary = json.loads((tmp_path / "runs" / "allowed" / "summary.json").read_text())
-    assert {site: client["arch"] for site, client in summary["clients"].items()} == dict.fromkeys(
-        ("north", "south"), "outside_moon.net:TinyViT"
-    )
-    assert sum(summary["trouble"].values()) == 0
-    rows = [json.loads(line) for line in (tmp_path / "runs/allowed/metrics.jsonl").read_text().splitlines()]
-    assert rows[1]["losses"]["contrast"] > 0
-    for partition, site in enumerate(("north", "south")):
-        assert list((tmp_path / f"state-{partition}").glob(f"allowed-*/clients/{site}/model.safetensors"))

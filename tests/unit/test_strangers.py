@@ -14,7 +14,6 @@ from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
-from tests.support.harness import client_of, run_config
 
 MODULE = """
 from pathlib import Path
@@ -118,13 +117,3 @@ def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
         with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):
             load(f"planted.vision:{name}", "dataset")
     assert not is_python_name("planted.vision:torch.hub.shutil.rmtree")
-
-
-@pytest.mark.usefixtures("mark")
-def test_a_site_lends_no_object_of_another_module(precious: Path, tmp_path: Path) -> None:
-    config = run_config(tmp_path, dataset="planted.vision:rmtree", partition="own")
-    node = {"site-name": "north", "data-dir": str(precious), "allow-python": "planted", "cache-dir": str(tmp_path)}
-    node["dataset"] = "planted.vision:rmtree"
-    with pytest.raises(SettingsError, match="it lies in shutil"):
-        _ = client_of(config, **node).data
-    assert precious.exists()

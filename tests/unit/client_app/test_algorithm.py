@@ -236,6 +236,3 @@ def test_a_second_loop_in_a_round_has_a_seed_of_its_own(tmp_path: Path) -> None:
         orders.append(step.seen)
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
-
-
-# -- weights in part -------------------------------------------------------------------------------------------------

@@ -156,13 +156,10 @@ def test_terms_are_summed_and_reported_by_name() -> None:
 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
-def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+def test_a_term_that_is_no_single_number_and_a_loss_that_is_no_dictionary_are_named(others: LossTerms) -> None:
     step = step_of(some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings())
     with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
         train(step, some_data(), settings(), seed=1)
-
-
-def test_a_loss_that_is_no_dictionary_of_terms_is_named() -> None:
     step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dictionary of named terms, not Tensor"):
         train(step, some_data(), settings(), seed=1)

@@ -48,7 +48,10 @@ class PerFedAvgClient(plain.PlainClient):
 
 
 def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch is two passes in batches of twice the size; with local-steps, each step counts once."""
+    """An epoch is two passes in batches of twice the size; with local-steps, each step counts once.
+
+    Statistics of batch normalisation are of both halves of each batch, and of the one to which it adapts at the end.
+    """
     steps: list[int] = []
     step = MetaStep.__call__
 
@@ -57,11 +60,15 @@ def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.Mo
         return step(self, inputs, labels, index)
 
     monkeypatch.setattr(MetaStep, "__call__", counted)
-    config = run_config(tmp_path, algo="per-fedavg", models="htcnn-3", rounds=1, train_samples=40, local_epochs=2)
+    small = {"models": "resnet4-imagenet-stem", "rounds": 1, "train_samples": 40, "local_epochs": 2}
+    config = run_config(tmp_path, algo="per-fedavg", **small)
     for settings, expected in (({}, 2 * [20, 20] * 2), ({"local-steps": 3}, [20, 20, 20])):
         steps.clear()
-        run_federation(config | settings | {"out-dir": str(tmp_path / str(settings))}, clients=1)
+        run = run_federation(config | settings | {"out-dir": str(tmp_path / str(settings))}, clients=1)
         assert steps == expected
+        left = plain.model_left(run.folder, "site-0")
+        seen = {int(value) for name, value in left.items() if name.endswith("num_batches_tracked")}
+        assert seen == {2 * len(expected) + 1}
 
 
 @pytest.mark.parametrize("samples", [45, 22])

@@ -44,18 +44,13 @@ def test_margin_kinds_and_threshold() -> None:
     assert strategy(margin="none").margin(samples, labels) == 0.0
 
 
-def test_classes_nobody_holds_are_not_sent_and_not_trained() -> None:
-    server = strategy()
+def test_classes_nobody_holds_are_not_sent_and_not_trained_and_one_not_sent_later_stays_known() -> None:
+    server = strategy(server_epochs=2)
     assert server.payload_down().vectors() is None
     before = server.vectors_CD.detach().clone()
     server.merge(uploads())
     changed = (server.vectors_CD.detach() != before).any(dim=1)
     assert changed.tolist() == [True, True, False, True, False]
-
-
-def test_a_class_not_sent_this_round_stays_known() -> None:
-    server = strategy(server_epochs=2)
-    server.merge(uploads())
     server.merge(uploads()[1:])
     found = server.payload_down().vectors()
     assert found.labels.tolist() == [0, 1, 3]

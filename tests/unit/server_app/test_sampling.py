@@ -12,15 +12,9 @@ def test_natural_order() -> None:
     assert in_order(["site-10", "b", "site-2", "a-1"]) == ["a-1", "b", "site-2", "site-10"]
 
 
-def test_full_participation_is_everybody_in_order() -> None:
+def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
-
-
-def test_the_same_seed_and_round_choose_the_same_sites_whatever_the_order() -> None:
     assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
-
-
-def test_rounds_and_seeds_differ() -> None:
     assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
 
 

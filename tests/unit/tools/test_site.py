@@ -164,12 +164,6 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     assert len({one.pid for one in started}) == 2
 
 
-@pytest.mark.parametrize("option", ["--isolation=subprocess", "--allow-runtime-dependency-installation"])
-def test_site_run_takes_no_option_that_would_undo_it(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["site", "run", "--insecure", "--node-config", NODE, option]) == 1
-    assert f"{option.partition('=')[0]}: not together with protofl site run" in capsys.readouterr().err
-
-
 def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits = 1000.0, list[float]()
 
@@ -194,17 +188,20 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
 
 
 @pytest.mark.parametrize(
-    ("node", "reason"),
+    ("node", "option", "reason"),
     [
-        ("partition-id=0 num-partitions=2", "node config without a site-name"),
-        ('site-name="north" alow-download=true', "alow-download: unknown key"),
-        ('site-name="north" allow-algorithms="fedprotto"', "allow-algorithms: 'fedprotto': choose from"),
+        ("partition-id=0 num-partitions=2", "--insecure", "node config without a site-name"),
+        ('site-name="north" alow-download=true', "--insecure", "alow-download: unknown key"),
+        ('site-name="north" data-dir = "data"', "--insecure", "Flower reads only site-name; no spaces at ="),
+        ('site-name="north" allow-algorithms="fedprotto"', "--insecure", "'fedprotto': choose from"),
+        (NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
+        (NODE, "--allow-runtime-dependency-installation", "dependency-installation: not together with protofl site"),
     ],
 )
-def test_site_run_does_not_start_with_a_wrong_node_config(
-    node: str, reason: str, capsys: pytest.CaptureFixture[str]
+def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_would_undo_it(
+    node: str, option: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["site", "run", "--insecure", "--node-config", node]) == 1
+    assert main(["site", "run", "--insecure", "--node-config", node, option]) == 1
     assert reason in capsys.readouterr().err
 
 
@@ -248,6 +245,8 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
+        ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
+        ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
         ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
         (["--insecure"], NODE, "warning", "anybody on the way"),
         (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
@@ -279,11 +278,6 @@ FIGURES = "numbers of samples, numbers of right predictions"
 def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
     said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
     assert said == [NAMED + told]
-
-
-def test_an_operator_reads_that_fedbns_normalisation_layers_stay() -> None:
-    listed = [one.text for one in _algorithms(node_config(NODE.replace("fedproto", "fedbn")))]
-    assert "all weights of the model but its normalisation layers: fedbn" in listed
 
 
 @pytest.mark.usefixtures("site")
@@ -338,12 +332,6 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[st
     assert "0.png is not a readable image" in said.err
     assert main(["site", "check", "--node-config", NODE]) == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
-
-
-@pytest.mark.usefixtures("site")
-def test_a_node_config_that_flower_would_read_in_part_is_refused() -> None:
-    with pytest.raises(SettingsError, match="Flower reads only site-name; no spaces at ="):
-        found(node='site-name="north" data-dir = "data"')
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------
@@ -432,10 +420,6 @@ def test_status_and_purge_look_into_no_folder_that_was_not_meant() -> None:
     for action in ("status", "purge"):
         for node in ('site-name="north" state-dri="state"', "partition-id=0"):
             assert main(["site", action, "--node-config", node]) == 1
-
-
-def test_data_in_data_dir_that_a_run_may_divide_are_worth_a_warning(site: Path) -> None:
-    assert level_of(found(node=NODE + " partition-id=0 num-partitions=2"), "runs choose the test samples") == "warning"
 
 
 def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(

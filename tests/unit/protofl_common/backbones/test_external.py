@@ -51,16 +51,6 @@ def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> 
     assert backbone.size == 64
 
 
-def test_embedded_architecture_from_a_file(tmp_path: Path) -> None:
-    from protofl_common.backbones.load import WEIGHTS
-
-    own = tmp_path / "own.json"
-    own.write_bytes((WEIGHTS / "scenes.json").read_bytes())
-    expected = extract_features(IMAGES, ["scenes"], CPU)
-    assert torch.equal(extract_features(IMAGES, [f"file:small:{own}"], CPU), expected)
-    assert load_backbone(f"file:small@32:{own}", CPU).size == 32
-
-
 class _Code:
     """Its pickle would run code."""
 
@@ -196,23 +186,18 @@ def test_a_packages_backbone(packages: Path) -> None:
     torch.testing.assert_close(features - features[:, :1], torch.arange(5.0).expand(4, 5))
 
 
-def test_other_weights_of_a_package_are_not_read(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"stem.weight": _Code()}, packages)
-    with pytest.raises(BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"):
-        load_backbone("package:efficientnet-lite0", CPU)
-    packages.unlink()
-    with pytest.raises(BackboneError, match="install the package anew"):
-        load_backbone("package:efficientnet-lite0", CPU)
-    assert "code was run" not in capsys.readouterr().out
-
-
-def test_code_in_a_packages_weights_is_not_run(
+def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
     packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even with the right checksum."""
     torch.save({"stem.weight": _Code()}, packages)
+    with pytest.raises(BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"):
+        load_backbone("package:efficientnet-lite0", CPU)
     _check_as_weights(packages, monkeypatch)
     with pytest.raises(BackboneError, match="UnpicklingError"):
+        load_backbone("package:efficientnet-lite0", CPU)
+    packages.unlink()
+    with pytest.raises(BackboneError, match="install the package anew"):
         load_backbone("package:efficientnet-lite0", CPU)
     assert "code was run" not in capsys.readouterr().out
 

@@ -43,6 +43,7 @@ def test_round_trip(file: Path) -> None:
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
     assert (backbone.mean, backbone.std, backbone.size, backbone.width) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 64, WIDTH)
+    assert load_backbone(f"file:small@32:{file}", torch.device("cpu")).size == 32
     stored = backbone.network.state_dict()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)

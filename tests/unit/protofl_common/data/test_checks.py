@@ -72,28 +72,21 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
 
 
-def test_number_of_clients_not_given(data_settings: MakeSettings) -> None:
-    with pytest.raises(DataError, match="num-partitions = 0"):
-        open_client_data(data_settings(), seed=1, partition=0, num_partitions=0)
+@pytest.mark.parametrize(("partition", "clients"), [(-1, 5), (5, 5), (0, 0)])
+def test_partition_id_out_of_range(data_settings: MakeSettings, partition: int, clients: int) -> None:
+    said = f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4" if clients else "num-partitions = 0"
+    with pytest.raises(DataError, match=said):
+        open_client_data(data_settings(), seed=1, partition=partition, num_partitions=clients)
 
 
-@pytest.mark.parametrize("partition", [-1, 5])
-def test_partition_id_out_of_range(data_settings: MakeSettings, partition: int) -> None:
-    with pytest.raises(DataError, match=f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4"):
-        open_client_data(data_settings(), seed=1, partition=partition, num_partitions=5)
-
-
-def test_clients_per_domain_counts_the_domains_of_a_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
-    settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), clients_per_domain="1,1,1")
-    with pytest.raises(DataError, match=r"names 3 domains; the data have 2: photo, sketch"):
-        open_client_data(settings, seed=1, partition=0, num_partitions=3)
-
-
-def test_more_classes_per_client_than_the_folder_has(data_settings: MakeSettings, domain_dir: Path) -> None:
-    where = {"dataset": "domain-folder", "data_dir": str(domain_dir)}
-    settings = data_settings(**where, partition="pathological", classes_per_client=4)
-    with pytest.raises(DataError, match="classes-per-client = 4: the data have only 3 classes"):
-        open_client_data(settings, seed=1, partition=0, num_partitions=2)
+def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettings, domain_dir: Path) -> None:
+    for changes, said in (
+        ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),
+        ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
+    ):
+        settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
+        with pytest.raises(DataError, match=said):
+            open_client_data(settings, seed=1, partition=0, num_partitions=3)
 
 
 def test_official_test_part_that_lacks_the_clients_classes(data_settings: MakeSettings, mnist_dir: Path) -> None:

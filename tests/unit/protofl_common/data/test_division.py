@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
@@ -31,11 +31,9 @@ def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
     """The made-up MNIST has images 0…399 for training and 400…499 for testing, of class number mod 10."""
     official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
     everyone = open_all(5, **official, partition="pathological", **WHOLE)
-    numbers = [client.train_inputs[:, 0, 0, :2].astype(int) @ [256, 1] for client in everyone]
-    np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(400))
+    assert sorted(number for client in everyone for number in numbers(client.train_inputs)) == list(range(400))
     for client in everyone:
-        tests = client.test_inputs[:, 0, 0, :2].astype(int) @ [256, 1]
-        assert set(tests) == {number for number in range(400, 500) if number % 10 in held(client)}
+        assert set(numbers(client.test_inputs)) == {number for number in range(400, 500) if number % 10 in held(client)}
     capped = open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390)
     for client in capped:
         assert (np.bincount(client.train_labels) == 2).all()
@@ -48,8 +46,13 @@ def numbers(images: np.ndarray) -> list[int]:
     return found
 
 
-def test_the_whole_official_test_part_for_everybody(open_all: OpenAll, mnist_dir: Path) -> None:
-    """Clients of two classes each are tested on all ten; training shares stay those of test-from = official."""
+def test_the_whole_official_test_part_for_everybody(
+    open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path
+) -> None:
+    """Clients of two classes each are tested on all ten, and a client alone; training shares are as with official.
+
+    Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients.
+    """
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
     everyone = open_all(5, **same, test_from="official-all")
     own = open_all(5, **same, test_from="official")
@@ -58,15 +61,13 @@ def test_the_whole_official_test_part_for_everybody(open_all: OpenAll, mnist_dir
         np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)
         assert len(held(narrow)) == 2
         np.testing.assert_array_equal(client.train_inputs, narrow.train_inputs)
-
-
-def test_the_whole_official_test_part_is_shared_not_copied(open_all: OpenAll, mnist_dir: Path) -> None:
-    """Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients."""
-    everyone = open_all(3, dataset="mnist", data_dir=str(mnist_dir), partition="iid", test_from="official-all")
-    for client in everyone:
+        assert client.train_inputs.flags.owndata
         assert not client.test_inputs.flags.owndata
         assert not client.test_inputs.flags.writeable
-        assert client.train_inputs.flags.owndata
+    settings = data_settings(**same | {"partition": "own", "train_samples": 30}, test_from="official-all")
+    alone = open_client_data(settings, seed=1, partition=4, num_partitions=9)
+    assert len(alone.train_labels) == 30
+    assert numbers(alone.test_inputs) == list(range(400, 500))
 
 
 def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
@@ -77,13 +78,6 @@ def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
     assert (np.bincount(first.test_labels) == 3).all()
     assert numbers(first.test_inputs) == numbers(second.test_inputs) == numbers(third.test_inputs)
     assert numbers(open_all(3, seed=7, **few, test_samples=30)[0].test_inputs) != numbers(first.test_inputs)
-
-
-def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), partition="own", test_from="official-all")
-    client = open_client_data(settings, seed=1, partition=4, num_partitions=9)
-    assert len(client.train_labels) == 30
-    assert numbers(client.test_inputs) == list(range(400, 500))
 
 
 def test_every_class_as_often_of_what_nobody_trains_on(open_all: OpenAll, mnist_dir: Path) -> None:
@@ -116,7 +110,8 @@ def test_of_ones_own_domain_however_skewed_the_training_share(open_all: OpenAll)
 
 def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all: OpenAll) -> None:
     same = {"dataset": "digit-domains", "partition": "dirichlet", "alpha": 0.5, "total_samples": 600, **WHOLE}
-    whole, some = open_all(4, **same), open_all(4, **same, **FIFTH)
+    fifth = {"validation_fraction": 0.2}
+    whole, some, again, other = (open_all(4, **same, **more) for more in ({}, fifth, fifth, fifth | {"seed": 7}))
     for before, client in zip(whole, some, strict=True):
         assert not len(before.validation_labels)
         np.testing.assert_array_equal(client.test_inputs, before.test_inputs)
@@ -124,15 +119,8 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(open
         parts = [images.tobytes() for images in (*client.train_inputs, *client.validation_inputs)]
         assert sorted(parts) == sorted(images.tobytes() for images in before.train_inputs)
         assert set(client.train_labels) == set(before.train_labels)
-    np.testing.assert_array_equal(open_all(4, **same, **FIFTH)[2].validation_inputs, some[2].validation_inputs)
-    assert numbers_of(open_all(4, seed=7, **same, **FIFTH)) != numbers_of(some)
-
-
-FIFTH = {"validation_fraction": 0.2}
-
-
-def numbers_of(clients: list[ClientData]) -> list[bytes]:
-    return [client.validation_inputs.tobytes() for client in clients]
+    np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
+    assert not np.array_equal(other[2].validation_inputs, some[2].validation_inputs)
 
 
 def test_a_client_too_small_for_a_validation_sample_keeps_all_for_training(open_all: OpenAll) -> None:

@@ -32,15 +32,14 @@ def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     assert data.domain_names == ()
 
 
-def test_digit_domains_are_balanced(data_settings: MakeSettings) -> None:
-    data = open_data(data_settings(dataset="digit-domains"))
+def test_digit_domains_are_balanced_look_different_and_are_the_same_whenever_they_are_made(
+    data_settings: MakeSettings,
+) -> None:
+    data = open_data(settings := data_settings(dataset="digit-domains"))
+    np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
     assert data.inputs.shape[1:] == (3, 28, 28)
     assert data.domain_names == ("scanned", "printed", "photo", "inverted", "coloured")
     assert (np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)]) == 50).all()
-
-
-def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: MakeSettings) -> None:
-    data = open_data(data_settings(dataset="digit-domains"))
     assert len({image.tobytes() for image in data.inputs}) == len(data.inputs)
     brightness = {name: data.inputs[data.domains == d].mean() for d, name in enumerate(DOMAINS)}
     assert brightness["scanned"] < 80 < 140 < brightness["inverted"] < brightness["printed"]
@@ -48,11 +47,6 @@ def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: 
     assert colour["scanned"] == colour["inverted"] == 0
     assert colour["coloured"] > 30
     assert colour["photo"] > 20
-
-
-def test_digit_domains_are_the_same_whenever_they_are_made(data_settings: MakeSettings) -> None:
-    settings = data_settings(dataset="digit-domains")
-    np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, open_data(settings).inputs)
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: MakeSettings, usps_dir: Path) -> None:

@@ -42,11 +42,7 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
     assert lines[3] == "keep-optimizer = '2': must be true or false"
 
 
-def test_the_number_of_clients_is_no_setting() -> None:
-    with pytest.raises(SettingsError, match=r"clients=20: the number of simulated .* --clients 20"):
-        read_assignments(["clients=20"])
-
-
-def test_a_word_without_equals_is_refused() -> None:
-    with pytest.raises(SettingsError, match="fedproto: must be key=value, such as algo=fedproto"):
-        read_assignments(["fedproto"])
+def test_the_number_of_clients_and_a_word_without_equals_are_no_settings() -> None:
+    said = r"clients=20: the number of simulated .* --clients 20\nfedproto: must be key=value, such as algo=fedproto"
+    with pytest.raises(SettingsError, match=said):
+        read_assignments(["clients=20", "fedproto"])

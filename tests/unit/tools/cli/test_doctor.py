@@ -114,12 +114,9 @@ def test_a_planted_fault_is_found_and_its_cure_named(
     assert status == 1 or level != "wrong"
 
 
-def test_a_wrong_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--clients", "0"]) == 1
     assert "--clients 0: must be" in capsys.readouterr().err
-
-
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "lr=fast"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"

@@ -20,7 +20,8 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]} == able
 
 
-def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
     assert len(told(capsys, "list")) == 8
 
@@ -52,10 +53,6 @@ def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(lines) == 2
     for line in lines:
         jsonschema.validate(json.loads(line), SCHEMA)
-
-
-def test_the_runs_of_a_folder_that_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "runs", str(tmp_path))["runs"] == []
 
 
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,20 +55,15 @@ def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt]) 
     assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
 
 
-def test_a_recipe_may_hold_settings_of_several_algorithms(attempts: list[Attempt]) -> None:
+def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it_win(attempts: list[Attempt]) -> None:
     """`fedtgp-fmnist-practical` has FedProto's too."""
-    words = ["dataset=digits", "test-from=split", "partition=iid", "algo=fedproto", "fedproto.lambda=2"]
-    assert main(["run", "--recipe", "fedtgp-fmnist-practical", *words]) == 0
-    ((config, _),) = attempts
-    assert (config["fedtgp.lambda"], config["fedproto.lambda"]) == (0.1, 2.0)
-
-
-def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) -> None:
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
-    assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
+    words += ["algo=fedproto", "fedproto.lambda=2"]
+    assert main(["run", "--recipe", "fedtgp-fmnist-practical", *words]) == 0
     ((config, federation),) = attempts
     assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.5}
-    assert (config["rounds"], config["fedproto.distance"]) == (3, "mse")
+    assert (config["rounds"], config["fedproto.distance"]) == (3, "l2")
+    assert (config["fedtgp.lambda"], config["fedproto.lambda"]) == (0.1, 2.0)
 
 
 def test_own_data_are_read_before_anything_starts(

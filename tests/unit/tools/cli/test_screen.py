@@ -28,11 +28,8 @@ def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: bool) -> l
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_good_run_shows_what_is_ours_and_ends_with_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen(GOOD, capsys) == OURS + RESULT
-
-
-def test_quiet_shows_the_result_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen(GOOD, capsys, quiet=True) == RESULT
 
 

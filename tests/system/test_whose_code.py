@@ -1,0 +1,81 @@
+"""Whose code runs: a bundle with changed client and server code, at a site and at a worker of each kind."""
+
+import json
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines import changed_checkout
+from tests.support.processes import BIN, Connection, environment, process, superlink, supernode
+
+pytestmark = pytest.mark.system
+
+PROTOFL = str(BIN / "protofl")
+
+
+class Federation:
+    """A SuperLink that starts nothing itself, and two sites: east runs its own code, south whatever comes."""
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        self.folder = folder
+        self.changed = changed_checkout(folder / "changed")
+        self.link: Connection = running.enter_context(superlink(folder, "--isolation", "process"))
+        programs = {"east": (PROTOFL, "site", "run"), "south": ("flower-supernode",)}
+        for number, (site, program) in enumerate(programs.items()):
+            facts = f'site-name="{site}" partition-id={number} num-partitions=2'
+            facts += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}"'
+            running.enter_context(supernode(self.link, folder / site, facts, program))
+
+    def run(self, name: str, *program: str) -> tuple[str, str]:
+        """Submit the changed app while a worker is there; its output and status."""
+        command = [*program, "--insecure", "--runtime-api-address", f"127.0.0.1:{self.link.port}"]
+        settings = 'dataset="digits" partition="iid" models="cnn4" rounds=1 local-epochs=1 train-samples=20 threads=1'
+        settings += f' num-clients=2 run-name="{name}" out-dir="{self.folder / "theirs"}"'
+        with process(command, environment(self.home(name)), self.folder / f"{name}.log"):
+            return self.link.run("--run-config", settings, app=self.changed)
+
+    def log(self, site: str) -> str:
+        return (self.folder / site / "supernode.log").read_text()
+
+    def home(self, name: str) -> Path:
+        """The Flower home of a site, or of a run's worker, in which bundles are unpacked."""
+        return self.folder / name / "home"
+
+    def came(self, name: str) -> bool:
+        """Whether the changed code ran there."""
+        return (self.home(name) / "was-here").exists()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """It stands for all tests."""
+    with ExitStack() as running:
+        yield Federation(tmp_path_factory.mktemp("sites"), running)
+
+
+def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(federation: Federation) -> None:
+    results = federation.folder / "results"
+    output, status = federation.run("ours", PROTOFL, "worker", "--out-dir", str(results))
+    assert status == "finished:completed", output + federation.log("south")
+    assert set(json.loads((results / "ours" / "summary.json").read_text())["clients"]) == {"east", "south"}
+    assert [federation.came(name) for name in ("ours", "east", "south")] == [False, False, True]
+    for name, half in (("ours", "server_app"), ("east", "client_app")):
+        assert not list(federation.home(name).rglob(half))  # not even unpacked
+    assert not (federation.folder / "theirs").exists()
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))}
+    assert modes == {0o700, 0o600}
+
+
+def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_the_sites_own_count(
+    federation: Federation,
+) -> None:
+    settings = federation.changed / "pyproject.toml"
+    settings.write_text(settings.read_text().replace("\nlr = ", "\nlr = 1"))
+    output, _ = federation.run("stock", "flower-superexec")
+    assert federation.came("stock")
+    assert "east cannot take part: settings with the digest" in output
+    assert "settings with the digest" in federation.log("east")
+    assert "settings with the digest" not in federation.log("south")
