@@ -218,10 +218,10 @@ class RunFolder:
         write_text(self.path / file, text + "\n")
 
     def drop_margins_after(self, last: int) -> None:
-        """Remove the margins of later rounds, which will be run again."""
-        if rows := self.margins():
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["round"] <= last]
-            write_text(self.path / MARGINS, "".join(lines))
+        """Remove the margins of later rounds, which will be run again, and half a line that a kill has left."""
+        if (path := self.path / MARGINS).exists():
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in self.margins() if row["round"] <= last]
+            write_text(path, "".join(lines))
 
 
 def _read(path: Path) -> Iterator[Any]:

@@ -29,6 +29,8 @@ def margin_row(number: int) -> MarginRow:
 
 def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
+    (tmp_path / MARGINS).write_text('{"round": 1, ')
+    run.drop_margins_after(0)
     for number in (1, 2, 3):
         run.add(MARGINS, margin_row(number))
     with (tmp_path / MARGINS).open("a") as file:
