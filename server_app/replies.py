@@ -114,7 +114,6 @@ class RoundResult:
 
     number: int = 0  # The round; of the final evaluation, the last one
     final: bool = False
-    evaluates: bool = False  # Whether the sites are to evaluate what they receive
     asked: list[str] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work

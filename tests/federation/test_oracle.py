@@ -77,7 +77,7 @@ class HostileServer:
         self.answers: dict[str, list[float]] = {}
 
     def ask(self, kind: str, number: int, name: str, slope: float) -> None:
-        record = {"round": number, "run_name": name, "evaluate": True, "run_history": str(RUN_ID)}
+        record = {"round": number, "run_name": name, "run_history": str(RUN_ID)}
         content = RecordDict({"round": ConfigRecord(record)})
         content["weights"] = ArrayRecord({key: raw(value.numpy()) for key, value in indicator(slope).items()})
         self.grid.push_messages([Message(content, 7, kind, group_id=str(number))])

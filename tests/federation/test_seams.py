@@ -53,7 +53,7 @@ def asked(
     name: str = "study",
     **records: Any,
 ) -> Message:
-    instructions = pack_instructions(Instructions(number, name, True, RunHistory.parse(run_history)))
+    instructions = pack_instructions(Instructions(number, name, RunHistory.parse(run_history)))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
     grid = LocalGrid(config, {7: node}, run_id=run_id)
     grid.push_messages([Message(content, 7, kind, group_id=str(number))])

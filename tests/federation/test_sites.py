@@ -44,7 +44,7 @@ def question(config: dict[str, Any]) -> Message:
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Message:
     """What a server sends in a round; 4711 is the Flower run of these messages."""
-    said = {"round": number, "run_name": "mine", "evaluate": False, "run_history": "4711"} | words
+    said = {"round": number, "run_name": "mine", "run_history": "4711"} | words
     return Message(RecordDict({"round": ConfigRecord(said)}), 7, kind, group_id=str(number))
 
 
@@ -567,14 +567,14 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: 
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
-    told = instruction(2, MessageType.EVALUATE, evaluate=True, run_history="11:2,4711")
+    told = instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
     assert not answer(node, run_config(tmp_path / "a", **setting), told).has_error()
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
 def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
-    message = instruction(number, kind, evaluate=True, run_history=str(grid.run_id))
+    message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in more.items()})
     grid.push_messages([message])
     reply = grid.log[-1][1]

@@ -501,7 +501,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
     """Its server says which Flower runs came before, and may name any."""
     node = hospitals.nodes[1] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
-    asked = pack_instructions(Instructions(3, "run", True, RunHistory(8, ((7, 2),))))
+    asked = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
 
     def states(seed: int) -> StateFolder:
         config = signed(hospitals.config(seed=seed, rounds=3), sites=hospitals.keys(*NAMES))
