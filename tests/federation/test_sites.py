@@ -38,6 +38,9 @@ SITE: dict[str, Any] = {"site-name": "north"}
 SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 
 
+EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that an evaluation gives
+
+
 def question(config: dict[str, Any]) -> Message:
     return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
 
@@ -605,6 +608,22 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) 
     assert "StateError (state-dir)" in asked(LocalGrid(config, {7: node}, run_id=7), train, 1)
     simulated = LocalGrid(config, {7: SIMULATED}, run_id=5)
     assert [asked(simulated, train, 1), asked(simulated, train, 1)] == ["", ""]
+
+
+def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path: Path) -> None:
+    """Each evaluation answers a server that has chosen the weights: a message cannot ask for one more."""
+    config = run_config(tmp_path, dataset="digits", partition="iid", rounds=4, evaluate_every=3, train_samples=10)
+    config |= {"models": "mlp-1", "validation-fraction": 0.5, "metrics": "macro-f1"}
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    for number in (1, 2, 3, 4):
+        more = instruction(number, evaluate=True, run_history="5")
+        grid.push_messages([more])
+        assert "no complete record 'round'" in grid.log[-1][1].error.reason
+        assert asked(grid, MessageType.TRAIN, number) == ""
+        figures = [name for name in grid.log[-1][1].content["report"] if name.partition(".")[0] in EVALUATED]
+        assert bool(figures) == (number in (1, 4))
+    assert asked(grid, MessageType.EVALUATE, 4) == ""
+    assert "correct.head" in grid.log[-1][1].content["report"]
 
 
 def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
