@@ -85,7 +85,7 @@ def check_consent(
 def _check_approved(
     config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, counts: bool
 ) -> None:
-    """RefusedMessage unless the run has been approved, and is not one too many; asks the operator, and counts runs."""
+    """RefusedMessage unless the run is approved, and it and its message are none too many, which this counts."""
     request = read(path) if path.exists() else None
     if request is None or (request.decision == APPROVED and request.code != code_of(config)):
         write(path, request := new_request(config, request.run_ids if request else ()))
