@@ -125,4 +125,5 @@ def _expected(strategy: Strategy, number: int, training: bool) -> Expected:
     )
     declared, losses = (settings.due_up(number), strategy.row.reported_losses) if training else ({}, ())
     metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
-    return Expected(number, declared, limits, losses, metrics, counts_samples=training)
+    evaluates = not training or settings.evaluates(number)
+    return Expected(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)
