@@ -39,7 +39,7 @@ def introduce(message: Message, context: Context) -> RecordDict:
 def train_round(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
     with Visit(message, context) as visit:
-        if visit.client.instructions.evaluate:
+        if visit.client.evaluates:
             leave_best(visit.evaluate())
         return visit.reply(*visit.fit())
 
@@ -91,7 +91,7 @@ class Visit:
             limits = client.limits(self.algorithm.templates(declared))
             self.algorithm.receive(unpack_payload(client.content, declared, limits, required=False))
             self.secure_sum = sum_of(client)
-            if client.instructions.evaluate:
+            if client.evaluates:
                 _ = client.test_set, client.validation_set  # read now what is used
             if client.trains_now:
                 _ = client.train_set

@@ -169,6 +169,11 @@ class Client:
             raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")
         return instructions
 
+    @property
+    def evaluates(self) -> bool:
+        """True where the run's settings plan an evaluation for this message; no server may ask for another."""
+        return not self.trains_now or self.settings.evaluates(self.instructions.round)
+
     @cached_property
     def states(self) -> StateFolder:
         """The folder of this client's state: at a real site, every study has one of its own."""

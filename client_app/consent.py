@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
+from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
@@ -28,7 +29,9 @@ FOLDER, KEY_FILE = "studies", "site.key"
 APPROVED, DENIED = "approved", "denied"
 MOST_BYTES = 2**16  # of the settings of a request
 MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill the disk with more
-MOST_INTRODUCTIONS = 100  # for each approved run: more would show, day by day, which samples the site gets
+MOST_INTRODUCTIONS = 100  # for each run: more would show, day by day, which samples the site gets
+MOST_MESSAGES = 10  # for each of its exchanges; an honest server sends four in secure aggregation, and repeats a few
+MOST_RUNS = 100  # that count for both, where any number is approved: a server may call each message another run's
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Request:
     until: str = ""  # the last day of the approval; "": the study's own end
     runs: int = 0  # as many runs are approved; 0: as many as the study has
     run_ids: list[int] = field(default_factory=list)  # the Flower runs so far
-    introductions: int = 0  # how often the site has introduced itself
+    introductions: int = 0  # how often, since the decision, the site was asked to introduce itself
+    messages: int = 0  # and for something else
 
     @property
     def study(self) -> Study:
@@ -81,7 +85,7 @@ def check_consent(
 def _check_approved(
     config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, counts: bool
 ) -> None:
-    """RefusedMessage unless the run has been approved, and is not one too many; asks the operator, and counts runs."""
+    """RefusedMessage unless the run is approved, and it and its message are none too many, which this counts."""
     request = read(path) if path.exists() else None
     if request is None or (request.decision == APPROVED and request.code != code_of(config)):
         write(path, request := new_request(config, request.run_ids if request else ()))
@@ -94,12 +98,12 @@ def _check_approved(
     now, most = sorted({*request.run_ids, run_id}), request.bounded.runs
     if most and len(now) > most:
         raise RefusedMessage(f"{name} takes part in {most} runs of {study}, and has done so")
-    if not counts:
-        if most and request.introductions >= (limit := MOST_INTRODUCTIONS * most):
-            raise RefusedMessage(f"{name} introduces itself {limit} times in {study}, and has done so")
-        write(path, replace(request, introductions=request.introductions + 1))
-    elif now != request.run_ids:
-        write(path, replace(request, run_ids=now))
+    exchanges = (int(config["rounds"]) + 1) * (1 + len(names_in(config["baselines"])))
+    kind, of_a_run = ("messages", MOST_MESSAGES * exchanges) if counts else ("introductions", MOST_INTRODUCTIONS)
+    if (number := getattr(request, kind) + 1) > (limit := of_a_run * (most or min(len(now), MOST_RUNS))):
+        why = f"has had {limit} {kind} of {study}, more than an honest server needs; its operator may approve it again"
+        raise RefusedMessage(f"{name} {why}")
+    write(path, replace(request, run_ids=now if counts else request.run_ids, **{kind: number}))
 
 
 def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:

@@ -57,11 +57,14 @@ class Expected:
     losses: tuple[str, ...] = ()  # Names of those that the report has
     metrics: Collection[str] = ()  # Names of those that it may have
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
+    evaluates: bool = True  # Whether the report may have an evaluation
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
+        if not self.evaluates and (report.correct or report.metrics or report.validation):
+            raise RefusedMessage("figures of an evaluation in a round without one (evaluate-every)")
         limits = replace(self.limits, samples=float(report.train_samples))
         payload = unpack_payload(content, self.declared, limits, required=True)
         check_claims(report, payload, card, self.counts_samples)
@@ -114,7 +117,6 @@ class RoundResult:
 
     number: int = 0  # The round; of the final evaluation, the last one
     final: bool = False
-    evaluates: bool = False  # Whether the sites are to evaluate what they receive
     asked: list[str] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work

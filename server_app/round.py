@@ -27,8 +27,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
     seed, able = strategy.settings.run.seed, set(federation.answering(number)) - federation.new_clients
     sites = sample_sites(able, settings.participation, seed, number)
     dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
-    evaluates = (number - 1) % settings.evaluate_every == 0
-    result, start = RoundResult(number, evaluates=evaluates, asked=sites, failed=dropped), time.monotonic()
+    result, start = RoundResult(number, asked=sites, failed=dropped), time.monotonic()
     channel = channel_of(exchange, result, _expected(strategy, number, training=True))
     sent, merging = list[Upload](), 0.0
     try:
@@ -50,7 +49,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
 def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
     """After round ``number``, the last: all sites evaluate."""
     federation = strategy.federation
-    result = RoundResult(number, final=True, evaluates=True, asked=in_order(federation.answering(number)))
+    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
     channel = channel_of(exchange, result, _expected(strategy, number, training=False))
     try:
         channel.accept(_uploads(strategy, exchange, result, channel, AT_ONCE, {}), federation, result)
@@ -126,4 +125,5 @@ def _expected(strategy: Strategy, number: int, training: bool) -> Expected:
     )
     declared, losses = (settings.due_up(number), strategy.row.reported_losses) if training else ({}, ())
     metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
-    return Expected(number, declared, limits, losses, metrics, counts_samples=training)
+    evaluates = not training or settings.evaluates(number)
+    return Expected(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)

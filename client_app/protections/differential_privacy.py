@@ -55,7 +55,7 @@ class DifferentialPrivacy(Protection):
 
     def charge(self) -> None:
         asked, plan = self.client.instructions, self._plan
-        costs = plan.of_round(asked.round, asked.evaluate) if self.client.trains_now else plan.of_evaluation()
+        costs = plan.of_round(asked.round, self.client.evaluates) if self.client.trains_now else plan.of_evaluation()
         charge(self.client, asked.run_name, costs)
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:

@@ -78,6 +78,10 @@ class Settings(Sections):
         due = self.hparams.due(round_number, self.run.rounds)
         return {name: entry for name, entry in self.exchange.up.items() if due or name != "prototypes"}
 
+    def evaluates(self, round_number: int) -> bool:
+        """Return whether clients evaluate before they train in this round; both halves ask here."""
+        return (round_number - 1) % self.federation.evaluate_every == 0
+
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights; by default where they receive some."""

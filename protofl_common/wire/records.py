@@ -34,7 +34,6 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 class Instructions:
     round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
-    evaluate: bool
     run_history: RunHistory  # which states of a client count, where the run was resumed
 
 

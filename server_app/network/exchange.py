@@ -59,7 +59,7 @@ class MessageExchange:
     ) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation; its ``result`` takes the bytes, and who could not answer."""
         federation = self.federation
-        instructions = Instructions(result.number, self.run_name, result.evaluates, federation.run_history)
+        instructions = Instructions(result.number, self.run_name, federation.run_history)
         common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
         messages, answers = dict[str, Message](), dict[str, RecordDict]()
         for site, records in contents.items():

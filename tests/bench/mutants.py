@@ -156,6 +156,8 @@ MUTANTS = [
         ("an approval never ends", "if is_past(request.until):", "if False:", "ends"),
         ("a study never ends", "if is_past(study.until):", "if False:", "ends"),
         ("runs are not counted", "if most and len(now) > most:", "if False:", "ends"),
+        ("messages are not counted", "**{kind: number}", "**{kind: 0}", "asks_no_more"),
+        ("each run has messages of its own", "min(len(now), MOST_RUNS)", "len(now)", "asks_no_more"),
         (
             "a study without this site",
             "if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):",
@@ -175,6 +177,13 @@ MUTANTS = [
         '"counts": message.metadata.message_type != MessageType.QUERY',
         '"counts": self.trains_now',
         f"{STUDIES} alone_counts",
+    ),
+    Mutant(
+        "a site evaluates in every round",
+        "client_app/client.py",
+        "self.settings.evaluates(self.instructions.round)",
+        "True",
+        "tests/federation/test_sites.py -k evaluates_in",
     ),
     Mutant(
         "a question is refused after the data were read",

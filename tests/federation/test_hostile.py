@@ -145,6 +145,16 @@ def test_a_hostile_reply_is_refused_counted_and_harmless(
         assert_unharmed(outcome, without("fedproto"))
 
 
+@pytest.mark.parametrize("figure", [{"correct__head": 60}, {"metrics__head/auc": 1.0}])
+def test_a_round_without_an_evaluation_has_no_figures_of_one(figure: dict[str, Any], tmp_path: Path) -> None:
+    """They would be those of the round, for nobody else has any."""
+    outcome = federation(tmp_path, report_with(**figure), evaluate_every=2, metrics="auc")
+    assert outcome.rows[0]["accuracy"]
+    assert not outcome.rows[1]["accuracy"]
+    assert not outcome.rows[1].get("metrics")
+    assert "a round without one (evaluate-every)" in outcome.rows[1]["refused"]["site-3"]
+
+
 @pytest.mark.parametrize("algo", [algo for algo, declared in DECLARED.items() if declared.records])
 def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without: Callable[[str], Outcome]) -> None:
     """NaN in the first round, and in the second what is too long."""

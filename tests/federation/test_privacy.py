@@ -320,7 +320,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     context = Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config)
 
     def ask(kind: str) -> Message:
-        asked = Instructions(1, "run", True, RunHistory(1))
+        asked = Instructions(1, "run", RunHistory(1))
         reply: Message = client_app(Message(RecordDict({"round": pack_instructions(asked)}), 7, kind), context)
         return reply
 

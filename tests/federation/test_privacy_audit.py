@@ -78,7 +78,7 @@ class Victim:
         return np.concatenate([self._answer(MessageType.TRAIN), self._answer(MessageType.EVALUATE)])
 
     def _answer(self, kind: str) -> Vector:
-        asked = pack_instructions(Instructions(1, f"run-{self.number}", True, RunHistory(1)))
+        asked = pack_instructions(Instructions(1, f"run-{self.number}", RunHistory(1)))
         message = Message(RecordDict({**self.sent, "round": asked}), 7, kind)
         reply: Message = client_app(message, self._context())
         self.errors += reply.has_error()

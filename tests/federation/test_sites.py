@@ -38,13 +38,16 @@ SITE: dict[str, Any] = {"site-name": "north"}
 SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 
 
+EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that an evaluation gives
+
+
 def question(config: dict[str, Any]) -> Message:
     return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
 
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Message:
     """What a server sends in a round; 4711 is the Flower run of these messages."""
-    said = {"round": number, "run_name": "mine", "evaluate": False, "run_history": "4711"} | words
+    said = {"round": number, "run_name": "mine", "run_history": "4711"} | words
     return Message(RecordDict({"round": ConfigRecord(said)}), 7, kind, group_id=str(number))
 
 
@@ -559,14 +562,14 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: 
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
-    told = instruction(2, MessageType.EVALUATE, evaluate=True, run_history="11:2,4711")
+    told = instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
     assert not answer(node, run_config(tmp_path / "a", **setting), told).has_error()
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
 def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
-    message = instruction(number, kind, evaluate=True, run_history=str(grid.run_id))
+    message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in more.items()})
     grid.push_messages([message])
     reply = grid.log[-1][1]
@@ -601,6 +604,22 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     assert "StateError (state-dir)" in asked(LocalGrid(config, {7: node}, run_id=7), train, 1)
     simulated = LocalGrid(config, {7: SIMULATED}, run_id=5)
     assert [asked(simulated, train, 1), asked(simulated, train, 1)] == ["", ""]
+
+
+def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path: Path) -> None:
+    """Each evaluation answers a server that has chosen the weights: a message cannot ask for one more."""
+    config = run_config(tmp_path, dataset="digits", partition="iid", rounds=4, evaluate_every=3, train_samples=10)
+    config |= {"models": "mlp-1", "validation-fraction": 0.5, "metrics": "macro-f1"}
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    for number in (1, 2, 3, 4):
+        more = instruction(number, evaluate=True, run_history="5")
+        grid.push_messages([more])
+        assert "no complete record 'round'" in grid.log[-1][1].error.reason
+        assert asked(grid, MessageType.TRAIN, number) == ""
+        figures = [name for name in grid.log[-1][1].content["report"] if name.partition(".")[0] in EVALUATED]
+        assert bool(figures) == (number in (1, 4))
+    assert asked(grid, MessageType.EVALUATE, 4) == ""
+    assert "correct.head" in grid.log[-1][1].content["report"]
 
 
 def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

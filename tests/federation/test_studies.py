@@ -199,11 +199,52 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
-    assert "north introduces itself 3 times in a run without a study" in hospitals.answer("north", config, 2)
+    assert "north has had 3 introductions of a run without a study" in hospitals.answer("north", config, 2)
     assert "north takes part in 1 runs of a run without a study" in hospitals.answer("north", config, 3)
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     consent.write(path, replace(consent.read(path), until=yesterday))
     assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 2)
+
+
+@pytest.mark.parametrize("words", [("--runs", "1"), ()], ids=["one run", "any number"])
+def test_a_server_asks_no_more_than_a_run_can_need(
+    words: tuple[str, ...], hospitals: Hospitals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reply costs a line of the log; whether it calls its messages one run's or many's makes no difference."""
+    monkeypatch.setattr(consent, "MOST_RUNS", 3)
+    most = 1 if words else 3
+    config = hospitals.config(secagg=True, rounds=2, baselines="fedavg", keep_best=True, min_clients=3)
+    hospitals.ask_and_decide(config)
+    hospitals.decide(config, words=("approve", *words))
+    outcome = run_federation(config, nodes=hospitals.nodes)  # honest, and the dearest
+    assert outcome.summary["rounds"] == 2
+    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
+    before, limit = consent.read(path).messages, most * (2 + 1) * 2 * consent.MOST_MESSAGES
+    assert len([1 for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2]) == before + 2  # introductions
+    assert before < limit / most / 2
+    sent = {sent.metadata.message_type: sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2}
+    reasons = []
+    for number in range(limit + 20):
+        message = sent[("query.best", "query.advertise", MessageType.TRAIN)[number % 3]]
+        run_id = RUN_ID if words else RUN_ID + number // 2
+        message.content.config_records["round"]["run_history"] = str(run_id)
+        grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
+        grid.push_messages([message])
+        reply = grid.log[0][1]
+        reasons.append(str(reply.error.reason) if reply.has_error() else "")
+    refusal = f"north has had {limit} messages of a run without a study ({Study.of(config).id}), more than an honest"
+    answered = reasons[: limit - before]
+    assert "" in answered
+    assert not any(reason.startswith(refusal) for reason in answered)
+    assert all(reason.startswith(refusal) for reason in reasons[len(answered) :])
+    assert consent.read(path).messages == limit
+    assert len(consent.read(path).run_ids) <= limit
+    capsys.readouterr()
+    assert hospitals.operator("north", "audit") == 0
+    assert f"{refusal} server needs; its operator may approve it again (8 times that day)" in capsys.readouterr().out
+    hospitals.decide(config, "north", words=("approve", *words))
+    grid.push_messages([sent["query.best"]])
+    assert not grid.log[-1][1].has_error()
 
 
 def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
@@ -488,7 +529,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
     """Its server says which Flower runs came before, and may name any."""
     node = hospitals.nodes[1] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
-    asked = pack_instructions(Instructions(3, "run", True, RunHistory(8, ((7, 2),))))
+    asked = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
 
     def states(seed: int) -> StateFolder:
         config = signed(hospitals.config(seed=seed, rounds=3), sites=hospitals.keys(*NAMES))

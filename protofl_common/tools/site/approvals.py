@@ -93,6 +93,7 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
         code = code_of(request.settings)
         decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=code)
+        decided = replace(decided, introductions=0, messages=0)
         limits = {"until": decided.bounded.until, "runs": decided.bounded.runs}
         about = {"study": study.id, "name": study.name, "signed": study.by, "purpose": study.purpose}
         demands = {key: node[key] for key in STRICT if key in node}

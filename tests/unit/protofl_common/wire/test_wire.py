@@ -423,7 +423,7 @@ def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
-    instructions = Instructions(3, "run", evaluate=True, run_history=RunHistory(13, ((11, 5), (12, 6))))
+    instructions = Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
     card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
@@ -440,7 +440,7 @@ def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[i
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         unpack_instructions(RecordDict())
-    right = {"round": 3, "run_name": "run", "evaluate": True, "run_history": "11:5,13"}
+    right = {"round": 3, "run_name": "run", "run_history": "11:5,13"}
     wrongs = [
         ("round", "3"),
         *(("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)),
