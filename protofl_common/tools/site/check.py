@@ -173,9 +173,8 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if name := str(node.get("device", "")):
         try:
             open_device(name, "fp32")
-        except (RuntimeError, AssertionError) as error:
-            why = str(error).splitlines()[0]
-            yield Finding(WRONG, "device", f"device = {name!r}: PyTorch cannot use it ({why}); leave it out, or cpu")
+        except SettingsError as error:
+            yield Finding(WRONG, "device", str(error))
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:

@@ -248,7 +248,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
-        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
+        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
         (["--insecure"], NODE, "warning", "anybody on the way"),
         (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
         (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
