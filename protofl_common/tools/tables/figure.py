@@ -77,11 +77,8 @@ class Figure:
     def described(self, folder: Path) -> str:
         """The figure, and by which data its round was chosen in that run, if it is that of the best one."""
         rows = RunFolder(folder).rows() if self.when == "best" else []
-        return (
-            f"{self}, its round chosen on {over_clients.best_evaluation(rows, self._kind)[1]} data"
-            if rows
-            else str(self)
-        )
+        on = over_clients.best_evaluation(rows, self._kind)[1]
+        return f"{self}, its round chosen on {on} data" if rows else str(self)
 
     @property
     def _kind(self) -> str:
