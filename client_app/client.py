@@ -23,7 +23,6 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
-from protofl_common.config.sections import MachineSettings
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.raw import Ints, StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
@@ -63,9 +62,10 @@ class Client:
             self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
-        self.device = _device(self.settings.machine)
-        if self.settings.machine.threads:
-            torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
+        machine = self.settings.machine
+        self.device = open_device(machine.device, machine.precision)
+        if machine.threads:
+            torch.set_num_threads(min(machine.threads, os.cpu_count() or 1))
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
@@ -245,13 +245,3 @@ def without_rare_tests(data: ClientData, least: int) -> ClientData:
             changes |= {f"{part}_inputs": StoredRows(inputs, rows), f"{part}_labels": labels[rows]}
             changes["found"] -= len(labels) - len(rows)
     return replace(data, **changes)
-
-
-def _device(machine: MachineSettings) -> torch.device:
-    try:
-        return open_device(machine.device, machine.precision)
-    except (RuntimeError, AssertionError) as error:
-        name, reason = machine.device, str(error).splitlines()[0]
-        hint = "; a simulated client sees a GPU only if it asks for a part of one: client-resources-num-gpus=0.25"
-        hint = hint if name.startswith("cuda") else ""
-        raise SettingsError(f"device = {name!r}: not usable here ({reason}){hint}") from error

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, Payload, Prototypes, by_class
 from protofl_common.experiment.catalog import FedSAHparams
-from protofl_common.maths.losses import margin_contrast, mean_nearest_distance
+from protofl_common.maths.losses import margin_contrast, nearest_distances
 
 
 class FedSA(ClientAlgorithm[FedSAHparams]):
@@ -39,8 +39,8 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         super().receive(payload)
         if (anchors := payload.vectors("anchors")) is not None:
             self.anchors_CD, _ = by_class(anchors.to(self.client.device), self.client.num_classes)
-            own = 0.0 if self.own_prototypes is None else mean_nearest_distance(self.own_prototypes.means)
-            self.margin = max(mean_nearest_distance(self.anchors_CD), own)
+            own = 0.0 if self.own_prototypes is None else float(nearest_distances(self.own_prototypes.means).mean())
+            self.margin = max(float(nearest_distances(self.anchors_CD).mean()), own)
 
     def loss(self, batch: Batch) -> LossTerms:
         terms, hparams, anchors_CD = super().loss(batch), self.hparams, self.anchors_CD

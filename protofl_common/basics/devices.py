@@ -7,26 +7,33 @@ from typing import Any
 
 import torch
 
+from protofl_common.config.options import SettingsError
+
 
 def open_device(name: str, precision: str) -> torch.device:
     """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU.
 
     On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
     warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
-    PyTorch's RuntimeError or AssertionError when the device is not usable.
+    SettingsError when the device is not usable.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic: Any = torch.utils.deterministic
-        deterministic.fill_uninitialized_memory = False  # takes time, and is for finding errors
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.empty(0, device=device)
-    return device
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            deterministic: Any = torch.utils.deterministic
+            deterministic.fill_uninitialized_memory = False  # takes time, and is for finding errors
+            torch.backends.cudnn.benchmark = False
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        torch.empty(0, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        hint = "leave it out, or take cpu; a simulated client sees a GPU only if it asks for a part of one"
+        why = f"{str(error).splitlines()[0]}); {hint}: client-resources-num-gpus=0.25"
+        raise SettingsError(f"device = {name!r}: not usable here ({why}") from error
 
 
 @contextmanager

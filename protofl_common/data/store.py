@@ -69,8 +69,7 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
     """The name of the cache entry. Files are listed once per process, which so notices no later change of them."""
-    locate = source_of(settings.dataset).locate
-    listing = [_listing(path) for path in locate(settings)] if locate else []
+    listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
     shaping = (settings.image_size, settings.text_length, settings.classes, *table)

@@ -2,7 +2,7 @@
 
 A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
 nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
-the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another one.
+the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another's.
 Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
@@ -250,7 +250,7 @@ class PFedMeHparams(DittoHparams):
 class Algorithm:
     title: str
     paper: str
-    client: str = ""  # its client half, ``module:Class``; "", in this catalog only: in the file of the row's name
+    client: str = ""  # its client half, ``module:Class``; of a row here whose half it is, "" for its own
     server: str = ""  # its server half; where it adds nothing, the one that it inherits
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
@@ -316,11 +316,9 @@ BASE: dict[str, Entry] = {"weights": Weights(without_last=1)}
 NO_NORMS: dict[str, Entry] = {"weights": Weights(normalisation=False)}
 OUTPUTS = Vectors(width="classes")
 CE = "cross-entropy"
-ALONE = "client_app.algorithms.base:ClientAlgorithm"
-FEDAVG = "server_app.strategies.fedavg:FedAvg"
-FEDAVG_CLIENT, FEDPROTO_CLIENT = "client_app.algorithms.fedavg:FedAvg", "client_app.algorithms.fedproto:FedProto"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 of_private_models = partial(of_models, private=("weights",))
+of_parts = partial(of_private_models, client="base", server="fedavg")  # clients train alone, and share a part
 with_merging = partial(Algorithm, supports=("merging",))
 of_prototypes = partial(
     with_merging, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=(CE, "prototype"), private=("prototypes",)
@@ -330,14 +328,12 @@ of_both = partial(
     of_means, exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES), private=("weights", "prototypes")
 )
 _ROWS = {
-    "local": Algorithm(
-        "Local", "baseline: every client trains alone", client=ALONE, server="server_app.strategies.base:ServerStrategy"
-    ),
+    "local": Algorithm("Local", "baseline: every client trains alone", client="base", server="base"),
     "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedproto": of_means(
         "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(PROTOTYPES, COUNTED)
     ),
-    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client=FEDPROTO_CLIENT, hparams=FedTGPHparams),
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client="fedproto", hparams=FedTGPHparams),
     "fedpcl": of_means(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
@@ -375,7 +371,7 @@ _ROWS = {
     "fpl": with_merging(
         "FPL",
         "Huang et al., CVPR 2023",
-        server="server_app.strategies.fedplvm:FedPLVM",
+        server="fedplvm",
         hparams=FPLHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=(CE, "contrast", "consistency"),
@@ -384,8 +380,8 @@ _ROWS = {
     "protofed": of_both(
         "ProtoFed",
         "Qiao et al., Prototype Helps Federated Learning, 2023",
-        client=FEDAVG_CLIENT,
-        server="server_app.strategies.fedproto_avg:FedProtoAvg",
+        client="fedavg",
+        server="fedproto-avg",
         hparams=ProtoFedHparams,
         losses=(CE,),
     ),
@@ -413,7 +409,7 @@ _ROWS = {
         losses=(CE, "regularization", "contrast", "calibration"),
     ),
     "fedprox": of_private_models(
-        "FedProx", "Li et al., MLSys 2020", server=FEDAVG, hparams=FedProxHparams, losses=(CE, "proximal")
+        "FedProx", "Li et al., MLSys 2020", server="fedavg", hparams=FedProxHparams, losses=(CE, "proximal")
     ),
     "scaffold": with_merging(
         "SCAFFOLD",
@@ -423,22 +419,11 @@ _ROWS = {
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
     ),
-    "fedbn": of_private_models(
-        "FedBN", "Li et al., ICLR 2021", client=ALONE, server=FEDAVG, exchange=Exchange(NO_NORMS, NO_NORMS)
-    ),
-    "fedper": of_private_models(
-        "FedPer",
-        "Arivazhagan et al., 2019",
-        client=ALONE,
-        server=FEDAVG,
-        hparams=FedPerHparams,
-        exchange=Exchange(BASE, BASE),
-    ),
-    "lg-fedavg": of_private_models(
-        "LG-FedAvg", "Liang et al., 2020", client=ALONE, server=FEDAVG, exchange=Exchange(HEAD, HEAD)
-    ),
+    "fedbn": of_parts("FedBN", "Li et al., ICLR 2021", exchange=Exchange(NO_NORMS, NO_NORMS)),
+    "fedper": of_parts("FedPer", "Arivazhagan et al., 2019", hparams=FedPerHparams, exchange=Exchange(BASE, BASE)),
+    "lg-fedavg": of_parts("LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD)),
     "fedrep": of_models(
-        "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
+        "FedRep", "Collins et al., ICML 2021", server="fedavg", hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
     "feddistill": with_merging(
         "FedDistill",
@@ -452,7 +437,7 @@ _ROWS = {
     "fml": of_private_models(
         "FML",
         "Shen et al., 2020",
-        server=FEDAVG,
+        server="fedavg",
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
@@ -460,7 +445,7 @@ _ROWS = {
     "fedgh": of_prototypes(
         "FedGH",
         "Yi et al., ACM Multimedia 2023",
-        client=ALONE,
+        client="base",
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
         losses=(CE,),
@@ -479,7 +464,7 @@ _ROWS = {
     "fesem": of_private_models(
         "FeSEM",
         "Xie et al., Multi-Center Federated Learning, 2020",
-        client=FEDAVG_CLIENT,
+        client="fedavg",
         hparams=FeSEMHparams,
         single_uploads="its server groups the clients by their models",
         supports=("merging",),
@@ -505,17 +490,17 @@ _ROWS = {
         ),
         single_uploads="its server takes the variance over the clients",
     ),
-    "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server=FEDAVG, hparams=PerFedAvgHparams),
+    "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server="fedavg", hparams=PerFedAvgHparams),
     "ditto": of_models(
-        "Ditto", "Li et al., ICML 2021", server=FEDAVG, hparams=DittoHparams, losses=(CE, "global-cross-entropy")
+        "Ditto", "Li et al., ICML 2021", server="fedavg", hparams=DittoHparams, losses=(CE, "global-cross-entropy")
     ),
     "pfedme": of_models("pFedMe", "Dinh et al., NeurIPS 2020", hparams=PFedMeHparams),
 }
 CATALOG: dict[str, Algorithm] = {
     name: replace(
         row,
-        client=row.client or f"client_app.algorithms.{name.replace('-', '_')}",
-        server=row.server or f"server_app.strategies.{name.replace('-', '_')}",
+        client=f"client_app.algorithms.{(row.client or name).replace('-', '_')}",
+        server=f"server_app.strategies.{(row.server or name).replace('-', '_')}",
     )
     for name, row in _ROWS.items()
 }

@@ -174,23 +174,11 @@ def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
     return torch.addmm(squares_PK, samples_PD, targets_KD.T, alpha=-2).clamp_min(1e-9).sqrt()
 
 
-def largest_distance(centres_KD: Tensor) -> float:
-    """max_{k≠l} φ(q_k, q_l), FedTGP's adaptive margin before its threshold (Eq. 9); 0 for fewer than two centres."""
-    return float(torch.cdist(centres_KD, centres_KD).max()) if len(centres_KD) > 1 else 0.0
-
-
-def largest_nearest_distance(centres_KD: Tensor) -> float:
-    """max_k min_{l≠k} φ(q_k, q_l): the margin of FedTGP's authors' code; 0 for fewer than two centres."""
-    return float(_nearest(centres_KD).max()) if len(centres_KD) > 1 else 0.0
-
-
-def mean_nearest_distance(centres_KD: Tensor) -> float:
-    """mean_k min_{l≠k} φ(q_k, q_l): FedSA's margin; 0 for fewer than two centres."""
-    return float(_nearest(centres_KD).mean()) if len(centres_KD) > 1 else 0.0
-
-
-def _nearest(centres_KD: Tensor) -> Tensor:
-    return torch.cdist(centres_KD, centres_KD).fill_diagonal_(float("inf")).min(dim=1).values
+def nearest_distances(centres_KD: Tensor) -> Tensor:
+    """min_{l≠k} φ(q_k, q_l) of each centre, [K]; a 0 for fewer than two. Their mean is FedSA's margin."""
+    if len(centres_KD) < 2:
+        return centres_KD.new_zeros(1)
+    return torch.cdist(centres_KD, centres_KD).fill_diagonal_(torch.inf).amin(dim=1)
 
 
 def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamma: float) -> Tensor:

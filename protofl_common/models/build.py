@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,10 @@ HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, sma
 def initial_model(
     arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    """``owner``'s model before round 1, on the CPU: the same of seed, arch and owner on the server and a client."""
+    """``owner``'s model before round 1, on the CPU: the same of seed, arch and owner on the server and a client.
+
+    With the ``input_shape`` () it has a head and no body, whose code need not be here.
+    """
     if owner == "global" and arch in ARCHITECTURES:  # whose modules have no tensors but their weights
         return copied(_shared_model(arch, input_shape, num_classes, settings, seed, owner))
     return _first_model(arch, input_shape, num_classes, settings, seed, owner)
@@ -42,7 +45,15 @@ def initial_model(
 def _first_model(
     arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    model = build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
+    model = build_model(
+        arch,
+        input_shape=input_shape,
+        num_classes=num_classes,
+        feature_dim=settings.feature_dim,
+        seed=derive_seed(seed, "model", owner),
+        head=settings.head,
+        head_seed=derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
+    )
     return with_group_norm(model) if settings.norm == "group" else model
 
 
@@ -61,23 +72,6 @@ def copied(module: M) -> M:
     for name, child in module._modules.items():
         twin._modules[name] = None if child is None else copied(child)
     return twin
-
-
-def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
-    """A head that fits a model of ``arch``, built without the body, whose code need not be here."""
-    _check(arch)
-    values = _arguments(settings, seed, "global")
-    with seeded(values["seed"]):
-        return _head(arch, num_classes, settings.feature_dim, values["head"], values["head_seed"]).eval()
-
-
-def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]:
-    return {
-        "feature_dim": settings.feature_dim,
-        "seed": derive_seed(seed, "model", owner),
-        "head": settings.head,
-        "head_seed": derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
-    }
 
 
 def build_model(
@@ -101,7 +95,7 @@ def build_model(
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     _check(arch)
     with seeded(seed):
-        body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
+        body = _body(body_and_hidden(arch)[0], input_shape, feature_dim) if input_shape else nn.Identity()
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
 
 

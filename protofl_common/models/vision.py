@@ -149,21 +149,14 @@ def _mobilenet_v2(in_channels: int, image_size: int, feature_dim: int) -> nn.Mod
     return nn.Sequential(ChannelsLast(), trunk, reach_width(trunk.last_channel, feature_dim))
 
 
+BLOCKS: dict[int, tuple[int, ...]] = {4: (1,), 6: (1,) * 2, 8: (1,) * 3, 10: (1,) * 4, 18: (2,) * 4, 34: (3, 4, 6, 3)}
+BLOCKS |= {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # layers of a ResNet -> blocks of each stage
 VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
     **{name: partial(_cnn, plan) for name, plan in CNN_PLANS.items()},
-    "resnet10": partial(_resnet, (1, 1, 1, 1), stem=SMALL),
-    "resnet18": partial(_resnet, (2, 2, 2, 2), stem=SMALL),
-    "resnet18-stride-1-4": partial(_resnet, (2, 2, 2, 2), stem=(7, 1, 3, 4)),
-    "resnet10-5x5-stem": partial(_resnet, (1, 1, 1, 1), stem=(5, 2, 1, 2)),
-    "resnet4-imagenet-stem": partial(_resnet, (1,)),
-    "resnet6-imagenet-stem": partial(_resnet, (1, 1)),
-    "resnet8-imagenet-stem": partial(_resnet, (1, 1, 1)),
-    "resnet10-imagenet-stem": partial(_resnet, (1, 1, 1, 1)),
-    "resnet18-imagenet-stem": partial(_resnet, (2, 2, 2, 2)),
-    "resnet34-imagenet-stem": partial(_resnet, (3, 4, 6, 3)),
-    "resnet50-imagenet-stem": partial(_resnet, (3, 4, 6, 3), bottleneck=True),
-    "resnet101-imagenet-stem": partial(_resnet, (3, 4, 23, 3), bottleneck=True),
-    "resnet152-imagenet-stem": partial(_resnet, (3, 8, 36, 3), bottleneck=True),
+    **{f"resnet{n}": partial(_resnet, BLOCKS[n], stem=SMALL) for n in (10, 18)},
+    "resnet18-stride-1-4": partial(_resnet, BLOCKS[18], stem=(7, 1, 3, 4)),
+    "resnet10-5x5-stem": partial(_resnet, BLOCKS[10], stem=(5, 2, 1, 2)),
+    **{f"resnet{n}-imagenet-stem": partial(_resnet, blocks, bottleneck=n >= 50) for n, blocks in BLOCKS.items()},
     "googlenet": _googlenet,
     "mobilenet-v2": _mobilenet_v2,
 }  # (channels, pixels a side from 8, D) -> body

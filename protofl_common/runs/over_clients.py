@@ -46,28 +46,27 @@ def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
     return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
 
 
-def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
+def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:
     """The row of the highest mean of this accuracy or metric, the first of several, among those `of_all_sites`.
 
     Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
-    where the run has any (`chosen_on`), else on test data. None where there is none.
+    where the run has any, else on test data: which of these, too. None where there is none.
     """
-    validated = chosen_on(rows, kind) == "validation"
-    figures = [(_choosing(row, validated).get(kind), row) for row in of_all_sites(rows)]
+    considered = of_all_sites(rows)
+    validated = any(kind in _choosing(row, validated=True) for row in considered)
+    figures = [(_choosing(row, validated).get(kind), row) for row in considered]
     candidates = [(of_kind.get("trimmed", of_kind["mean"]), row) for of_kind, row in figures if of_kind]
-    return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1]
-
-
-def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
-    return "validation" if any(kind in _choosing(row, validated=True) for row in of_all_sites(rows)) else "test"
+    best = max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1]
+    return best, "validation" if validated else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
     """The mean accuracy on test data at the best round."""
-    if (best := best_evaluation(rows, kind)) is None:
+    best, on = best_evaluation(rows, kind)
+    if best is None:
         return None
     mean = _figures(best, validated=False)[kind]["mean"]
-    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on(rows, kind)}
+    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": on}
 
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:

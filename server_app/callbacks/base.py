@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
-from protofl_common.runs.over_clients import best_evaluation, chosen_on, measured
+from protofl_common.runs.over_clients import best_evaluation, measured
 from server_app.checkpoint import Checkpoint
 from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation
@@ -43,7 +43,7 @@ class ActiveRun:
         """The best round so far by ``early-stopping-metric``; "": by the accuracy of the head, else the prototypes'."""
         usual = "head" if "head" in measured(self.rows) else "prototype"
         name = self.settings.run.early_stopping_metric or usual
-        row, on = best_evaluation(self.rows, name), chosen_on(self.rows, name)
+        row, on = best_evaluation(self.rows, name)
         return {"metric": name, "after": row["evaluated-after-round"], "on": on} if row else None
 
 

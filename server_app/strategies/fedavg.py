@@ -10,10 +10,10 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 import math
 from collections.abc import Callable, Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofl_common.maths.aggregation import clip_updates, merge_weights
-from protofl_common.models.build import initial_head, initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import Weights, weights_in
@@ -39,10 +39,8 @@ class FedAvg(ServerStrategy[H]):
 
     def first_model(self) -> SplitModel:
         """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
-        model, seed = self.settings.model, self.settings.run.seed
-        if self.shared_part.parts == ("head.",):
-            return SplitModel(nn.Identity(), initial_head(self.arch, self.num_classes, model, seed))
-        return initial_model(self.arch, self.card.input_shape, self.num_classes, model, seed, "global")
+        shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
+        return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
 
     @property
     def shared_part(self) -> Weights:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofl_common.experiment.catalog import ServerTrainingHparams
-from protofl_common.models.build import initial_head
+from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
 from server_app.training import server_device, train
 
@@ -35,7 +35,8 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         settings = self.settings
-        self.head = initial_head(self.card.arch, self.num_classes, settings.model, settings.run.seed)
+        model = initial_model(self.card.arch, (), self.num_classes, settings.model, settings.run.seed, "global")
+        self.head = model.head.eval()
         self.head.to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
 

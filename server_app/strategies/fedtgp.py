@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
-from protofl_common.maths.losses import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, together
 from server_app.training import server_device, train
@@ -99,5 +99,5 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         if kind in ("none", "fixed"):
             return threshold if kind == "fixed" else 0.0
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means
-        measure = largest_distance if kind == "adaptive" else largest_nearest_distance
-        return min(measure(centres_KD), threshold)
+        between = torch.cdist(centres_KD, centres_KD) if kind == "adaptive" else nearest_distances(centres_KD)
+        return min(float(between.max()), threshold)

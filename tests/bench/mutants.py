@@ -343,7 +343,7 @@ MUTANTS = [
     Mutant(
         "best round chosen on test data",
         f"{P}/runs/over_clients.py",
-        'validated = chosen_on(rows, kind) == "validation"',
+        "validated = any(kind in _choosing(row, validated=True) for row in considered)",
         "validated = False",
         "tests/unit/protofl_common/runs/test_over_clients.py tests/unit/tools/tables/test_figure.py",
     ),

@@ -18,7 +18,7 @@ import pytest
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import RawData
-from protofl_common.data.sources import SOURCES
+from protofl_common.data.sources import SOURCES, Source
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli.arguments import ROOT
 from protofl_common.tools.tables.figure import NoFigure
@@ -61,8 +61,8 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
 @pytest.fixture
 def _data(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, source in SOURCES.items():
-        if source.locate:
-            monkeypatch.setitem(SOURCES, name, replace(source, locate=None, read=partial(stand_in, name)))
+        if source.locate is not Source.locate:
+            monkeypatch.setitem(SOURCES, name, replace(source, locate=Source.locate, read=partial(stand_in, name)))
 
 
 def of_runs(table: TableFile) -> Iterator[tuple[Run, list[Cell]]]:

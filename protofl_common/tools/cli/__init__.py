@@ -1,4 +1,4 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` and `worker` also `parse`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
 subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to
@@ -34,6 +34,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
     "worker": "the SuperLink's worker: the server's half of each run, with code that its operator chose",
 }
+FOR_FLOWER = ("site", "worker")  # which hand the arguments that they do not know to Flower's own command
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
 
@@ -93,7 +94,11 @@ def _module(command: str) -> ModuleType:
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
-    parse = getattr(_module(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
-    result: argparse.Namespace = parse(parser_of(command), arguments)
+    parser = parser_of(command)
+    if command in FOR_FLOWER:
+        result, others = parser.parse_known_args(arguments)
+        result.flowers = others
+    else:
+        result = parser.parse_intermixed_args(arguments)
     allow(names_in(getattr(result, "allow_python", "")))
     return result

@@ -119,6 +119,5 @@ def checked(config: Config, chosen: Config) -> Settings:
 
 def check_data_are_here(settings: DataSettings) -> None:
     """DataError when the data set's files are missing and may not be downloaded; downloads nothing."""
-    locate = source_of(settings.dataset).locate
-    if locate and not settings.download:
-        locate(settings)
+    if not settings.download:
+        source_of(settings.dataset).locate(settings)

@@ -52,13 +52,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    ours, supernode = parser.parse_known_args(arguments)
-    return argparse.Namespace(**vars(ours), supernode=supernode)
-
-
 def act(arguments: argparse.Namespace) -> int:
-    arguments.options = supernode_options(arguments.supernode)
+    arguments.options = supernode_options(arguments.flowers)
     arguments.node = node_config(arguments.options.node_config)
     return ACTIONS[arguments.action](arguments)
 
@@ -69,12 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     site_settings(arguments.node)
     for option in OURS:
-        if any(word.partition("=")[0] == option for word in arguments.supernode):
+        if any(word.partition("=")[0] == option for word in arguments.flowers):
             raise SettingsError(f"{option}: not together with protofl site run")
     for finding in network(arguments.options):
         if finding.level == WRONG:  # of some of which Flower says no word
             print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
-    start(arguments.supernode, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
+    start(arguments.flowers, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
     return 0
 
 

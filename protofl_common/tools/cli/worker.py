@@ -26,11 +26,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the settings of any run (callback, dataset)")
 
 
-def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    ours, flowers = parser.parse_known_args(arguments)
-    return argparse.Namespace(**vars(ours), flowers=flowers)
-
-
 def act(arguments: argparse.Namespace) -> int:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType

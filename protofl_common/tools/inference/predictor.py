@@ -32,10 +32,8 @@ class Prediction:
     unknown: bool = False  # farther from every prototype than the samples of the site are
 
 
-@dataclass(frozen=True)
-class Outputs:
-    logits_NC: Tensor  # of the head
-    distances_NP: Tensor | None  # from each prototype
+Outputs = tuple[dict[str, Tensor], Tensor | None]
+"""On the CPU: scores [N, C] for each way to predict, and distances [N, P] from each prototype, where there are any."""
 
 
 class Predictor:
@@ -91,28 +89,25 @@ class Predictor:
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for inputs [N, …], not normalised; SettingsError or DataError where these do not fit."""
         by = self.way(by)
-        return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(outputs, by)]
+        return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(*outputs, by)]
 
     def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
         """For each way [N, C], on the CPU: logits; −d²/T from each class's nearest prototype, −∞ for none."""
-        parts = [self._scores(outputs) for outputs in self._batches(inputs, batch_size)]
+        parts = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 
     def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
         return (self.outputs(inputs[start : start + size]) for start in range(0, max(1, len(inputs)), size))
 
-    def _scores(self, outputs: Outputs) -> dict[str, Tensor]:
-        scores_of = {"head": outputs.logits_NC}
-        if self.prototypes is not None and outputs.distances_NP is not None:
-            scores = class_scores(outputs.distances_NP, self.prototypes.labels.cpu(), len(self.card.classes))
-            scores_of["prototype"] = scores / self.card.temperature
-        return scores_of
-
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
         features, prototypes = self.model.body(self.values(inputs)), self.prototypes
-        distances_NP = None if prototypes is None else distances(features, prototypes, self.card.similarity).cpu()
-        return Outputs(self.model.head(features).cpu(), distances_NP)
+        scores = {"head": self.model.head(features).cpu()}
+        if prototypes is None:
+            return scores, None
+        distances_NP = distances(features, prototypes, self.card.similarity).cpu()
+        of_classes = class_scores(distances_NP, prototypes.labels.cpu(), len(self.card.classes))
+        return scores | {"prototype": of_classes / self.card.temperature}, distances_NP
 
     def values(self, inputs: Inputs) -> Tensor:
         """Return the model's input: inputs [N, …] normalised, or features of frozen backbones."""
@@ -126,14 +121,14 @@ class Predictor:
             return extract_features(inputs, card.backbones, self.device).to(self.device)
         return normalised(inputs, card.mean, card.std, self.device)
 
-    def _read(self, outputs: Outputs, by: str) -> list[Prediction]:
-        scores, names = self._scores(outputs)[by], self.card.classes
+    def _read(self, scores_of: dict[str, Tensor], distances_NP: Tensor | None, by: str) -> list[Prediction]:
+        scores, names = scores_of[by], self.card.classes
         labels = scores.argmax(1)
         near: list[tuple[str | None, float | None, bool]] = [(None, None, False)] * len(labels)
-        if self.prototypes is not None and outputs.distances_NP is not None:
-            nearest = self.prototypes.labels.cpu()[outputs.distances_NP.argmin(1)]
+        if self.prototypes is not None and distances_NP is not None:
+            nearest = self.prototypes.labels.cpu()[distances_NP.argmin(1)]
             labels = nearest if by == "prototype" else labels
-            pairs = zip(nearest.tolist(), outputs.distances_NP.amin(1).tolist(), strict=True)
+            pairs = zip(nearest.tolist(), distances_NP.amin(1).tolist(), strict=True)
             near = [(names[label], distance, distance > self.threshold) for label, distance in pairs]
         probabilities = scores.softmax(1).gather(1, labels[:, None])[:, 0]
         rows = zip(labels.tolist(), probabilities.tolist(), near, strict=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from protofl_common.config.options import Config
-from protofl_common.experiment.settings import default_run_config
-from protofl_common.runs.folder import SUMMARY
+from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.cli.screen import ROUND
 from protofl_common.tools.known_runs import HEAVY
-from protofl_common.tools.tables.plan import Run
+from protofl_common.tools.tables.plan import Run, experiment
 
 Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder, resume, on_round) -> why it failed
 
@@ -33,7 +33,13 @@ class Runs:
         return self.folder / run.name
 
     def finished(self, run: Run) -> bool:
-        return run.finished(self.folder_of(run))
+        """Return whether the run's folder holds a finished one with these settings and as many clients."""
+        summary = RunFolder(self.folder_of(run)).summary()
+        if summary is None:
+            return False
+        wanted, made = experiment(to_run_config(run.settings)), summary["settings"]
+        same = all(made[key] == value for key, value in wanted.items() if key in made)
+        return same and len(summary["clients"]) == run.federation["num-supernodes"]
 
     def lock(self, name: str) -> FileLock:
         logs = self.folder.parent / "logs"

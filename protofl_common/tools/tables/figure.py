@@ -77,7 +77,8 @@ class Figure:
     def described(self, folder: Path) -> str:
         """The figure, and by which data its round was chosen in that run, if it is that of the best one."""
         rows = RunFolder(folder).rows() if self.when == "best" else []
-        return f"{self}, its round chosen on {over_clients.chosen_on(rows, self._kind)} data" if rows else str(self)
+        on = over_clients.best_evaluation(rows, self._kind)[1]
+        return f"{self}, its round chosen on {on} data" if rows else str(self)
 
     @property
     def _kind(self) -> str:
@@ -85,10 +86,8 @@ class Figure:
 
     def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
         """The best round alone, where validation data choose it; else all whose figures may be compared."""
-        if over_clients.chosen_on(rows, self._kind) == "test":
-            return over_clients.of_all_sites(rows)
-        best = over_clients.best_evaluation(rows, self._kind)
-        return [best] if best else []
+        best, on = over_clients.best_evaluation(rows, self._kind)
+        return over_clients.of_all_sites(rows) if on == "test" else [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         clients = row["clients"]

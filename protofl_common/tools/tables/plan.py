@@ -16,7 +16,6 @@ from protofl_common.config.sections import keys_that_change
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
-from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.figure import Figure
@@ -34,15 +33,6 @@ class Run:
     config: Config
     federation: Config
     settings: Settings
-
-    def finished(self, folder: Path) -> bool:
-        """Return whether ``folder`` holds a finished run with these settings and as many clients."""
-        summary = RunFolder(folder).summary()
-        if summary is None:
-            return False
-        wanted, made = experiment(to_run_config(self.settings)), summary["settings"]
-        same = all(made[key] == value for key, value in wanted.items() if key in made)
-        return same and len(summary["clients"]) == self.federation["num-supernodes"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.maths.losses import largest_distance, largest_nearest_distance
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
@@ -31,9 +30,9 @@ def uploads() -> list[Upload]:
 def test_margins_by_hand() -> None:
     centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
     # distances: 5 between the first two, 1 between first and third, √18 between second and third
-    assert largest_distance(centres) == pytest.approx(5.0)
-    assert largest_nearest_distance(centres) == pytest.approx(math.sqrt(18))
-    assert largest_distance(centres[:1]) == largest_nearest_distance(centres[:1]) == 0.0
+    for kind, largest in (("adaptive", 5.0), ("nearest", math.sqrt(18))):
+        assert strategy(margin=kind).margin(centres, torch.arange(3)) == pytest.approx(largest)
+        assert strategy(margin=kind).margin(centres[:1], torch.arange(1)) == 0.0
 
 
 def test_margin_kinds_and_threshold() -> None:

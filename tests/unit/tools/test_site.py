@@ -247,7 +247,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
         ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
         ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
-        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
+        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
         (["--insecure"], NODE, "warning", "anybody on the way"),
         (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
         (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),

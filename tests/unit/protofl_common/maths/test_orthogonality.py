@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protofl_common.maths.losses import angular_alignment, mean_nearest_distance, orthogonality
+from protofl_common.maths.losses import angular_alignment, nearest_distances, orthogonality
 
 SAMPLES = torch.tensor([[3.0, 4.0], [-2.0, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])
@@ -30,5 +30,5 @@ def test_alignment_by_hand_leaves_out_classes_without_a_prototype() -> None:
 
 def test_margin_by_hand() -> None:
     corners = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 6.0]], dtype=torch.float64)  # 5, 2 and 2 to the nearest
-    assert mean_nearest_distance(corners) == pytest.approx(3.0)
-    assert mean_nearest_distance(corners[:1]) == 0.0
+    assert nearest_distances(corners).tolist() == pytest.approx([5.0, 2.0, 2.0])
+    assert nearest_distances(corners[:1]).tolist() == [0.0]

@@ -1,14 +1,17 @@
 """Heads: the directions of a frozen last layer, and that it stays what it is."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.models.build import build_model, initial_head
+from protofl_common.models.build import build_model, initial_model
 from protofl_common.models.fused_linear import fused_linears
-from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
+from protofl_common.models.split import HiddenHead, SplitModel, class_directions
+from tests.support.fakes import server_of
 
 
 def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
@@ -17,9 +20,9 @@ def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, cla
     )
 
 
-def head_alone(arch: str, head: str) -> LinearHead:
+def head_alone(arch: str, head: str) -> Any:
     settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
-    return initial_head(arch, 10, settings.model, seed=3)
+    return initial_model(arch, (), 10, settings.model, 3, "global").head
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> Non
     like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
     assert {name: value.shape for name, value in found.state_dict().items()} == {n: v.shape for n, v in like.items()}
     assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
-    assert not found.training  # the server trains it without dropout
+    assert not server_of("fedgh").head.training  # the server trains it without dropout
     assert torch.equal(found.weight, head_alone(arch, head).weight)
 
 
