@@ -130,6 +130,11 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {**DEFAULTS, **node}
 
 
+def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return both as the site's operator asks: approved, and without secure aggregation, which would hide numbers."""
+    return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
+
+
 def own_division(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
     return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}

@@ -197,7 +197,7 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
     with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
-        results = render.collect(cells, runs)
+        results = {(cell.row, cell.column): render.result_of(cell, runs) for cell in cells}
         files = {
             ".json": json.dumps(render.as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results, overrides),

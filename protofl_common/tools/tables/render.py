@@ -56,11 +56,7 @@ class Result:
 Results = dict[tuple[str, str], Result]
 
 
-def collect(cells: list[Cell], runs: Runs) -> Results:
-    return {(cell.row, cell.column): _result(cell, runs) for cell in cells}
-
-
-def _result(cell: Cell, runs: Runs) -> Result:
+def result_of(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)

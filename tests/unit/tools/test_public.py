@@ -13,8 +13,8 @@ from hatch_build import AppAsData
 from protofl_common.data.raw import DataError
 from protofl_common.experiment.settings import app_folder
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools import protofl as public
-from protofl_common.tools.protofl import extend
+from protofl_common.tools import extending as extend
+from protofl_common.tools import python_api as public
 from server_app.network.membership import FederationError
 
 SMALL = {"dataset": "digits", "partition": "iid", "total_samples": 200, "rounds": 2, "batch_size": 32}

@@ -1,0 +1,130 @@
+"""ProtoFL from Python: a federation in this process, its results as objects.
+
+    import protofl
+
+    run = protofl.run(algo="fedproto", dataset="digits", partition="iid", rounds=5)
+    run.accuracy, run.rounds, run.folder
+    protofl.run(("inputs as an array", "labels"), algo="fedavg", models="mlp-1", clients=4)
+
+`protofl/`, which an install copies, gives it that name. Settings are those of ``protofl run``, with
+``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.experiment.catalog import Hparams
+from protofl_common.experiment.node import allow_named
+from protofl_common.experiment.settings import default_run_config, flatten
+from protofl_common.runs.folder import RoundRow, RunFolder, Summary
+from protofl_common.tools.cli.run import checked
+from protofl_common.tools.local import simulate, with_halves
+
+__all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
+
+Data = str | Path | tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+
+    @property
+    def summary(self) -> Summary:
+        return RunFolder(Path(self.folder)).finished_summary()
+
+    @property
+    def rounds(self) -> list[RoundRow]:
+        """Return the rows of ``metrics.jsonl``: one for each round, and one for the final evaluation."""
+        return RunFolder(Path(self.folder)).rows()
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Return the final mean over the clients for each way to predict, ``head`` or ``prototype``, in [0, 1]."""
+        return {kind: figures["mean"] for kind, figures in self.rounds[-1]["accuracy"].items()}
+
+    def frame(self) -> Any:
+        """Return a pandas data frame with a row for each round, client and way to predict."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame(
+            {"round": row["evaluated-after-round"], "client": name, "by": kind, "accuracy": accuracy}
+            for row in self.rounds
+            for name, client in row["clients"].items()
+            for kind, accuracy in client["accuracy"].items()
+        )
+
+
+class Tried(NamedTuple):
+    """The result of one step of a client half: the loss terms, and the payload that it would upload."""
+
+    losses: dict[str, float]
+    upload: Any
+
+
+def run(
+    data: Data | None = None,
+    *,
+    clients: int = 4,
+    workers: int = 1,
+    on_line: Callable[[str], None] | None = None,
+    **settings: Scalar,
+) -> Run:
+    """Run a federation in this process and return its results; SettingsError with a line for each wrong setting.
+
+    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
+    So many ``clients`` divide it, and ``workers`` are the processes among which the clients are divided; more than 1
+    only before this process has computed with PyTorch. ``on_line`` is called with each line that ``protofl run`` would
+    show; nothing is shown by default.
+    """
+    config = _config(data, settings)
+    allow_named(config)
+    checked(config, settings)
+    return Run(simulate(config, clients, on_line or (lambda line: None), workers))
+
+
+def try_method(
+    client: type, data: Data | None = None, like: str = "fedproto", own: Hparams | None = None, **settings: Scalar
+) -> Tried:
+    """Train one batch of all data with the client half ``client``, and return what came of it: no federation.
+
+    Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
+    act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
+    """
+    with_halves()
+    from flwr.app import Context, RecordDict
+
+    from client_app.client import Client
+    from protofl_common.wire.payloads import Payload
+
+    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "own", "state-dir": mkdtemp()}
+    config = _config(data, settings | alone)
+    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
+    site.settings = replace(site.settings, hparams=own or site.settings.hparams)
+    algorithm = client(site, 1)
+    sent = algorithm.upload().entries
+    algorithm.receive(Payload(**{name: sent[name] for name in sent.keys() & site.settings.exchange.down.keys()}))
+    return Tried(algorithm.fit(), algorithm.upload())
+
+
+def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
+    chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
+    return default_run_config() | {"report": False} | _of_data(data) | flatten(chosen)
+
+
+def _of_data(data: Data | None) -> dict[str, Scalar]:
+    if data is None:
+        return {}
+    if isinstance(data, (str, Path)):
+        return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
+    file = Path(mkdtemp(prefix="protofl-")) / "data.npz"
+    np.savez(file, inputs=np.asarray(data[0]), labels=np.asarray(list(data[1])))  # pandas' texts are objects
+    return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
