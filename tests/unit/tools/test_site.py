@@ -262,7 +262,8 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     assert said[0].level == level
 
 
-NAMED = "always: its name, its model's architecture and size, its device, the names of classes that you or the run gave, "
+NAMED = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
+NAMED = f"always: {NAMED}, "
 FIGURES = "numbers of samples, numbers of right predictions"
 
 
