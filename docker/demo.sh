@@ -1,6 +1,6 @@
 #!/bin/sh
 # demo.sh: a federation in containers, one run, its result. Exits with 1 when the run failed.
-# demo.sh down: take it down, with its volumes.   docker/README.md names the variables.
+# demo.sh down: take it down, with its volumes.   docker/containers.md names the variables.
 set -eu
 cd "$(dirname "$0")/.."
 image=${PROTOFL_IMAGE:-protofl:local}

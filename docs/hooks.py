@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
     "index.md": "README.md",
     "deploy.md": "docker/README.md",
+    "containers.md": "docker/containers.md",
+    "systemd.md": "docker/systemd/README.md",
     "trust.md": "server_app/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",

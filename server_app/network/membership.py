@@ -17,7 +17,7 @@ from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError
-from server_app.network.flower_compat import id_of, pull_each, push_each
+from server_app.network.flower_compat import ErrorCode, id_of, pull_each, push_each
 from server_app.protections.bounds import Bounds, bounds_of
 
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
@@ -233,7 +233,9 @@ class Federation:
             self._waiting |= {id_of(message): message for message in sent}
         for message, reply in pull_each(self.grid, list(self._waiting.values())):
             node = self._waiting.pop(id_of(message)).metadata.dst_node_id
-            if reply.has_error():
+            if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                del self._ask_at[node]  # it died over the question; once it is back, it is asked again
+            elif reply.has_error():
                 why, before = printable(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):

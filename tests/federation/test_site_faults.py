@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from PIL import Image
 
 from protofl_common.experiment.settings import digest_of
@@ -108,6 +109,16 @@ def test_too_few_that_fit_end_the_run_with_the_name(three: Three, monkeypatch: p
     truncate(three, monkeypatch)
     with pytest.raises(FederationError, match="south cannot take part: DataError"):
         three.run(min_clients=3)
+
+
+def test_a_site_that_dies_over_its_introduction_is_asked_again_once_it_is_back(three: Three) -> None:
+    deaths = [Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")]
+
+    def dies_once(message: Message, reply: Message) -> Message:
+        return Message(deaths.pop(), reply_to=message) if deaths else reply
+
+    outcome = three.run(when(dies_once, MessageType.QUERY, 3), min_clients=3)
+    assert set(outcome.summary["clients"]) == set(NAMES)
 
 
 def test_images_of_another_size_are_no_fault(three: Three) -> None:

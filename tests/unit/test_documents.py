@@ -19,6 +19,7 @@ from tests.bench.mutants import MUTANTS
 from tests.support import ROOT
 
 PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
+PAGES += {*ROOT.glob("docker/**/*.md")} - {*PAGES}
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
         yield Finding(FACT, "sends", masks)
         always = ["the number of training samples" if private else "seconds"]
-    named = "its name, network and device, the names of classes that you or the run gave"
+    named = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
     yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")
 
 

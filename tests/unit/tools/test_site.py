@@ -261,7 +261,8 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     assert said[0].level == level
 
 
-NAMED = "always: its name, network and device, the names of classes that you or the run gave, "
+NAMED = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
+NAMED = f"always: {NAMED}, "
 FIGURES = "numbers of samples, numbers of right predictions"
 
 
@@ -516,7 +517,7 @@ def test_the_page_shows_what_the_check_prints(
     images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
     (site / "data/north").chmod(0o750)
     (site / "certs/nodes").mkdir(parents=True)
-    write_certificate(site / "certs/ca.crt", 300)
+    write_certificate(site / "certs/ca.crt", 3600)
     (site / "certs/nodes/north").touch(0o600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
