@@ -40,7 +40,7 @@ def test_cifar100_costs_what_the_paper_says(
     settings = {"models": "htcnn-1", "feature_dim": DIM, "batch_size": 4096, "train_samples": 0, "train_fraction": 0.75}
     config = run_config(tmp_path, algo=algo, seed=1, dataset="cifar100", partition="dirichlet", alpha=0.1,
         cache_dir=str(tmp_path / "cache"), evaluate_every=2, fedtgp__server_epochs=1, **settings)  # fmt: skip
-    row = replace(sources.SOURCES["cifar100"], read=labels_like_cifar100, locate=None)
+    row = replace(sources.SOURCES["cifar100"], read=labels_like_cifar100, locate=lambda _: ())
     monkeypatch.setitem(sources.SOURCES, "cifar100", row)
     run = run_federation(config, CLIENTS)
     training = run.exchanged(number=2)

@@ -415,7 +415,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
     own = data(runs[0], **{"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"})
     assert [len(part) // size for part, size in zip(own, (4, 8, 4, 8, 4), strict=True)] == [80, 80, 100, 100, 20]
     card_of(node, run_config(tmp_path, partition="own", models="table3", dataset="arrays") | runs[0])
-    told = "this site divides its own data; the run's seed, total-samples, train-samples, "
+    told = "this site divides its own data, and ignores the run's seed, total-samples, train-samples, "
     assert told in (log := capsys.readouterr().err)
     assert log.count(told) == 1
 
