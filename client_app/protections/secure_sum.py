@@ -116,8 +116,8 @@ class SecureSum:
     def open_shares(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(self.client.content, masks.SEALED)
-        sites = {self.name, *sealed}
-        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress.keys)):
+        sites, fewest = {self.name, *sealed}, self._threshold(progress.keys)
+        if len(sites) < fewest or not sites <= progress.keys.keys():
             raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():

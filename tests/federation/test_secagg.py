@@ -253,6 +253,25 @@ def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tm
     assert [row["asked"] for row in found.rows] == [4, *5 * [3]]
 
 
+@pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
+def test_two_sites_with_the_same_keys_are_out_and_cost_one_round_at_most(
+    stage: str, record: str, tmp_path: Path
+) -> None:
+    """No other goes on with these, so that each round would be void, and nobody named."""
+    keys: list[Any] = []
+
+    def same(message: Message, reply: Message) -> Message:
+        own = reply.content.config_records[record]
+        keys.append(next(iter(own.values())))
+        own.update(dict.fromkeys(own, keys[0]))
+        return reply
+
+    config = run_config(tmp_path, secagg=True, rounds=3, **SMALL)
+    found = run_federation(config, 5, by({1001: same, 1002: same}, stage))
+    assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
+    assert [row["void"] for row in found.rows] == [stage != "train", False, False, False]
+
+
 def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +485,8 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "an unmasking before its upload": ("query.share", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
     "an upload to the sum of two": ("query.share", "train", lambda message, reply: {"site-1": bytes(SEALED)},
         "shares of 2 sites, fewer than 3"),
+    "an upload to the sum with strangers": ("query.share", "train", lambda message, reply:
+        dict.fromkeys(strangers(3), bytes(SEALED)), "shares of 4 sites, fewer than 3, or of unknown ones"),
     "a sum of two": ("query.advertise", "query.share", lambda message, reply: own_keys(reply) | strangers(1),
         "2 sites for a sum, fewer than 3"),
     "its own keys changed": ("query.advertise", "query.share", lambda message,
