@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -534,6 +535,49 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any],
     assert {trick: reason for trick, (*_, reason) in tricks.items() if reason not in answers[trick]} == {}
     assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
+
+
+@pytest.mark.parametrize("during", ["pack", "_remember"])
+def test_what_comes_twice_at_the_same_time_shows_one_share_of_each_peer(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site trains and unmasks while the same training ends, or it unmasks: one unmasking of the sum is answered."""
+    names, answers, waiting = [f"n{i}" for i in range(7)], list[Message](), list[Thread]()
+    facts: dict[str, Any] = {"num-partitions": len(names)}
+    nodes = {
+        1000 + i: facts | {"site-name": name, "partition-id": i, "state-dir": str(tmp_path / name)}
+        for i, name in enumerate(names)
+    }
+    config = run_config(tmp_path, rounds=1, secagg=True, secagg_threshold=0.51, **SMALL)
+    honest = getattr(client_secagg.SecureSum, during)
+
+    def ask(stage: str, content: RecordDict, sites: list[str]) -> None:
+        records = {**content, **pack_by_site(dict.fromkeys(sites, b""))} if sites else {**content}
+        message = Message(RecordDict(records), 1000, stage, group_id="1")
+        answers.append(client_app(message, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config)))
+
+    def twice(self: Any, *details: Any) -> Any:
+        if self.name != "n0" or answers or waiting:
+            return honest(self, *details)
+        content = RecordDict({**self.client.content})
+        waiting.append(Thread(target=ask, args=("query.unmask", content, names[:4])))
+        if during == "_remember":
+            waiting[0].start()
+            waiting[0].join(2)
+            return honest(self, *details)
+        ask("train", content, [])
+        ask("query.unmask", content, names)
+        assert not any(answer.has_error() for answer in answers)
+        try:
+            return honest(self, *details)
+        finally:
+            waiting[0].start()
+            waiting[0].join()
+
+    monkeypatch.setattr(client_secagg.SecureSum, during, twice)
+    run_federation(config, len(names), nodes=nodes)
+    waiting[0].join()
+    assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
