@@ -45,8 +45,6 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
 
-_ORDER = ("advertise", "share", "mask", "unmask")
-
 
 @dataclass(frozen=True)
 class _Progress:
