@@ -52,6 +52,12 @@ def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> Non
     assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
 
 
+def test_nothing_may_lie_beside_what_is_in_an_envelope() -> None:
+    inside = put_in(content())
+    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
+    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
+
+
 def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     handler = answered(lambda message, _: RecordDict({**message.content}))
