@@ -102,7 +102,9 @@ MUTANTS = [
             "progress.sum != self.sum_number",
             "tries",
         ),
-        ("keys for a second upload", "if sent >= self.sum_number", "if sent > self.sum_number", "tries"),
+        ("keys for a second upload", "_ORDER.index(last.stage) > 1", "_ORDER.index(last.stage) > 3", "tries"),
+        ("unmasking a site alone", "or len(sent) < self._threshold(progress.keys)", "", "tries"),
+        ("figures in the clear", "return content, without_figures(report)", "return content, report", "no_single"),
         ("the secret of an upload stays", 'stage="mask", secret=b"", ', 'stage="mask", ', "forgotten"),
         (
             "a training that ends late opens its sum again",
@@ -111,8 +113,6 @@ MUTANTS = [
             "twice",
         ),
         ("two unmaskings at once", "locked(self.path) if", "nullcontext() if", "twice"),
-        ("unmasking a site alone", "or len(sent) < self._threshold(progress.keys)", "", "tries"),
-        ("figures in the clear", "return content, without_figures(report)", "return content, report", "no_single"),
         (
             "one secret for a round and the final evaluation",
             "2 * client.instructions.round + final",

@@ -485,12 +485,11 @@ def kept(home: Path) -> str:
 
 def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
-    facts = {"run_id": 1, "sum": 4, "sent": 2}
-    secrets = {"secret": "ab", "keys": {"south": "cd"}, "shares": {"south": "ef"}, "following": "01"}
-    file.write_text(json.dumps(facts | secrets | {"stage": "share"}))
+    rows = {"run_id": 1, "sum": 4, "stage": "share", "secret": "ab", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    file.write_text(json.dumps(rows))
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
     left = json.loads(file.read_text())
-    assert left == facts | {"stage": "unmask", "secret": "", "keys": {}, "shares": {}, "following": ""}
+    assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "keys": {}, "shares": {}}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
