@@ -15,6 +15,7 @@ remembers whom it was summed with. The symbols, and what is added, stand in `pri
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client_app.client import Client
 from client_app.state import record_in
-from protofl_common.basics.files import write_text
+from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
 from protofl_common.privacy.shamir import FEWEST_SUMMED, SHARE, needed, points_of, split
@@ -69,6 +70,10 @@ class SecureSum:
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Let one message at a time pass a stage at a real site: the same may have come twice at the same time."""
+        return locked(self.path) if self.client.node.is_site else nullcontext()
 
     def advertise(self) -> dict[str, ConfigRecord]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
@@ -114,8 +119,8 @@ class SecureSum:
     def open_shares(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(self.client.content, masks.SEALED)
-        sites = {self.name, *sealed}
-        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress.keys)):
+        sites, fewest = {self.name, *sealed}, self._threshold(progress.keys)
+        if len(sites) < fewest or not sites <= progress.keys.keys():
             raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():
@@ -139,7 +144,9 @@ class SecureSum:
         following = masks.new_secret() if self.next_sum else b""
         if following:
             content.update(self._keys(following, self.next_sum, NEXT_SUM))
-        self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b"", following=following))
+        with self.alone():
+            self._passed("share")  # As when it was opened, before the work
+            self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b"", following=following))
         return content, without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
@@ -233,7 +240,9 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
     client = Client(context, message)
     if not client.settings.privacy.secagg:
         raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-    return RecordDict(getattr(SecureSum(client, final), name)())
+    secure_sum = SecureSum(client, final)
+    with secure_sum.alone():
+        return RecordDict(getattr(secure_sum, name)())
 
 
 STAGES = {  # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's

@@ -70,9 +70,9 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
     Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
     from the same state, and only the reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
     """
-    sent = list(messages)
+    sent, alike = list(messages), dict[bytes, bytes]()
     for message in sent if _superlink_of(grid) else ():
-        message.content = envelope.put_in(message.content)
+        message.content = envelope.put_in(message.content, alike)
     for left in reversed(range(TRIES)):
         try:
             taken = set(grid.push_messages(sent))

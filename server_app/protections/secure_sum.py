@@ -134,14 +134,19 @@ class SecureSum(Channel):
         return self._unpacked(answers, SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites."""
+        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
+
+        No site goes on with keys that two have: these are the two sites' own doing, for nobody sees others' before.
+        """
         run_id, study, true = self.federation.run_history.run_id, self.settings.study, dict[str, bytes]()
+        publics = [key[: masks.PUBLIC] for its in keys.values() for key in its.values()]
         for site, its in keys.items():
             own = its[site] if set(its) == {site} else b""
             purpose = masks.introducing(self.settings.run.algo, number, own)
-            if masks.are_keys(own) and is_from_site(study, site, run_id, purpose, own[masks.PUBLIC :]):
+            single = publics.count(own[: masks.PUBLIC]) == 1
+            if single and masks.are_keys(own) and is_from_site(study, site, run_id, purpose, own[masks.PUBLIC :]):
                 true[site] = own
-        self._expel(keys.keys() - true.keys(), "keys that are none, or not signed with the site's key")
+        self._expel(keys.keys() - true.keys(), "keys that are none, or two sites', or not signed with the site's key")
         return true
 
     def _true_shares(self, sealed: BySite, keys: Mapping[str, bytes]) -> BySite:

@@ -111,6 +111,14 @@ MUTANTS = [
         ),
         ("unmasking a site alone", "or len(sent) < self._threshold(progress.keys)", "", "tries"),
         ("figures in the clear", "return content, without_figures(report)", "return content, report", "no_single"),
+        ("the secret of an upload stays", 'stage="mask", secret=b"", ', 'stage="mask", ', "forgotten"),
+        (
+            "a training that ends late opens its sum again",
+            'self._passed("share")  # As when',
+            "pass  # As when",
+            "twice",
+        ),
+        ("two unmaskings at once", "locked(self.path) if", "nullcontext() if", "twice"),
         (
             "one secret for a round and the final evaluation",
             "2 * client.instructions.round + final",
@@ -122,6 +130,7 @@ MUTANTS = [
         "server_app/protections/secure_sum.py",
         SECAGG,
         ("lost ones' masks stay", "total -= masks.pair_mask", "masks.pair_mask", "missed"),
+        ("two sites with the same keys", "publics.count(own[: masks.PUBLIC]) == 1", "True", "same_keys"),
     ),
     *of(
         "client_app/introduction.py",
@@ -217,6 +226,12 @@ MUTANTS = [
             'use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum_number}"',
             'use = f"{self.client.study.id}: {self.sum_number}"',
             "difference",
+        ),
+        (
+            "keys for the next sum that are signed for this one",
+            "content.update(self._keys(following, self.next_sum, NEXT_SUM))",
+            "content.update(self._keys(following, self.sum_number, NEXT_SUM))",
+            "sum_is_with",
         ),
         (
             "keys for a sum that nobody signed",

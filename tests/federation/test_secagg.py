@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,25 @@ def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(tmp_path: Pa
     assert [row["asked"] for row in found.rows] == [4, *5 * [3]]
 
 
+@pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
+def test_two_sites_with_the_same_keys_are_out_and_cost_one_round_at_most(
+    stage: str, record: str, tmp_path: Path
+) -> None:
+    """No other goes on with these, so that each round would be void, and nobody named."""
+    keys: list[Any] = []
+
+    def same(message: Message, reply: Message) -> Message:
+        own = reply.content.config_records[record]
+        keys.append(next(iter(own.values())))
+        own.update(dict.fromkeys(own, keys[0]))
+        return reply
+
+    config = run_config(tmp_path, secagg=True, rounds=3, **SMALL)
+    found = run_federation(config, 5, by({1001: same, 1002: same}, stage))
+    assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
+    assert [row["void"] for row in found.rows] == [stage != "train", False, False, False]
+
+
 def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +482,8 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "an unmasking before its upload": ("query.share", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
     "an upload to the sum of two": ("query.share", "train", lambda message, reply: {"site-1": bytes(SEALED)},
         "shares of 2 sites, fewer than 3"),
+    "an upload to the sum with strangers": ("query.share", "train", lambda message, reply:
+        dict.fromkeys(strangers(3), bytes(SEALED)), "shares of 4 sites, fewer than 3, or of unknown ones"),
     "a sum of two": ("query.advertise", "query.share", lambda message, reply: own_keys(reply) | strangers(1),
         "2 sites for a sum, fewer than 3"),
     "its own keys changed": ("query.advertise", "query.share", lambda message,
@@ -509,6 +531,49 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any],
     assert {trick: reason for trick, (*_, reason) in tricks.items() if reason not in answers[trick]} == {}
     assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
+
+
+@pytest.mark.parametrize("during", ["pack", "_remember"])
+def test_what_comes_twice_at_the_same_time_shows_one_share_of_each_peer(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site trains and unmasks while the same training ends, or it unmasks: one unmasking of the sum is answered."""
+    names, answers, waiting = [f"n{i}" for i in range(7)], list[Message](), list[Thread]()
+    facts: dict[str, Any] = {"num-partitions": len(names)}
+    nodes = {
+        1000 + i: facts | {"site-name": name, "partition-id": i, "state-dir": str(tmp_path / name)}
+        for i, name in enumerate(names)
+    }
+    config = run_config(tmp_path, rounds=1, secagg=True, secagg_threshold=0.51, **SMALL)
+    honest = getattr(client_secagg.SecureSum, during)
+
+    def ask(stage: str, content: RecordDict, sites: list[str]) -> None:
+        records = {**content, **pack_by_site(dict.fromkeys(sites, b""))} if sites else {**content}
+        message = Message(RecordDict(records), 1000, stage, group_id="1")
+        answers.append(client_app(message, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config)))
+
+    def twice(self: Any, *details: Any) -> Any:
+        if self.name != "n0" or answers or waiting:
+            return honest(self, *details)
+        content = RecordDict({**self.client.content})
+        waiting.append(Thread(target=ask, args=("query.unmask", content, names[:4])))
+        if during == "_remember":
+            waiting[0].start()
+            waiting[0].join(2)
+            return honest(self, *details)
+        ask("train", content, [])
+        ask("query.unmask", content, names)
+        assert not any(answer.has_error() for answer in answers)
+        try:
+            return honest(self, *details)
+        finally:
+            waiting[0].start()
+            waiting[0].join()
+
+    monkeypatch.setattr(client_secagg.SecureSum, during, twice)
+    run_federation(config, len(names), nodes=nodes)
+    waiting[0].join()
+    assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:

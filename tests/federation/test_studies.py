@@ -31,7 +31,7 @@ from protofl_common.experiment.study import Study, about_site, in_text, is_from_
 from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
-from protofl_common.wire.records import SECAGG, Instructions, pack_instructions, pack_settings
+from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
@@ -457,9 +457,10 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
 
 
+@pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
 def test_a_sum_is_with_the_sites_of_the_study_only(
-    server: str, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
@@ -470,17 +471,18 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
     assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
 
     def invented(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "query.advertise" and message.metadata.dst_node_id == 2:
-            true = reply.content.config_records[SECAGG]["north"]
-            reply.content.config_records[SECAGG]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
+        if message.metadata.message_type == stage and message.metadata.dst_node_id == 2:
+            true = reply.content.config_records[record]["north"]
+            reply.content.config_records[record]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
         return reply
 
     with pytest.raises(FederationError):
         run_federation(config | {"run-name": "false"}, nodes=hospitals.nodes, tamper=invented, run_id=6)
     rows = [json.loads(line) for line in (hospitals.folder / "runs/false/metrics.jsonl").read_text().splitlines()]
-    assert all(row["void"] for row in rows)
+    assert all(row["void"] for row in rows[(server, stage) == ("honest", "train") :])
     if server == "hostile":
-        lie = "share: keys of north for a sum, which the key that the study names has not signed"
+        at = "unmask" if stage == "train" else "share"
+        lie = f"{at}: keys of north for a sum, which the key that the study names has not signed"
         assert {rows[0]["failed"][site] for site in ("east", "south")} == {lie}
     else:
         assert "not signed with the site's key" in rows[0]["refused"]["north"]
