@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from protofl_common.wire.payloads import payload_bytes
 
 NAME = "envelope"
-LARGEST = 2**23  # Bytes of arrays; more goes in Flower's parts, several at a time
+LARGEST = 2**20  # Bytes of arrays; more goes in Flower's parts, of which it stores those of several messages once
 
 
 def put_in(content: RecordDict, alike: dict[bytes, bytes] | None = None) -> RecordDict:
