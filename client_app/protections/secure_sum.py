@@ -96,8 +96,8 @@ class SecureSum:
         return self._shared(self._passed("advertise"), SECAGG)
 
     def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
-        """The same, for the sum that has come so far, by the keys of all sites in a record of the message."""
-        keys = unpack_by_site(self.client.content, masks.PUBLIC + masks.SIGNATURE, record)
+        """Seal shares of the secret of ``progress`` for each peer; a ``record`` of the message has all sites' keys."""
+        keys = unpack_by_site(self.client.content, masks.SIGNED, record)
         publics = {site: both[: masks.PUBLIC] for site, both in keys.items()}
         if publics.get(self.name) != masks.public_of(progress.secret) or len(set(publics.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")

@@ -31,9 +31,9 @@ def open_device(name: str, precision: str) -> torch.device:
         torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError) as error:
-        hint = "leave it out, or take cpu; a simulated client sees a GPU only if it asks for a part of one"
-        why = f"{str(error).splitlines()[0]}); {hint}: client-resources-num-gpus=0.25"
-        raise SettingsError(f"device = {name!r}: not usable here ({why}") from error
+        reason, hint = str(error).splitlines()[0], "leave it out, or take cpu; a simulated client sees a GPU only if"
+        hint += " it asks for a part of one: client-resources-num-gpus=0.25"
+        raise SettingsError(f"device = {name!r}: not usable here ({reason}); {hint}") from error
 
 
 @contextmanager

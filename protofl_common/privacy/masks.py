@@ -27,6 +27,7 @@ from protofl_common.privacy.shamir import SHARE
 KEY, NONCE = 32, 12
 SEALED = NONCE + 2 * SHARE + 16  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
 PUBLIC, SIGNATURE = 3 * KEY, 64  # bytes of a site's public keys, and of the signature of them, which follows
+SIGNED = PUBLIC + SIGNATURE
 SEALING, PAIR, OWN = range(3)  # which of the three keys
 
 

@@ -32,7 +32,6 @@ from server_app.network.membership import Federation
 from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
-KEYS = masks.PUBLIC + masks.SIGNATURE
 
 
 class Channel:
@@ -90,7 +89,7 @@ class SecureSum(Channel):
     def _begin(self, sites: Sequence[str]) -> BySite:
         """Ask for keys, and for shares of them sealed for each peer, which are returned."""
         self.threshold = self._needed(sites)
-        keys = self._unpacked(self._ask("advertise", {site: {} for site in sites}), KEYS)
+        keys = self._unpacked(self._ask("advertise", {site: {} for site in sites}), masks.SIGNED)
         self.keys = self._true_keys(keys, self.number)
         self._check_enough(self.keys, "keys")
         answers = self._ask("share", dict.fromkeys(self.keys, pack_by_site(self.keys)))
@@ -122,7 +121,7 @@ class SecureSum(Channel):
     def _unmask(self, sent: Collection[str]) -> BySite:
         """Ask the sites for their shares of each other's masks, and those that have sent keys to begin the next sum."""
         next_keys = self._unpacked(
-            {site: self.next_keys[site] for site in sent if site in self.next_keys}, KEYS, NEXT_SUM
+            {site: self.next_keys[site] for site in sent if site in self.next_keys}, masks.SIGNED, NEXT_SUM
         )
         keys = self._true_keys(next_keys, self.next_number) if self.next_number else {}
         keys = keys if len(keys) >= self._needed(keys) else {}

@@ -99,5 +99,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         if kind in ("none", "fixed"):
             return threshold if kind == "fixed" else 0.0
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means
+        if len(centres_KD) < 2:
+            return 0.0
         between = torch.cdist(centres_KD, centres_KD) if kind == "adaptive" else nearest_distances(centres_KD)
         return min(float(between.max()), threshold)
