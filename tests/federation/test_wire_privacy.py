@@ -325,7 +325,8 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever fails in whatever part of a round, at a machine with an operator."""
-    context = Context(1, 7, {"site-name": "north"}, RecordDict(), run_config(tmp_path))
+    node = {"site-name": "north", "state-dir": str(tmp_path)}  # not the checkout's, whose refusals of a day are counted
+    context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
     for error, said in SAID.items():
 
         def broken(*_: object, error: type[Exception] = error) -> None:
