@@ -18,6 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from client_app import app as client_module
@@ -327,6 +328,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
     """Whatever fails in whatever part of a round, at a machine with an operator."""
     node = {"site-name": "north", "state-dir": str(tmp_path)}  # not the checkout's, whose refusals of a day are counted
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
     for error, said in SAID.items():
 
         def broken(*_: object, error: type[Exception] = error) -> None:
