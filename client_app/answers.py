@@ -51,19 +51,20 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
     def handler(message: Message, context: Context) -> Message:
         config, node, at_site = context.run_config, context.node_config, is_site(context.node_config)
         in_envelope, message.content = envelope.NAME in message.content, envelope.take_out(message.content)
-        about, folder = _about(message, context) if at_site else {}, site_folder(node)
+        about = _about(message, context) if at_site else {}
         asked = _asked(about, digest_of(config)) if at_site else ""
         try:
             content = work(message, context)
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
-                content = RecordDict({**content, **pack_head(audit.append(folder, **about, **audit.of_reply(content)))})
+                head = audit.append(site_folder(node), **about, **audit.of_reply(content))
+                content = RecordDict({**content, **pack_head(head)})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
                 if at_site:
-                    reason = audit.refuse(folder, reason, **about)
+                    reason = audit.refuse(site_folder(node), reason, **about)
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):

@@ -14,7 +14,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import placed, shares_of
 from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
-from protofl_common.data.shares import Generator, shuffled_by_class
+from protofl_common.data.shares import shuffled_by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 
@@ -74,7 +74,7 @@ def open_client_data(
         fill, mean, std = _pooled_scale(data, settings, seed, clients, domain)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
-    hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
+    hiding = derive_seed(seed, "labelled", client, domain)
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
@@ -93,12 +93,12 @@ def open_client_data(
     )
 
 
-def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
+def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
     """Hide all labels but a random ``rate`` of every class, at least one; a larger rate hides a subset of these."""
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
-    for positions in shuffled_by_class(labels, rng):
+    for positions in shuffled_by_class(labels, np.random.default_rng(seed)):
         labelled = positions[: max(1, round(rate * len(positions)))]
         hidden[labelled] = labels[labelled]
     return hidden
@@ -132,5 +132,7 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
 
 def domain_of(data: StoredData, rows: Ints) -> str:
     """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
+    if not data.domain_names:
+        return ""
     present = np.unique(np.asarray(data.domains)[rows])
-    return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""
+    return data.domain_names[present[0]] if len(present) == 1 else ""

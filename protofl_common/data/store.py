@@ -87,7 +87,7 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 def _opened(folder: Path) -> StoredData | None:
     try:
-        files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
+        files = [os.stat(f"{folder}/{name}") for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
     except OSError:
         return None
     return _opened_once(folder, tuple((file.st_mtime_ns, file.st_size) for file in files))

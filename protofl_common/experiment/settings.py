@@ -5,7 +5,7 @@ run configuration chooses no folders, and nothing that its operator does not all
 """
 
 import dataclasses
-import json
+import pickle
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -152,12 +152,12 @@ class Settings(Sections):
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
             return cls._read(run_config, node)
-        return cls._read_once(json.dumps([dict(run_config), dict(node)]))  # in which 1, 1.0 and true differ
+        return cls._read_once(pickle.dumps((dict(run_config), dict(node))))  # in which 1, 1.0 and True differ
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, configs: str) -> Self:
-        return cls._read(*json.loads(configs))
+    def _read_once(cls, configs: bytes) -> Self:
+        return cls._read(*pickle.loads(configs))
 
     @classmethod
     def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
