@@ -44,8 +44,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
     """Arguments for the share of this machine that a client at work gets; the same for every command that simulates."""
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
-    parser.add_argument("--gpus", type=float, metavar="F", help="part of a GPU per client at work (as suits it)")
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs for each client at work (the recipe's, else 1)")
+    share = "share of a GPU for each client that trains at once; default: by free memory"
+    parser.add_argument("--gpus", type=float, metavar="F", help=share)
 
 
 def with_resources(federation: Config, arguments: argparse.Namespace, clients: int | None) -> Config:

@@ -45,7 +45,8 @@ ALL = slice(None)
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
-    parser.add_argument("--data-dir", default="", metavar="D", help="instead of the leading data of recipes' data-dir")
+    place = "replaces the first folder, data/, of each recipe's data-dir"
+    parser.add_argument("--data-dir", default="", metavar="D", help=place)
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
