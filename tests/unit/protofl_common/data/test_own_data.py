@@ -77,6 +77,17 @@ def test_the_users_clients_and_split_are_respected(divided: Any) -> None:
         divided(2, TABLE.replace("south,test", "south,train"), test_from="official-own")
 
 
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
+def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: str, divided: Any) -> None:
+    rows = [f"{row},{row % 2},{'test' if row >= 300 else 'train'}" for row in range(400)]
+    text = "\n".join(["x,label,split", *rows, ""])
+    clients = divided(4, text, partition=partition, test_from="official-own", alpha=5.0)
+    for client in clients:
+        many = len(client.train_labels) + len(client.test_labels)
+        assert 0.1 < len(client.test_labels) / many < 0.45
+    assert sum(len(client.test_labels) for client in clients) == 100
+
+
 MARKED = (
     TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well") + "5,sick,1,south,train\n"
 )
