@@ -25,10 +25,10 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
-from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
-from protofl_common.tools.site.node import site_folders, site_settings
+from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
@@ -147,15 +147,15 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    names = names_in(allowed_by(node)["allow-algorithms"])
-    chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
-    by_upload: dict[str, list[str]] = {}
-    for name, row in chosen.items():
-        sent = " and ".join(entry.words for entry in row.exchange.up.values()) or "nothing of the model"
-        by_upload.setdefault(sent, []).append(name)
+    names, by_upload = allowed_algorithms(node), dict[str, list[str]]()
+    for name in names:
+        if name in CATALOG and isinstance(modest(node, name), Settings):  # the others miss a demand, whatever they ask
+            entries = CATALOG[name].exchange.up.values()
+            sent = " and ".join(entry.words for entry in entries) or "nothing of the model"
+            by_upload.setdefault(sent, []).append(name)
     for sent, those in by_upload.items():
         yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
-    if others := [name for name in names if name not in {"all", *CATALOG}]:
+    if others := [name for name in names if name not in CATALOG]:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
     private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
     if not private:

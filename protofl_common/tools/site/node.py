@@ -47,15 +47,26 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
     _check_is_site(node)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
-    named, refusals = names_in(allowed_by(node)["allow-algorithms"]), []
-    modest = default_run_config() | dict.fromkeys(LIMITED, 1) | {"local-steps": 0, "norm": "group"}
-    modest |= {"partition": "own"} if has_own_data(node) else {}
-    for algo in CATALOG if "all" in named else named or [""]:
-        try:
-            return Settings.from_run_config(modest | meeting_demands(node) | {"algo": algo}, node)
-        except SettingsError as error:
-            refusals.append(error)
-    raise refusals[0]
+    tried = [modest(node, algo) for algo in allowed_algorithms(node) or [""]]
+    settings = next((each for each in tried if isinstance(each, Settings)), tried[0])
+    if isinstance(settings, SettingsError):
+        raise settings
+    return settings
+
+
+def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
+    named = names_in(allowed_by(node)["allow-algorithms"])
+    return [*dict.fromkeys([*(CATALOG if "all" in named else ()), *(name for name in named if name != "all")])]
+
+
+def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
+    """The settings of the most modest run of ``algo`` that meets the site's demands, or why it is refused."""
+    config = default_run_config() | dict.fromkeys(LIMITED, 1) | {"local-steps": 0, "norm": "group", "algo": algo}
+    config |= {"partition": "own"} if has_own_data(node) else {}
+    try:
+        return Settings.from_run_config(config | meeting_demands(node), node)
+    except SettingsError as error:
+        return error
 
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:

@@ -235,6 +235,18 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("demand", "missing"),
+    [("require-secagg=true", {"fedtgp", "scaffold"}), ('require-dp="epsilon<=2"', {"mpft", "ditto"})],
+)
+def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, missing: set[str], site: Path) -> None:
+    node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"') + f" {demand}"
+    sends = [one.text for one in found(node=node) if one.topic == "sends"]
+    named = {name for text in sends for name in text.rpartition(": ")[2].split(", ")}
+    assert {"fedproto", "fedavg"} <= named
+    assert not missing & named
+
+
+@pytest.mark.parametrize(
     ("options", "node", "level", "text"),
     [
         ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
