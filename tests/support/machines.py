@@ -90,8 +90,8 @@ class Machines:
         """The command that runs a block on a machine."""
         for before, after in self.settings[machine].items():
             text = text.replace(before, after)
-        (preamble,) = [block.text for block in blocks_of(README) if block.machine == "everywhere"]
-        return [*self.on(machine), "sh", "-euc", preamble + text]
+        (preamble,) = [block.text for block in blocks_of(README) if block.machine == "preamble"]
+        return [*self.on(machine), "sh", "-euc", preamble * (machine == "superlink") + text]
 
     def on(self, machine: str) -> list[str]:
         """What precedes a command that runs on a machine."""
@@ -156,7 +156,7 @@ class Machines:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
             write_digits(self.folder / "data" / site / "ward", slice(300 * number, 300 * (number + 1)))
-        *setup, _ = [block for block in blocks_of(README) if block.machine != "everywhere"]
+        *setup, _ = [block for block in blocks_of(README) if block.machine != "preamble"]
         for block in setup:
             if block.machine == "north":
                 self._on_every_site(block)

@@ -36,6 +36,8 @@ COMMANDS = {  # name of each file beside this one -> what it does
 }
 FOR_FLOWER = ("site", "worker")  # which hand the arguments that they do not know to Flower's own command
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
+for variable, off in {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}.items():
+    os.environ.setdefault(variable, off)  # Flower, once imported, would tell its makers who uses it
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import stat
@@ -203,6 +204,16 @@ def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_woul
 ) -> None:
     assert main(["site", "run", "--insecure", "--node-config", node, option]) == 1
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
+def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given: dict[str, str], enabled: str) -> None:
+    """Flower reads the variable when it is imported: a process that has imported it already shows nothing."""
+    code = "import protofl_common.tools.cli.site as _; from flwr.supercore import telemetry as t"
+    command = [sys.executable, "-c", f"{code}; print(t.FLWR_TELEMETRY_ENABLED)"]
+    others = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
+    shown = subprocess.run(command, env=others | given, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == enabled
 
 
 # -- what a run could make a site do ----------------------------------------------------------------------------------
