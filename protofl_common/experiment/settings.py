@@ -32,6 +32,11 @@ from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
+OF_PARTITIONS = {  # setting -> the partitions that read it
+    "alpha": ("dirichlet", "balanced-dirichlet", "label-shift", "feature-label-shift"),
+    "classes-per-client": ("pathological",),
+    **dict.fromkeys(("ways", "ways-stdev", "shots", "shots-stdev"), ("n-way-k-shot",)),
+}
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
@@ -181,7 +186,7 @@ class Settings(Sections):
 
 
 def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
-    """SettingsError with a line for each ``chosen`` setting of an algorithm that no run is of, or has as a baseline."""
+    """SettingsError with a line for each ``chosen`` setting of an algorithm or a partition that no run has."""
     acting, reads = {""}, dict[str, str]()
     for settings in runs:
         algo, keys = settings.run.algo, keys_of(type(settings.hparams))
@@ -189,8 +194,14 @@ def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
         reads[algo] = ", ".join(own) or "no settings of its own"
         acting |= {algo, *settings.baselines}
     why = f"has no effect on {'; on '.join(f'{algo}, which reads {own}' for algo, own in reads.items())}"
-    if other := [key for key in chosen if key.rpartition(".")[0] not in acting]:
-        raise SettingsError("\n".join(f"{key} = {chosen[key]!r}: {why}" for key in other))
+    problems = [f"{key} = {chosen[key]!r}: {why}" for key in chosen if key.rpartition(".")[0] not in acting]
+    partitions = {settings.data.partition for settings in runs}
+    for key, read_by in OF_PARTITIONS.items():
+        if key in chosen and not partitions & {*read_by}:
+            none = f"has no effect on partition = {', '.join(sorted(partitions))}; choose {' or '.join(read_by)}"
+            problems.append(f"{key} = {chosen[key]!r}: {none}")
+    if problems:
+        raise SettingsError("\n".join(problems))
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:
