@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import both, lost, when
+from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 from tests.support.sites import real_sites
@@ -23,7 +24,7 @@ Nodes = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: Patch) -> None:
     monkeypatch.setattr("server_app.network.exchange.LOOK_EVERY", 0.05)
     monkeypatch.setattr("server_app.network.exchange.PATIENCE", 2.0)
 
@@ -37,9 +38,7 @@ def restarts(nodes: Nodes, **facts: Any) -> Tamper:
     return on_round(2, 1002, lambda *_: nodes.update({2002: nodes.pop(1002) | facts}))
 
 
-def test_a_restarted_supernode_is_known_again_and_asked_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path: Path, capsys: Printed) -> None:
     """It has another node id, its own site name, and the state from before the round: nothing is lost."""
     nodes = four()
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
@@ -105,7 +104,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
 
-def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     config = run_config(tmp_path, algo="fedavg", **SMALL)
     outcome = run_federation(config, nodes=nodes, tamper=restarts(nodes, arch="mnist-cnn"))
@@ -121,9 +120,7 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path:
     assert trained == {1000, 1001, 1002, 1003}
 
 
-def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path: Path, capsys: Printed) -> None:
     """It has it until the site's own node is back; where a study names the site's key, never (test_studies)."""
     nodes = four()
     away = {1002: dict(nodes[1002])}
@@ -134,7 +131,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
     assert "back: site-2, on its own node" in capsys.readouterr().out
 
 
-def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed) -> None:
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
     outcome = run_federation(config, tamper=both(on_round(1, 1001, lost), on_round(2, 1001, lost)))
     assert [(row["asked"], row["missing"]) for row in outcome.rows[:3]] == [(4, ["site-1"]), (4, ["site-1"]), (3, [])]
@@ -143,7 +140,7 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Printed
 ) -> None:
     nodes = four()
     late = nodes.pop(1003)
@@ -156,9 +153,7 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
 
 
-def test_a_late_client_that_does_not_fit_is_told_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_late_client_that_does_not_fit_is_told_and_left_out(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
     joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
@@ -196,7 +191,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, s
     assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
 
 
-def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsys: Printed) -> None:
     """It misses each round's end, but its reply to the one before arrives: it is not silent."""
     grids: list[LocalGrid] = []
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL)
@@ -213,9 +208,7 @@ def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> 
     assert outcome.summary["void-rounds"] == 0
 
 
-def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(tmp_path: Path, monkeypatch: Patch) -> None:
     """The client goes on from its state of before that round."""
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
@@ -255,7 +248,7 @@ def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
     assert not any(row["void"] for row in alone.rows)
 
 
-def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Printed) -> None:
     """Instead of burning its rounds; they come back under other node ids."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
@@ -278,9 +271,7 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
 
 
-def test_a_superlink_that_was_away_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_was_away_is_told(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     """Flower's own client waits until it is back."""
     monkeypatch.setattr("server_app.network.exchange.SILENCE", 0.5)
     away: list[float] = []

@@ -34,6 +34,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
+from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
 
@@ -48,7 +49,7 @@ JANES = "SHA256:pYg5bp6PIZ6ZlFg5lb6kFY3WQZisoGTA7FSkeU5bgAo"  # as `ssh-keygen -
 class Hospitals(Three):
     """Three sites whose operators approve each run, and settings of runs that wait a second for them."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, capsys: Printed) -> None:
         super().__init__(folder)
         self.capsys = capsys
         self.nodes = {number: node | {"approve": True} for number, node in self.nodes.items()}
@@ -99,7 +100,7 @@ def images_opened() -> int:
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Hospitals:
+def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
     return Hospitals(tmp_path, capsys)
 
 
@@ -127,9 +128,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
-def test_the_server_asks_again_until_an_operator_has_approved(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr("server_app.network.membership.APPROVAL_EVERY", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
@@ -162,7 +161,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
 
 def test_another_setting_and_another_code_are_asked_for_anew(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
@@ -186,7 +185,7 @@ def test_another_setting_and_another_code_are_asked_for_anew(
         assert hospitals.answer("north", config) == ""
 
 
-def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     for site in NAMES:
@@ -209,7 +208,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monke
 
 @pytest.mark.parametrize("words", [("--runs", "1"), ()], ids=["one run", "any number"])
 def test_a_server_asks_no_more_than_a_run_can_need(
-    words: tuple[str, ...], hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """Each reply costs a line of the log; whether it calls its messages one run's or many's makes no difference."""
     monkeypatch.setattr(consent, "MOST_RUNS", 3)
@@ -279,10 +278,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     assert content["unread"] == 0
 
 
-def test_a_study_whose_sites_have_all_answered_does_not_wait(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """South has denied it: the run goes on with the two others, and does not wait for join-timeout."""
+def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospitals, monkeypatch: Patch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
     config = signed(hospitals.config(join_timeout=300.0, num_clients=0), sites=hospitals.keys(*NAMES))
@@ -305,7 +301,7 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
 
 
-def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
     for seed in (1, 2):
         assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
@@ -434,7 +430,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
 def test_a_sum_is_with_the_sites_of_the_study_only(
-    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
@@ -463,7 +459,7 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
 
 
 def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
-    hospitals: Hospitals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
     key = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     (tmp_path / "id").write_bytes(key)
@@ -521,9 +517,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
         states(2).load(3, "cnn4", cpu)
 
 
-def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals: Hospitals, monkeypatch: Patch) -> None:
     """Of eight sites in a study it names three to each other, whose own threshold would be three: six must stay."""
     keys = {f"site-{n}": in_text(Ed25519PrivateKey.generate().public_key()) for n in range(5)}
     sites = ",".join([hospitals.keys(*NAMES), *(f"{name}:{key}" for name, key in keys.items())])
@@ -642,7 +636,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
 
 
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
     first, second = (hospitals.config(seed=seed) for seed in range(2))
@@ -679,7 +673,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
     assert hospitals.answer("north", config) == ""
