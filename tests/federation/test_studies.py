@@ -12,7 +12,6 @@ from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -677,9 +676,13 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatc
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
     assert hospitals.answer("north", config) == ""
+
+    def full(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(audit.FILE):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with monkeypatch.context() as patched:
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        patched.setattr(audit.os, "fsync", MagicMock(side_effect=full))
+        patched.setattr(audit.os, "fsync", full)
         reason = hospitals.answer("north", config)
     assert "AuditError (state-dir): its audit log cannot be written" in reason
     assert hospitals.answer("north", config) == ""
