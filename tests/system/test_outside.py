@@ -82,9 +82,8 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
 
     with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
         os.kill(int(held.read_text()), signal.SIGKILL)
-    resumed = output_of(
-        ("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon"), env
-    )
+    allowed = ("--allow-python", "outside_moon,holding")
+    resumed = output_of(("protofl", "run", "--recipe", str(folder / "resume.toml"), *allowed), env)
     assert f"resuming {RUN} after round 1 of 5" in resumed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == int(read_recipe(str(folder / "resume.toml")).settings["rounds"])
