@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import both, lost, when
+from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 from tests.support.sites import real_sites
@@ -23,7 +24,7 @@ Nodes = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: Patch) -> None:
     monkeypatch.setattr("server_app.network.exchange.LOOK_EVERY", 0.05)
     monkeypatch.setattr("server_app.network.exchange.PATIENCE", 2.0)
 
@@ -32,32 +33,16 @@ def four() -> Nodes:
     return {1000 + i: {"partition-id": i, "num-partitions": 4} for i in range(4)}
 
 
-def when_trained(number: int, node: int, happens: Callable[[], Any]) -> Tamper:
-    """Once a node has trained in a round, something happens, once, and its reply is lost."""
-
-    struck: list[Message] = []
-
-    def change(message: Message, reply: Message) -> Message | None:
-        if struck:
-            return reply
-        struck.append(message)
-        happens()
-        return None
-
-    return on_round(number, node, change)
+def restarts(nodes: Nodes, **facts: Any) -> Tamper:
+    """Once node 1002 has trained in round 2, it is another node, and its reply is lost."""
+    return on_round(2, 1002, lambda *_: nodes.update({2002: nodes.pop(1002) | facts}))
 
 
-def test_a_restarted_supernode_is_known_again_and_asked_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path: Path, capsys: Printed) -> None:
     """It has another node id, its own site name, and the state from before the round: nothing is lost."""
     nodes = four()
-
-    def restarts() -> None:
-        nodes[2002] = nodes.pop(1002)
-
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
-    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=restarts(nodes))
     assert_same(found, wanted)
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
 
@@ -89,10 +74,8 @@ def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_count
 @pytest.mark.parametrize("node", [1002, 2002])
 def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(node: int, tmp_path: Path) -> None:
     """An authenticated one keeps its node id, any other gets a new one."""
-    nodes, gone = four(), list[dict[str, Any]]()
-
-    def dies() -> None:
-        gone.append(nodes.pop(1002))
+    nodes, gone, deaths = four(), list[dict[str, Any]](), iter([1])
+    dies = on_round(2, 1002, lambda _, reply: gone.append(nodes.pop(1002)) if next(deaths, 0) else reply)
 
     def back_once_given_up(grid: LocalGrid) -> None:
         pull = grid.pull_messages
@@ -107,7 +90,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
 
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
     config = run_config(tmp_path / "b", **SMALL)
-    found = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, dies), on_grid=back_once_given_up)
+    found = run_federation(config, nodes=nodes, tamper=dies, on_grid=back_once_given_up)
     assert_same(found, wanted)
     assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
 
@@ -121,14 +104,10 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
 
-def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
-
-    def restarts() -> None:
-        nodes[2002] = nodes.pop(1002) | {"arch": "mnist-cnn"}
-
     config = run_config(tmp_path, algo="fedavg", **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    outcome = run_federation(config, nodes=nodes, tamper=restarts(nodes, arch="mnist-cnn"))
     assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
     assert "1 client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
 
@@ -141,36 +120,18 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path:
     assert trained == {1000, 1001, 1002, 1003}
 
 
-def leaves_and_returns(nodes: Nodes, meanwhile: Nodes) -> Tamper:
-    """In round 2 a SuperNode goes and others come in the meantime; in round 3 it returns under its old node id."""
-    away: Nodes = {}
-
-    def tamper(message: Message, reply: Message) -> Message | None:
-        meta = message.metadata
-        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002) and not away:
-            away[1002] = nodes.pop(1002)
-            nodes.update(meanwhile)
-            return None
-        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("3", 1000):
-            nodes.update(away)
-        return reply
-
-    return tamper
-
-
-def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path: Path, capsys: Printed) -> None:
     """It has it until the site's own node is back; where a study names the site's key, never (test_studies)."""
     nodes = four()
-    tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
-    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    away = {1002: dict(nodes[1002])}
+    returns = on_round(3, 1000, lambda _, reply: nodes.update(away) or reply)
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=both(restarts(nodes), returns))
     trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
     assert {1002} == {1002, 2002} & set(trained)
     assert "back: site-2, on its own node" in capsys.readouterr().out
 
 
-def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed) -> None:
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
     outcome = run_federation(config, tamper=both(on_round(1, 1001, lost), on_round(2, 1001, lost)))
     assert [(row["asked"], row["missing"]) for row in outcome.rows[:3]] == [(4, ["site-1"]), (4, ["site-1"]), (3, [])]
@@ -179,7 +140,7 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Printed
 ) -> None:
     nodes = four()
     late = nodes.pop(1003)
@@ -192,9 +153,7 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
 
 
-def test_a_late_client_that_does_not_fit_is_told_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_late_client_that_does_not_fit_is_told_and_left_out(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
     joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
@@ -203,67 +162,53 @@ def test_a_late_client_that_does_not_fit_is_told_and_left_out(
     assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])
-def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, secagg: bool, asks: str) -> None:
-    """It arrives while the next round waits for another client; in the first of four exchanges of a secure sum."""
+def a_round_late(grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN) -> Tamper:
+    """In these rounds the reply of node 1001 arrives while the next round waits for another client."""
     held: list[Message] = []
 
     def tamper(message: Message, reply: Message) -> Message | None:
         meta = message.metadata
-        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1001):
+        if meta.message_type == MessageType.TRAIN and meta.dst_node_id == 1001 and meta.group_id in rounds:
             held.append(reply)
             return None
-        if meta.message_type == asks and meta.group_id == "3" and held:
+        if meta.message_type == asks and held and held[0].metadata.group_id != meta.group_id:
             late = held.pop()
             grids[0]._ready[late.metadata.reply_to_message_id] = late
         return reply
 
+    return tamper
+
+
+@pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])
+def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path, secagg: bool, asks: str) -> None:
+    """In the first of four exchanges of a secure sum."""
     grids: list[LocalGrid] = []
     config = run_config(tmp_path, round_timeout=1.0, secagg=secagg, **SMALL)
-    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    outcome = run_federation(config, tamper=a_round_late(grids, "2", asks), on_grid=grids.append)
     assert outcome.rows[1]["missing"] == ["site-1"]
     assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
     assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
 
 
-def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsys: Printed) -> None:
     """It misses each round's end, but its reply to the one before arrives: it is not silent."""
-    held: list[Message] = []
-
-    def tamper(message: Message, reply: Message) -> Message | None:
-        meta = message.metadata
-        if meta.message_type != MessageType.TRAIN:
-            return reply
-        if meta.dst_node_id == 1001:
-            held.append(reply)
-            return None
-        if held and held[0].metadata.group_id != meta.group_id:
-            late = held.pop()
-            grids[0]._ready[late.metadata.reply_to_message_id] = late
-        return reply
-
     grids: list[LocalGrid] = []
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL)
-    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    outcome = run_federation(config, tamper=a_round_late(grids, "1234"), on_grid=grids.append)
     assert [(row["missing"], bool(row["late"])) for row in outcome.rows[1:4]] == 3 * [(["site-1"], True)]
     assert [row["asked"] for row in outcome.rows] == 5 * [4]
     assert "not asked until" not in capsys.readouterr().out
 
 
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
-    def tamper(message: Message, reply: Message) -> Message | None:
-        asked = message.metadata.message_type != MessageType.QUERY
-        return None if asked and message.metadata.dst_node_id == 1001 else reply
-
-    outcome = run_federation(run_config(tmp_path, round_timeout=0.3, **SMALL), tamper=tamper)
+    never = both(when(lost, MessageType.TRAIN, 1001), when(lost, MessageType.EVALUATE, 1001))
+    outcome = run_federation(run_config(tmp_path, round_timeout=0.3, **SMALL), tamper=never)
     assert [row["missing"] for row in outcome.rows] == [["site-1"]] * 5
     assert outcome.summary["void-rounds"] == 0
 
 
-def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(tmp_path: Path, monkeypatch: Patch) -> None:
     """The client goes on from its state of before that round."""
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
@@ -303,7 +248,7 @@ def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
     assert not any(row["void"] for row in alone.rows)
 
 
-def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Printed) -> None:
     """Instead of burning its rounds; they come back under other node ids."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
@@ -326,9 +271,7 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
 
 
-def test_a_superlink_that_was_away_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_was_away_is_told(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     """Flower's own client waits until it is back."""
     monkeypatch.setattr("server_app.network.exchange.SILENCE", 0.5)
     away: list[float] = []

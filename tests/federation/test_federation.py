@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -47,16 +48,11 @@ def test_messages_that_a_restarted_superlink_lost_half_sent_are_sent_again(
 
 
 def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def failing(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
-        tries.append(len(list(messages)))
-        raise ObjectPushError("an-object", 1, "a-session")
-
-    monkeypatch.setattr(LocalGrid, "push_messages", failing)
+    push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
+    monkeypatch.setattr(LocalGrid, "push_messages", push)
     with pytest.raises(ObjectPushError):
         run_federation(run_config(tmp_path), clients=2)
-    assert tries == [2, 2, 2]
+    assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
 
 
 WITHOUT_HEAD = {"fedpcl"}
@@ -98,10 +94,9 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
-    runs = [
-        run_federation(run_config(tmp_path / name, participation=0.5, rounds=3, seed=seed), clients=6)
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    ]
+    named = {"a": 1, "b": 1, "c": 2}
+    half = {"participation": 0.5, "rounds": 3}
+    runs = [run_federation(run_config(tmp_path / name, seed=seed, **half), clients=6) for name, seed in named.items()]
     first, again, other = (without_times(run.rows) for run in runs)
     assert first == again
     assert first != other
@@ -113,22 +108,17 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     facts = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
     forward = {100 + i: dict(one) for i, one in enumerate(facts)}
     backward = {900 - i: dict(one) for i, one in reversed(list(enumerate(facts)))}
-    runs = [
-        run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes)
-        for name, nodes in (("f", forward), ("b", backward))
-    ]
-    assert without_times(runs[0].rows) == without_times(runs[1].rows)
+    first = run_federation(run_config(tmp_path / "forward", participation=0.5), nodes=forward)
+    second = run_federation(run_config(tmp_path / "backward", participation=0.5), nodes=backward)
+    assert without_times(first.rows) == without_times(second.rows)
 
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     nodes = {i: {"partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / f"disk{i}")} for i in (0, 1)}
     outcome = run_federation(run_config(tmp_path), nodes={7 + node: facts for node, facts in nodes.items()})
     for i in (0, 1):
-        files = list((tmp_path / f"disk{i}").rglob("*.safetensors"))
-        assert len(files) == 2
-        assert {file.parent for file in files} == {
-            tmp_path / f"disk{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
-        }
+        folder = tmp_path / f"disk{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
+        assert [file.parent for file in (tmp_path / f"disk{i}").rglob("*.safetensors")] == [folder] * 2
     assert not (outcome.folder / "clients").exists()
 
 

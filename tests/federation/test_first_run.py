@@ -21,10 +21,10 @@ from protofl_common.runs.figures import compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.arguments import read_assignments
-from server_app.app import main as server_main
 from server_app.network.membership import FederationError
 from tests.support import ROOT
-from tests.support.harness import CACHE, LocalGrid, run_federation
+from tests.support.given import Patch, Printed
+from tests.support.harness import CACHE, RUN_ID, run_federation
 
 CLASSES, EACH = ("ant", "bee", "cat", "dog", "elk", "fox"), 20
 
@@ -55,10 +55,10 @@ def as_table(tmp_path: Path) -> dict[str, Any]:
     return {"dataset": "arrays", "data-dir": str(tmp_path / "patients.csv"), "models": "table3"}
 
 
-def first_run(tmp_path: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
+def first_run(tmp_path: Path, run_id: int = RUN_ID, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """One round with the project's own defaults, by three clients."""
     fast = {"rounds": 1, "report": False, "join-timeout": 20.0, "out-dir": str(tmp_path / "runs"), **CACHE}
-    outcome = run_federation(default_run_config() | fast | changes, clients=3)
+    outcome = run_federation(default_run_config() | fast | changes, clients=3, run_id=run_id)
     return outcome, outcome.rows[-1]["clients"]
 
 
@@ -70,7 +70,7 @@ def quick_start() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
 def test_every_sample_of_ones_own_data_is_used_and_told(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -97,15 +97,13 @@ def test_every_sample_of_ones_own_data_is_used_and_told(
     ],
 )
 def test_what_is_left_out_and_what_acts_on_nothing_is_told_with_the_setting(
-    changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed
 ) -> None:
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 
 
-def test_baselines_train_beside_the_run_and_do_not_change_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baselines_train_beside_the_run_and_do_not_change_it(tmp_path: Path, capsys: Printed) -> None:
     small = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total-samples": 90, "run-name": "mine"}
     small |= {"algo": "fedproto-avg", "models": "mnist-cnn,htcnn-1"}
     with_them, _ = first_run(tmp_path / "with", **small, baselines="local, fedavg,fedproto", report=True)
@@ -113,9 +111,8 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     alone, _ = first_run(tmp_path / "without", **small)
     assert with_them.summary["accuracy"] == alone.summary["accuracy"]
     folder = tmp_path / "with" / "runs" / "mine"
-    found = {
-        algo: RunFolder(baseline_folder(folder, algo)).finished_summary() for algo in ("local", "fedavg", "fedproto")
-    }
+    baselines = ("local", "fedavg", "fedproto")
+    found = {algo: RunFolder(baseline_folder(folder, algo)).finished_summary() for algo in baselines}
     assert [one["settings"]["algo"] for one in found.values()] == list(found)
     assert [len({client["arch"] for client in one["clients"].values()}) for one in found.values()] == [2, 1, 2]
     by_itself, _ = first_run(tmp_path / "fedavg", **small | {"algo": "fedavg"})
@@ -123,11 +120,8 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
 
     shown = sentence(compared(folder, found))
     both = r"[\d.]+ %( by its head, [\d.]+ % by prototypes)?"
-    assert re.fullmatch(
-        rf"alone [\d.]+ %, FedAvg [\d.]+ %, FedProto over 2 architectures {both}, FedProto \+ averaging {both}; "
-        r"[\d.]+ .B exchanged",
-        shown,
-    )
+    prototypes = rf"FedProto over 2 architectures {both}, FedProto \+ averaging {both}"
+    assert re.fullmatch(rf"alone [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged", shown)
     assert f"result: {shown}" in said.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")
 
@@ -141,14 +135,11 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
     near = result("fedproto", "FedProto", prototype=0.509, head=0.5)
     ahead = result("fedproto", "FedProto", prototype=0.777, head=0.147)
     assert sentence([alone, near]) == "alone 34.3 %, FedProto 50.0 %; 1.0 kB exchanged"
-    assert sentence([alone, ahead]) == (
-        "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"
-    )
+    said = "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"
+    assert sentence([alone, ahead]) == said
 
 
-def test_a_baseline_that_cannot_go_on_costs_only_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     whole = server_app.app.one_run
 
     def breaking(*args: Any, baseline: str = "") -> None:
@@ -185,10 +176,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path) -> None:
     lost, kept = (tmp_path / "runs" / f"mine-{algo}" / "summary.json" for algo in ("local", "fedavg"))
     before = [kept.stat().st_mtime_ns, json.loads(lost.read_text())["accuracy"]]
     lost.unlink()
-    table |= {"resume": True, "rounds": 1, "report": False, "join-timeout": 20.0, "out-dir": str(tmp_path / "runs")}
-    nodes = {1000 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
-    config = default_run_config() | CACHE | table
-    server_main(LocalGrid(config, nodes, run_id=5), Context(5, 0, {}, RecordDict(), config))
+    first_run(tmp_path, run_id=5, **table, resume=True)
     assert [kept.stat().st_mtime_ns, json.loads(lost.read_text())["accuracy"]] == before
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
-from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 SMALL = {"algo": "gaussian", "rounds": 1, "dataset": "digits", "backbones": "glyphs", "partition": "dirichlet"}
 REVOCABLE = {"alpha": 0.5, "total_samples": 300, "test_samples": 10, "gaussian__revocable": True}
@@ -31,8 +29,7 @@ def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
 
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    nodes = [{"partition-id": one, "num-partitions": 4} for one in partitions]
-    sets = [Client(Context(1, 7, node, RecordDict(), outcome.grid.run_config)).train_set for node in nodes]
+    sets = [client_of(outcome.grid.run_config, one, 4).train_set for one in partitions]
     return torch.cat([one.in_memory for one in sets]), torch.cat([one.labels for one in sets])
 
 

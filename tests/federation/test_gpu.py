@@ -30,7 +30,6 @@ def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object]:
     "algo", [pytest.param(one, marks=[pytest.mark.long] * (one in LIKE_OTHERS)) for one in CATALOG]
 )
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
-    """Nothing is on the wrong device."""
     on_cpu, on_gpu = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})
     assert on_gpu == on_cpu
 

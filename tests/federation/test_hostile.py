@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -73,11 +74,8 @@ def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
 
 def many(rows: int) -> Change:
     """So many prototypes, in proper order."""
-    return prototypes_with(
-        means=lambda means: np.ones((rows, means.shape[1]), np.float32),
-        labels=lambda labels: np.zeros(rows, np.int64),
-        counts=lambda counts: np.ones(rows, np.int64),
-    )
+    whole = {"labels": lambda _: np.zeros(rows, np.int64), "counts": lambda _: np.ones(rows, np.int64)}
+    return prototypes_with(means=lambda means: np.ones((rows, means.shape[1]), np.float32), **whole)
 
 
 def lacking_class(labels: np.ndarray) -> np.ndarray:
@@ -216,10 +214,8 @@ def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatc
 def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
-    outcomes = [
-        run_federation(run_config(tmp_path / str(n), max_samples_ratio=1.0, **small), CLIENTS, tamper=claims(n))
-        for n in (30, 10**15)
-    ]
+    configs = {n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)}
+    outcomes = [run_federation(config, CLIENTS, tamper=claims(n)) for n, config in configs.items()]
     said = capsys.readouterr().out
     assert said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
     assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
@@ -337,7 +333,6 @@ def test_a_rubbish_introduction_keeps_its_site_out(key: str, value: Any, tmp_pat
 
 
 def test_what_is_written_down_is_plain_json(tmp_path: Path) -> None:
-    """Numbers near the limit do not turn into NaN or Infinity in the results."""
     outcome = federation(tmp_path, report_with(losses__total=1e30, seconds__train=1e30))
     text = (outcome.folder / "metrics.jsonl").read_text() + (outcome.folder / "summary.json").read_text()
     assert "NaN" not in text
@@ -451,10 +446,8 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
 def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(server: FedAvg[Any]) -> None:
-        raise RuntimeError("value cannot be converted to type int64_t without overflow")
-
-    in_round_two(monkeypatch, fail)
+    error = RuntimeError("value cannot be converted to type int64_t without overflow")
+    in_round_two(monkeypatch, MagicMock(side_effect=error))
     config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
     outcome = run_federation(config, nodes=real_sites(3))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]

@@ -53,11 +53,8 @@ def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo: str, models:
     assert_same_models(models_left(found), models_left(wanted))
 
 
-FROZEN = {
-    "lg-fedavg": ("local", "orthogonal-shared"),
-    "fedgh": ("local", "orthogonal-shared"),
-    "fedrep": ("fedper", "orthogonal-frozen"),
-}
+FROZEN = dict.fromkeys(("lg-fedavg", "fedgh"), ("local", "orthogonal-shared"))
+FROZEN |= {"fedrep": ("fedper", "orthogonal-frozen")}
 """Algorithm -> (what it is where heads do not train, the kind of such heads)."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from PIL import Image
 
 from client_app.client import Client
@@ -19,7 +18,7 @@ from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor, TrainedModel
 from tests.support.fakes import write_run
-from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 CLIENTS = 2
 
@@ -30,8 +29,7 @@ def trained(tmp_path: Path, **settings: Any) -> Outcome:
 
 
 def site(run: Outcome, number: int) -> Client:
-    node = {"partition-id": number, "num-partitions": CLIENTS}
-    return Client(Context(RUN_ID, 1, node, RecordDict(), run.grid.run_config))
+    return client_of(run.grid.run_config, number, CLIENTS)
 
 
 def write_images(folder: Path, images: Any) -> Path:
@@ -89,27 +87,16 @@ def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
-    run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
-    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model")]) == 0
-    card = json.loads((tmp_path / "model" / CARD).read_text())
-    facts = {
-        key: card[key]
-        for key in ("run", "site", "algorithm", "round", "arch", "input-shape", "input-type", "similarity")
-    }
-    assert facts == {
-        "run": run.folder.name,
-        "site": "site-1",
-        "algorithm": "fedtgp",
-        "round": 2,
-        "arch": "htcnn-2",
-        "input-shape": [3, 16, 16],
-        "input-type": "uint8",
-        "similarity": "l2",
-    }
-    assert card["classes"] == [str(digit) for digit in range(10)]
-    assert card["accuracy"] == run.summary["accuracy-of-clients"]["site-1"]
+    run, out = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2), tmp_path / "model"
+    export = ["export", str(run.folder), "--site", "site-1", "--out", str(out)]
+    assert main(export) == 0
+    card = json.loads((out / CARD).read_text())
+    facts = {"run": run.folder.name, "site": "site-1", "algorithm": "fedtgp", "round": 2, "arch": "htcnn-2"}
+    facts |= {"input-shape": [3, 16, 16], "input-type": "uint8", "similarity": "l2"}
+    facts |= {"classes": [str(digit) for digit in range(10)], "accuracy": run.summary["accuracy-of-clients"]["site-1"]}
+    assert card | facts == card
     assert card["unknown-above"] > 0
-    about = (tmp_path / "model" / "README.md").read_text()
+    about = (out / "README.md").read_text()
     for said in (
         "| network | htcnn-2 |",
         "| data | digit-domains, partition feature-shift, 2 clients |",
@@ -122,13 +109,9 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     ):
         assert said in about
     assert "cache-dir" not in about
-    assert (
-        main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model"), "--unknown", "0"]) == 0
-    )
-    assert "unknown" not in (tmp_path / "model" / "README.md").read_text()
-    assert not any(
-        one.unknown for one in Predictor.load(tmp_path / "model").predict(255 - site(run, 1).data.test_inputs)
-    )
+    assert main([*export, "--unknown", "0"]) == 0
+    assert "unknown" not in (out / "README.md").read_text()
+    assert not any(one.unknown for one in Predictor.load(out).predict(255 - site(run, 1).data.test_inputs))
 
 
 def test_a_run_of_separate_machines_says_where_its_models_are(
@@ -204,10 +187,7 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "a site that does": ({"site": "\x1b[2J"}, "site = "),
     "a number as text": ({"round": "3"}, "round = '3'"),
     "another way to predict": ({"inference": "oracle"}, "inference = 'oracle'"),
-    "a backbone from a file": (
-        {"backbones": ["file:small:/etc/passwd"]},
-        "asks for the backbone file:small:/etc/passwd",
-    ),
+    "a file as a backbone": ({"backbones": ["file:small:/etc/passwd"]}, "asks for the backbone file:small:/etc/passwd"),
     "no JSON": ({"facts": "{"}, "its card is not one of a model"),
 }
 
@@ -236,7 +216,6 @@ def test_class_scores_by_hand() -> None:
 
 
 def test_the_temperature_makes_probabilities_true() -> None:
-    """Labels drawn from softmax(scores / 7): that temperature is found."""
     generator = torch.Generator().manual_seed(1)
     scores = -20 * torch.rand(20_000, 5, generator=generator)
     labels = torch.multinomial((scores / 7).softmax(1), 1, generator=generator)[:, 0]

@@ -48,23 +48,20 @@ def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(
 
 
 def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(tmp_path: Path) -> None:
-    left = {}
+    learned, figures = [], []
     for epochs in (0, 3):
         config = run_config(tmp_path / str(epochs), algo="fedavg", new_clients=2, new_client_epochs=epochs, **SMALL)
         outcome = run_federation(config, clients=4)
-        left[epochs] = digests(outcome.folder), outcome.rows[:-1], outcome.summary["metrics"]
-    assert {name: left[0][0][name] for name in left[0][0] if "clients" not in name} == {
-        name: left[3][0][name] for name in left[3][0] if "clients" not in name
-    }
-    assert without_times(left[0][1]) == without_times(left[3][1])
-    assert left[0][2] != left[3][2]
+        of_all = {name: one for name, one in digests(outcome.folder).items() if "clients" not in name}
+        learned.append((of_all, without_times(outcome.rows[:-1])))
+        figures.append(outcome.summary["metrics"])
+    assert learned[0] == learned[1]
+    assert figures[0] != figures[1]
 
 
 def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
-    outcomes = [
-        run_federation(run_config(tmp_path / name, algo="fedavg", rounds=4, drop_rate=0.4, **SMALL), clients=5)
-        for name in ("first", "again")
-    ]
+    more = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
+    outcomes = [run_federation(run_config(tmp_path / name, **more), clients=5) for name in ("first", "again")]
     first, again = (without_times(outcome.rows) for outcome in outcomes)
     assert first == again
     failed = [row["failed"] for row in first]
@@ -99,28 +96,25 @@ def test_nobody_or_everybody_held_out_is_refused(held_out: dict[str, Any], said:
         run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
 
 
+SHARE = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state"}
+OWN: dict[str, Any] = {"partition": "own",
+    "node": {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"secagg": True, "drop-rate": 0.1}, "drop-rate = 0.1: secagg = true forbids sums over different clients"),
         ({"secagg": True, "new-clients": 1}, "new-clients = 1: secagg = true hides the single figures"),
         ({"dp": "sample", "norm": "group", "new-clients": 1}, "new-clients = 1: the privacy ledger counts rounds"),
+        (OWN | {"drop-rate": 0.2}, "^drop-rate = 0.2: only for clients that divide a data set"),
+        (OWN | {"new-clients": 1}, "^new-clients = 1: only for clients that divide a data set"),
+        (OWN | {"new-domain": "ward"}, "^new-domain = 'ward': only for clients that divide a data set"),
+        ({"node": {**SHARE, "max-epochs": 5}, "new-clients": 1, "new-client-epochs": 6},
+         "new-client-epochs = 6: this site takes at most 5"),
     ],
-)
-def test_a_protection_that_cannot_hold_refuses_them(more: dict[str, Any], said: str) -> None:
+)  # fmt: skip
+def test_a_protection_that_cannot_hold_and_a_site_refuse_them(more: dict[str, Any], said: str) -> None:
+    config = default_run_config() | {"algo": "fedavg"} | {key: more[key] for key in more if key != "node"}
     with pytest.raises(SettingsError, match=said):
-        Settings.from_run_config(default_run_config() | {"algo": "fedavg"} | more)
-
-
-@pytest.mark.parametrize(("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")])
-def test_a_site_with_data_of_its_own_refuses_them(key: str, value: object) -> None:
-    node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
-    config = default_run_config() | {"algo": "fedavg", "partition": "own", key: value}
-    with pytest.raises(SettingsError, match=f"^{key} = {value!r}: only for clients that divide a data set"):
-        Settings.from_run_config(config, node)
-
-
-def test_a_site_trains_a_new_client_no_longer_than_it_allows() -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
-    with pytest.raises(SettingsError, match="new-client-epochs = 6: this site takes at most 5"):
-        Settings.from_run_config(default_run_config() | {"new-clients": 1, "new-client-epochs": 6}, node)
+        Settings.from_run_config(config, more.get("node"))

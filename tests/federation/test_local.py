@@ -16,6 +16,7 @@ import client_app.app
 from client_app.app import Visit
 from protofl_common.tools import local
 from protofl_common.tools.local import CPUS, GPUS, attempt
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config
 from tests.support.results import digests, without_times
 
@@ -50,9 +51,7 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 
 
 @linux
-def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(tmp_path: Path, monkeypatch: Patch) -> None:
     fit = Visit.fit
 
     def dying(visit: Visit) -> dict[str, float]:
@@ -60,21 +59,20 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
             os.kill(os.getpid(), signal.SIGKILL)
         return fit(visit)
 
-    whole = results(tmp_path / "whole", 2, algo="fedproto", models="cnn4")
+    changes: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
+    whole = results(tmp_path / "whole", 2, **changes)
     for process in active_children():
         process.kill()
     local.pool.cache_clear()
-    changes: dict[str, Any] = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
-    config = run_config(tmp_path / "cut", run_name="mine", **changes)
     monkeypatch.setattr(Visit, "fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
-        local.simulate(config, 3, lambda line: None, 2)
+        results(tmp_path / "cut", 2, **changes)
     monkeypatch.undo()
     assert results(tmp_path / "cut", 2, **changes, resume=True) == whole
 
 
 @linux
-def test_the_processes_are_there_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
     """They are forked while this process has no thread that draws on the screen."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     assert local.workers_for({CPUS: 2}, "cpu") == 2
@@ -82,7 +80,7 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: pytest.MonkeyP
     assert local.workers_for({CPUS: 8}, "cpu") == 1
 
 
-def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
@@ -101,7 +99,7 @@ def test_a_wrong_setting_is_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
     """A machine with so many CPUs, whose `nvidia-smi` answers this."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -135,12 +133,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     ],
 )
 def test_as_many_clients_share_a_gpu_as_fit(
-    answer: str,
-    cpus: int,
-    part: float | None,
-    clients: int,
-    machine: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    answer: str, cpus: int, part: float | None, clients: int, machine: Any, capsys: Printed
 ) -> None:
     machine(answer, cpus)
     federation = {CPUS: 1} if part is None else {CPUS: 1, GPUS: part}
@@ -152,14 +145,12 @@ def test_as_many_clients_share_a_gpu_as_fit(
 
 
 @pytest.mark.parametrize(("answer", "status"), [("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)])
-def test_a_machine_without_a_usable_gpu_changes_nothing(answer: str, status: int, machine: Callable[..., None]) -> None:
+def test_a_machine_without_a_usable_gpu_changes_nothing(answer: str, status: int, machine: Any) -> None:
     machine(answer, status=status)
     assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
 
 
-def test_nor_is_there_any_where_none_is_wanted_or_seen(
-    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nor_is_there_any_where_none_is_wanted_or_seen(machine: Any, monkeypatch: Patch) -> None:
     machine("NVIDIA H100, 80000\\n")
     assert local.workers_for({}, "cpu") == 16
     for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
@@ -172,23 +163,21 @@ def test_nor_is_there_any_where_none_is_wanted_or_seen(
     assert local.workers_for({}, "auto") == 16
 
 
-def test_clients_that_shall_have_no_gpu_see_none(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_shall_have_no_gpu_see_none(machine: Any, monkeypatch: Patch) -> None:
     machine("NVIDIA H100, 80000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert local.workers_for({GPUS: 0}, "auto") == 16
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_only_those_are_asked_for_that_clients_will_see(
-    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_those_are_asked_for_that_clients_will_see(machine: Any, monkeypatch: Patch, tmp_path: Path) -> None:
     machine("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert local.visible_gpus("cuda:1") == [("B", 7000)]
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
 
-def test_the_processes_divide_several_gpus_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> None:
     """By PyTorch's current device, which ``cuda`` without a number means."""
     taken: list[int] = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -55,9 +55,7 @@ def test_many_are_asked_in_turns_and_what_is_remembered_and_written_does_not_gro
 def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cards(folder: str) -> list[Any]:
         outcome = run_federation(run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL), 4)
-        return [
-            reply.content["site"] for message, reply in outcome.grid.log if message.metadata.message_type == "query"
-        ]
+        return [reply.content["site"] for _, reply in outcome.exchanged("query")]
 
     check, checked = introduction.check_model, []
     monkeypatch.setattr(introduction, "check_model", lambda *args: (checked.append(args[1]), check(*args)))

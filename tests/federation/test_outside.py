@@ -117,9 +117,17 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
     assert server_half(row()) is server_half(CATALOG["fedavg"])
 
 
-def test_another_name_is_told_with_the_nearest() -> None:
-    with pytest.raises(SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"):
-        Settings.from_run_config(default_run_config() | {"algo": "mooon"})
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
+        ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
+        ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
+    ],
+)
+def test_another_name_another_key_and_hparams_of_our_own_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Settings.from_run_config(default_run_config() | {"algo": "moon"} | changes)
 
 
 # -- the method ------------------------------------------------------------------------------------------------------
@@ -247,18 +255,10 @@ def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorat
     assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
 
 
-def test_a_key_of_the_package_says_where_its_hyper_parameters_stand() -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {"algo": "moon", "moon.mu": 2.0})
-    assert str(caught.value) == "moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams"
+def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_package_stand() -> None:
     settings = Settings.from_run_config(default_run_config() | {"algo": "moon"})
     with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
         check_chosen({"fedprox.mu": 2.0}, settings)
-
-
-def test_hparams_are_for_packages_only() -> None:
-    with pytest.raises(SettingsError, match=r"only for algorithms of other packages; set fedprox\.KEY instead"):
-        Settings.from_run_config(default_run_config() | {"algo": "fedprox", "hparams": "mu=1"})
 
 
 # -- secure aggregation and robust merging ---------------------------------------------------------------------------
@@ -347,9 +347,8 @@ def test_a_run_has_the_model_of_the_last_round_and_the_users_metric_and_callback
     told = [client["metrics"][f"head/{own}:brier"] for client in clients]
     assert len(told) == len(module.seen) == 2 * 4
     assert told == [module.brier(*pair) for pair in list(module.seen)]
-    assert {(type(scores), scores.shape, labels.shape) for scores, labels in module.seen} == {
-        (np.ndarray, (24, 3), (24,))
-    }
+    shapes = {(type(scores), scores.shape, labels.shape) for scores, labels in module.seen}
+    assert shapes == {(np.ndarray, (24, 3), (24,))}
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
@@ -483,13 +482,8 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     plugin = EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)
     monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
-    settings = STRIPES | {
-        "models": "cnn4",
-        "rounds": 3,
-        "local_epochs": 2,
-        "total_samples": 150,
-        "partition": "dirichlet",
-    }
+    settings = STRIPES | {"models": "cnn4", "rounds": 3, "local_epochs": 2}
+    settings |= {"total_samples": 150, "partition": "dirichlet"}
     fedavg, ours, theirs = (
         run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
         for algo in ("fedavg", "scaffold", "mine")
@@ -516,10 +510,7 @@ def test_its_names_are_those_of_the_code() -> None:
     assert named == [field.name for field in dataclasses.fields(Batch)]
     section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
     assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
-    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {
-        "width",
-        "similarity",
-    }  # of Vectors, and of a client half
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width", "similarity"}  # of Vectors, of a half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):

@@ -150,12 +150,9 @@ def test_rows_of_a_file_are_predicted_from_the_columns_that_the_run_named(
 
 @pytest.mark.parametrize(
     ("algo", "kind", "arch"),
-    [
-        ("fedproto", "signal", "signal-transformer"),
-        ("local", "text", "text-gru"),
-        ("fedplvm", "image", "resnet4-imagenet-stem"),
-    ],
-)
+    [("fedproto", "signal", "signal-transformer"), ("local", "text", "text-gru"),
+     ("fedplvm", "image", "resnet4-imagenet-stem")],
+)  # fmt: skip
 def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: str, arch: str, algo: str) -> None:
     """For every type of input; with Euclidean distances from prototypes, without any, and with cosines."""
     runtime = pytest.importorskip("onnxruntime")
@@ -253,20 +250,27 @@ def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(
     run_federation(run_config(tmp_path, **small, norm="group"), clients=1)
 
 
+IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
+
+
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("algo", "models", "said"),
     [
-        ("Absent", "has no Absent"),
-        ("number", "it returned int, not an nn.Module"),
-        ("fails", r"it failed \(RuntimeError: no such thing\)"),
-        ("Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
-        ("Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+        ("fedproto", "NETS:Absent", "has no Absent"),
+        ("fedproto", "NETS:number", "it returned int, not an nn.Module"),
+        ("fedproto", "NETS:fails", r"it failed \(RuntimeError: no such thing\)"),
+        ("fedproto", "NETS:Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+        ("fedproto", "NETS:Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+        ("fedpcl", "small3", IMAGES),
+        ("mpft", "small3", IMAGES),
     ],
 )
-def test_a_wrong_network_is_refused_before_the_first_round(tmp_path: Path, nets: str, name: str, said: str) -> None:
-    config = run_config(tmp_path, dataset="wine", partition="iid", models=f"{nets}:{name}")
+def test_networks_and_backbones_that_do_not_fit_a_table_are_refused_before_the_first_round(
+    algo: str, models: str, said: str, nets: str, tmp_path: Path
+) -> None:
+    models = models.replace("NETS", nets)
     with pytest.raises(FederationError, match=said):
-        run_federation(config, clients=2)
+        run_federation(run_config(tmp_path, algo=algo, dataset="wine", partition="iid", models=models), clients=2)
 
 
 def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
@@ -301,10 +305,3 @@ def test_heads_are_averaged_over_networks_that_only_their_clients_name(
 def test_settings_take_python_names_and_lists_and_nothing_else(key: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(default_run_config() | {key: value})
-
-
-@pytest.mark.parametrize("algo", ["fedpcl", "mpft"])
-def test_frozen_backbones_refuse_a_table_before_the_first_round(algo: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo=algo, dataset="breast-cancer", partition="iid")
-    with pytest.raises(FederationError, match=r"they see images, .* these data is float32 \[30\]; choose backbones ="):
-        run_federation(config, clients=2)

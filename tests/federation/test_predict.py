@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 
 LONG = "a-folder-with-quite-a-long-name" * 7
@@ -59,13 +61,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: Patch) -> None:
     monkeypatch.setattr(reading, "FILES", 64)
 
 
-def test_a_thousand_files_of_which_ten_are_broken(
-    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
     out = tmp_path / "classes.csv"
     capsys.readouterr()
     assert main(["predict", str(model), str(images), "--out", str(out)]) == 3
@@ -86,7 +86,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
     ]
 
 
-def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys: Printed) -> None:
     files = [str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png")]
     assert main(["predict", str(model), *files, "--json"]) == 3
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -94,9 +94,7 @@ def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys:
     assert "is not a readable image" in told[2]["error"]
 
 
-def test_a_long_path_stands_in_one_line(
-    model: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     strange = images.parent / "two\nlines.png"
     strange.write_bytes((images / "0000.png").read_bytes())
@@ -110,14 +108,11 @@ def test_a_name_that_is_no_text(model: Path, images: Path, tmp_path: Path) -> No
     name = tmp_path / b"\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())
     assert main(["predict", str(model), str(name), "--out", str(tmp_path / "a.csv")]) == 0
-    assert (
-        "\\xff.png,prototype" in (tmp_path / "a.csv").read_text()
-        or "\\xff.png,head" in (tmp_path / "a.csv").read_text()
-    )
+    assert re.search(r"\\xff\.png,(prototype|head)", (tmp_path / "a.csv").read_text())
 
 
 def test_what_cannot_work_is_said_and_leaves_the_old_file(
-    run: Path, model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
 ) -> None:
     out = tmp_path / "classes.csv"
     out.write_text("old")
@@ -136,7 +131,7 @@ def test_what_cannot_work_is_said_and_leaves_the_old_file(
         assert out.read_text() == "old"
 
 
-def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys: Printed) -> None:
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
     folder = run_federation(run_config(tmp_path, **settings), 2).folder
     assert main(["export", str(folder), "--site", "site-1", "--out", str(tmp_path / "model")]) == 0
@@ -164,7 +159,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])
 def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], algo: str
+    tmp_path: Path, capsys: Printed, algo: str
 ) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
@@ -172,13 +167,8 @@ def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
     assert main(["predict", str(run.folder), "--json"]) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert json.loads(told.out) == {
-        "command": "predict",
-        "format": 1,
-        "file": str(run.folder / "predictions.csv"),
-        "rows": 150,
-        "clients": ["site-0", "site-1", "site-2"],
-    }
+    facts = {"file": str(run.folder / "predictions.csv"), "rows": 150, "clients": ["site-0", "site-1", "site-2"]}
+    assert json.loads(told.out) == {"command": "predict", "format": 1, **facts}
     rows = list(csv.DictReader((run.folder / "predictions.csv").open(encoding="utf-8")))
     assert len(rows) == 150
     settings = Settings.from_run_config(config)
@@ -192,7 +182,7 @@ def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
             assert [str(np.argmax(one)) for one in scores] == [row[way] for row in own]
 
 
-def test_data_that_changed_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_changed_are_named(tmp_path: Path, capsys: Printed) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
     settings = (run / "settings.toml").read_text()
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.report import charts
-from tests.support.attacks import by, scaled, values_of
+from tests.support.attacks import by, lost, scaled, values_of, when
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn
 
@@ -46,11 +47,10 @@ def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Site -> means and labels, from the wire."""
     found = {}
-    for message, reply in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == str(round_number):
-            record = reply.content.array_records["prototypes"]
-            site = f"site-{message.metadata.dst_node_id - 1000}"
-            found[site] = values_of(record["means"]), values_of(record["labels"])
+    for message, reply in outcome.exchanged(number=round_number):
+        record = reply.content.array_records["prototypes"]
+        site = f"site-{message.metadata.dst_node_id - 1000}"
+        found[site] = values_of(record["means"]), values_of(record["labels"])
     return found
 
 
@@ -75,16 +75,9 @@ def assert_margins(found: list[float | None], means: np.ndarray, labels: np.ndar
 def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outcome) -> None:
     page = read(fedtgp)
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
-    assert list(page.figures) == [
-        "accuracy-curves",
-        "accuracy-of-clients-prototype",
-        "accuracy-of-clients-head",
-        "losses",
-        "distribution",
-        "margins-by-class",
-        "prototypes-map",
-        "time-of-a-round",
-    ]
+    accuracies = ["accuracy-curves", "accuracy-of-clients-prototype", "accuracy-of-clients-head"]
+    others = ["losses", "distribution", "margins-by-class", "prototypes-map", "time-of-a-round"]
+    assert list(page.figures) == accuracies + others
     assert "The first two principal components of the prototypes after round 3" in page.figures["prototypes-map"]
 
 
@@ -144,8 +137,7 @@ def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
     assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
-        node = {"partition-id": index, "num-partitions": 4}
-        data = client_of(fedtgp.grid.run_config, **node).data
+        data = client_of(fedtgp.grid.run_config, index, 4).data
         counts = np.bincount(data.train_labels, minlength=10).tolist()
         assert sites[f"site-{index}"]["train-classes"] == counts
         assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
@@ -182,21 +174,16 @@ def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_drawn_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(folder: Path) -> Path:
-        raise MemoryError("no room for ink")
-
+    broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
     assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
-    def silent(message: Any, reply: Any) -> Any:
-        return None if message.metadata.message_type == MessageType.TRAIN else reply
-
     config = run_config(tmp_path, **SMALL, algo="local", rounds=9, run_name="mine", round_timeout=0.1)
     with pytest.raises(Exception, match="3 rounds in a row"):
-        run_federation(config, 2, silent)
+        run_federation(config, 2, when(lost, MessageType.TRAIN))
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     page.assert_self_contained()
     assert "This run is not finished: the page shows it as far as it is." in page.texts

@@ -128,8 +128,6 @@ def test_images_of_another_size_are_no_fault(three: Three) -> None:
 
 
 def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its introduction lacks what newer code has added."""
-
     def older(message: Message, reply: Message) -> Message:
         card = {key: value for key, value in reply.content.config_records["site"].items() if key != "found"}
         return Message(RecordDict({"site": ConfigRecord(card)}), reply_to=message)
@@ -173,12 +171,10 @@ def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture
     sent = outcome.rows[0]["bytes"]["up"] // 3
     number, settings = outcome.grid.run_id, digest_of(outcome.grid.run_config)
     run = rf"{STAMP} INFO protofl: run ({number}|mine \({number}\)), settings {settings}, fedproto"
-    assert (
-        len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays; its classes: benign, malignant$", said))
-        == 3
-    )
-    assert len(re.findall(rf"(?m)^{run}, train 1: sent prototypes, report, {sent:,} bytes of arrays$", said)) == 3
-    assert len(re.findall(rf"(?m)^{run}, evaluate 1: sent report, 0 bytes of arrays$", said)) == 3
+    introduced = "query 0: sent site, 0 bytes of arrays; its classes: benign, malignant"
+    trained = f"train 1: sent prototypes, report, {sent:,} bytes of arrays"
+    for line in (introduced, trained, "evaluate 1: sent report, 0 bytes of arrays"):
+        assert len(re.findall(rf"(?m)^{run}, {line}$", said)) == 3, line
 
 
 def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:

@@ -31,6 +31,7 @@ from protofl_common.privacy.plan import Mechanism
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
 from tests.support.attacks import interrupted
+from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.sites import images
 
@@ -99,9 +100,7 @@ def test_a_reason_is_cut_and_printable() -> None:
 
 
 @pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
-def test_a_simulation_logs_one_error_of_many_clients_once(
-    capsys: pytest.CaptureFixture[str], at_site: bool, lines: int
-) -> None:
+def test_a_simulation_logs_one_error_of_many_clients_once(capsys: Printed, at_site: bool, lines: int) -> None:
     for _ in range(2):
         reason_of(SettingsError("alpha = -7.5: must be above 0"), at_site)
     assert capsys.readouterr().err.count("alpha = -7.5") == lines
@@ -114,9 +113,7 @@ def test_a_full_gpu_is_told_with_its_cure() -> None:
         assert "batch-size" in reason
 
 
-def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path: Path, capsys: Printed) -> None:
     data = images(tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
     config = run_config(tmp_path, dataset="image-folder", partition="own", classes="positive,negative")
     node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
@@ -160,9 +157,7 @@ def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
     assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
 
 
-def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
@@ -287,7 +282,7 @@ PYTHON: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("key", PYTHON)
-def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patch) -> None:
     """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
     points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
     monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
@@ -347,16 +342,12 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path
 def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, tmp_path: Path) -> None:
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
-    reason = answer(SITE | {"data-dir": str(data)}, config).error.reason
-    assert reason.startswith(
-        "site north: node-config: dataset: missing; with data of its own a site says how they are "
-    )
+    said = "site north: node-config: dataset: missing; with data of its own a site says how they are "
+    assert answer(SITE | {"data-dir": str(data)}, config).error.reason.startswith(said)
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(kind: str, tmp_path: Path, capsys: Printed) -> None:
     (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
@@ -390,9 +381,7 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[s
     settings_of(run, strict | {"classes": "sick,well"})
 
 
-def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path: Path, capsys: Printed) -> None:
     """Two runs that differ in one training sample would tell that sample."""
     rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
     (tmp_path / "records.csv").write_text("\n".join(["label,x", *rows]))
@@ -440,9 +429,7 @@ def test_a_sites_own_image_size_is_not_limited_by_what_runs_may_ask() -> None:
     settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
 
 
-def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
 
@@ -477,7 +464,7 @@ def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
 
 
 def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
@@ -497,7 +484,7 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
     [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
 )
 def test_a_server_leads_no_site_to_other_folders_or_runs_or_beyond_the_last_round(
-    run_name: str, run_history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -526,20 +513,15 @@ def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
     assert old.read_bytes() == before
 
 
-def test_two_studies_of_one_name_do_not_meet_at_a_site(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two runs of one name, from different folders of results: each leaves its own model, and its best."""
+def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Printed, monkeypatch: Patch) -> None:
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
     setting["keep_best"] = True
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
     models = [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
     before = [model.read_bytes() for model in models]
-    assert (
-        f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
-        in capfd.readouterr().err
-    )
+    said = f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
+    assert said in capfd.readouterr().err
     monkeypatch.chdir(tmp_path / "state")
     assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
@@ -550,9 +532,8 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
         card = TrainedModel.read(tmp_path / f"state/mine-{number}/clients/north/model.safetensors").card
         assert (card.run, card.flower_run) == ("mine", number)
     assert main(["export", "mine", "--out", str(tmp_path / "model")]) == 1
-    assert (
-        "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12" in capfd.readouterr().err
-    )
+    said = "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12"
+    assert said in capfd.readouterr().err
     assert main(["export", "mine-12", "--out", str(tmp_path / "model")]) == 0
     assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
 
@@ -576,9 +557,7 @@ def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     return str(reply.error.reason) if reply.has_error() else ""
 
 
-def test_a_real_site_answers_each_question_once_in_a_flower_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, algo="fedproto", dataset="digits", partition="iid", rounds=3, baselines="local")
     config |= {"train-samples": 10, "models": "mlp-1", "keep-best": True}
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
@@ -622,7 +601,7 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(t
     assert "correct.head" in grid.log[-1][1].content["report"]
 
 
-def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
     grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
     with monkeypatch.context() as patch:
@@ -633,7 +612,7 @@ def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """Weights that fail on some samples only would else ask as many questions as a server likes."""
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
     grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)

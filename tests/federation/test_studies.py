@@ -33,6 +33,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
+from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
 
@@ -47,8 +48,9 @@ JANES = "SHA256:pYg5bp6PIZ6ZlFg5lb6kFY3WQZisoGTA7FSkeU5bgAo"  # as `ssh-keygen -
 class Hospitals(Three):
     """Three sites whose operators approve each run, and settings of runs that wait a second for them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, capsys: Printed) -> None:
         super().__init__(folder)
+        self.capsys = capsys
         self.nodes = {number: node | {"approve": True} for number, node in self.nodes.items()}
 
     def config(self, **settings: Any) -> dict[str, Any]:
@@ -67,15 +69,21 @@ class Hospitals(Three):
         (node,) = (node for node in self.nodes.values() if node["site-name"] == site)
         return main(["site", *words, "--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in node.items())])
 
+    def shown(self, *words: str, status: int = 0) -> str:
+        """What a command of the operator of north prints; its exit status is this."""
+        self.capsys.readouterr()
+        assert self.operator("north", *words) == status
+        return self.capsys.readouterr().out
+
     def decide(self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)) -> None:
         for site in sites or NAMES:
             assert self.operator(site, words[0], Study.of(config).id, *words[1:]) == 0
 
-    def ask_and_decide(self, config: dict[str, Any]) -> None:
-        """Every site hears of the run, and its operator approves."""
-        for site in NAMES:
+    def ask_and_decide(self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)) -> None:
+        """These sites, or all, hear of the run, and their operators decide."""
+        for site in sites or NAMES:
             self.answer(site, config)
-        self.decide(config)
+        self.decide(config, *sites, words=words)
 
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
@@ -91,16 +99,14 @@ def images_opened() -> int:
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path) -> Hospitals:
-    return Hospitals(tmp_path)
+def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
+    return Hospitals(tmp_path, capsys)
 
 
 # -- consent ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospitals: Hospitals) -> None:
     config = hospitals.config()
     OPENED.clear()
     with pytest.raises(FederationError) as refusal:
@@ -110,9 +116,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     for site in NAMES:
         waits = f"waiting for approval at {site}: a run without a study ({Study.of(config).id})"
         assert waits in str(refusal.value)
-    capsys.readouterr()
-    assert hospitals.operator("north", "requests") == 0
-    shown = capsys.readouterr().out
+    shown = hospitals.shown("requests")
     for line in ("WAITS since", "nobody has signed it", "with       any sites", "protected  by nothing"):
         assert line in shown
     assert "leaves     FedProto: in each round " in shown
@@ -123,9 +127,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
-def test_the_server_asks_again_until_an_operator_has_approved(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr("server_app.network.membership.APPROVAL_EVERY", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
@@ -138,7 +140,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(
 
     outcome = run_federation(config, nodes=hospitals.nodes, tamper=operators)
     assert set(outcome.summary["clients"]) == set(NAMES)
-    assert capsys.readouterr().out.count("waiting for approval at north") == 1
+    assert hospitals.capsys.readouterr().out.count("waiting for approval at north") == 1
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
@@ -158,11 +160,10 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
 
 def test_another_setting_and_another_code_are_asked_for_anew(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     config = hospitals.config()
-    assert "waiting for approval" in hospitals.answer("north", config)
-    hospitals.decide(config, "north")
+    hospitals.ask_and_decide(config, "north")
     assert hospitals.answer("north", config) == ""
     assert hospitals.answer("north", config | {"run-name": "another", "resume": True}) == ""
     assert "waiting for approval" in hospitals.answer("north", config | {"lr": 0.02})
@@ -183,19 +184,17 @@ def test_another_setting_and_another_code_are_asked_for_anew(
         assert hospitals.answer("north", config) == ""
 
 
-def test_an_approval_ends_with_its_runs_and_its_days(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     for site in NAMES:
         hospitals.answer(site, config)
     assert hospitals.operator("north", "approve", "0" * 32) == 1
-    assert f"no such request; choose from {Study.of(config).id}" in capsys.readouterr().err
+    assert f"no such request; choose from {Study.of(config).id}" in hospitals.capsys.readouterr().err
     yesterday = str(TODAY - timedelta(days=1))
     assert hospitals.operator("north", "approve", Study.of(config).id, "--until", yesterday) == 1
     hospitals.decide(config, words=("approve", "--runs", "1", "--until", str(TODAY)))
-    assert f", until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies" in capsys.readouterr().out
+    assert f", until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies" in hospitals.capsys.readouterr().out
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert set(run_federation(config, nodes=hospitals.nodes, run_id=2).summary["clients"]) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
@@ -208,14 +207,13 @@ def test_an_approval_ends_with_its_runs_and_its_days(
 
 @pytest.mark.parametrize("words", [("--runs", "1"), ()], ids=["one run", "any number"])
 def test_a_server_asks_no_more_than_a_run_can_need(
-    words: tuple[str, ...], hospitals: Hospitals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """Each reply costs a line of the log; whether it calls its messages one run's or many's makes no difference."""
     monkeypatch.setattr(consent, "MOST_RUNS", 3)
     most = 1 if words else 3
     config = hospitals.config(secagg=True, rounds=2, baselines="fedavg", keep_best=True, min_clients=3)
-    hospitals.ask_and_decide(config)
-    hospitals.decide(config, words=("approve", *words))
+    hospitals.ask_and_decide(config, words=("approve", *words))
     outcome = run_federation(config, nodes=hospitals.nodes)  # honest, and the dearest
     assert outcome.summary["rounds"] == 2
     path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
@@ -239,9 +237,7 @@ def test_a_server_asks_no_more_than_a_run_can_need(
     assert all(reason.startswith(refusal) for reason in reasons[len(answered) :])
     assert consent.read(path).messages == limit
     assert len(consent.read(path).run_ids) <= limit
-    capsys.readouterr()
-    assert hospitals.operator("north", "audit") == 0
-    assert f"{refusal} server needs; its operator may approve it again (8 times that day)" in capsys.readouterr().out
+    assert f"{refusal} server needs; its operator may approve it again (8 times that day)" in hospitals.shown("audit")
     hospitals.decide(config, "north", words=("approve", *words))
     grid.push_messages([sent["query.best"]])
     assert not grid.log[-1][1].has_error()
@@ -250,9 +246,7 @@ def test_a_server_asks_no_more_than_a_run_can_need(
 def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
     """A server could else ask for as many as it likes, with weights of its choice, in runs that train nothing."""
     config = hospitals.config()
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config, words=("approve", "--runs", "2"))
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
     outcome = run_federation(config, nodes=hospitals.nodes)
     final, *_ = [sent for sent, _ in outcome.grid.log if sent.metadata.message_type == MessageType.EVALUATE]
     replies = []
@@ -265,21 +259,17 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
     assert "takes part in 2 runs" in replies[1].error.reason
 
 
-def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hospitals: Hospitals) -> None:
     """The study ends before the approval does, and has fewer runs."""
     limits = {"until": str(TODAY + timedelta(days=1)), "runs": 2}
     config = signed(hospitals.config(study_runs=2), until=limits["until"], purpose="which valves leak")
     hospitals.nodes[2]["min-class-samples"] = 2
-    hospitals.answer("north", config)
-    hospitals.decide(config, "north", words=("approve", "--runs", "9", "--until", "2099-01-01"))
-    assert f", until {limits['until']}, 2 runs, in " in capsys.readouterr().out
+    hospitals.ask_and_decide(config, "north", words=("approve", "--runs", "9", "--until", "2099-01-01"))
+    assert f", until {limits['until']}, 2 runs, in " in hospitals.capsys.readouterr().out
     (*_, entry) = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
     assert entry.items() >= {**limits, "decision": "approved", "purpose": "which valves leak"}.items()
     assert (entry["signed"], entry["demands"]) == (config["study-by"], {"min-class-samples": 2})
-    assert hospitals.operator("north", "requests", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
+    content = json.loads(hospitals.shown("requests", "--json"))
     (row,) = content["requests"]
     assert row.items() >= {**limits, "id": Study.of(config).id, "decision": "approved", "run_ids": []}.items()
     assert row["settings"]["study-purpose"] == "which valves leak"
@@ -287,17 +277,12 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     assert content["unread"] == 0
 
 
-def test_a_study_whose_sites_have_all_answered_does_not_wait(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """South has denied it: the run goes on with the two others, and does not wait for join-timeout."""
+def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospitals, monkeypatch: Patch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
     config = signed(hospitals.config(join_timeout=300.0, num_clients=0), sites=hospitals.keys(*NAMES))
-    for site in NAMES:
-        hospitals.answer(site, config)
-    hospitals.decide(config, "east", "north")
-    hospitals.decide(config, "south", words=("deny",))
+    hospitals.ask_and_decide(config, "east", "north")
+    hospitals.ask_and_decide(config, "south", words=("deny",))
     assert set(run_federation(config, nodes=hospitals.nodes).summary["clients"]) == {"east", "north"}
     assert sum(pauses) < 30
 
@@ -315,7 +300,7 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
 
 
-def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
     for seed in (1, 2):
         assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
@@ -334,34 +319,24 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
         NodeConfig.of(own | {"approve": 1})
 
 
-def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals: Hospitals) -> None:
     config = signed(hospitals.config(metrics="auc"), purpose="x" * 2000, sites=hospitals.keys(*NAMES))
     hospitals.answer("north", config)
-    capsys.readouterr()
-    hospitals.operator("north", "requests")
-    shown = capsys.readouterr().out
+    shown = hospitals.shown("requests")
     assert "    setting    metrics=auc\n" in shown
     assert "that key is new to this site" in shown
     hospitals.decide(config, "north")
     hospitals.answer("north", signed(hospitals.config(metrics="auc", lr=0.5), sites=hospitals.keys(*NAMES)))
-    capsys.readouterr()
-    hospitals.operator("north", "requests")
-    assert "that key has signed what was approved here" in capsys.readouterr().out
+    assert "that key has signed what was approved here" in hospitals.shown("requests")
 
 
-def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_other(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_other(hospitals: Hospitals) -> None:
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
     hospitals.answer("north", config)
     (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
-    capsys.readouterr()
-    assert hospitals.operator("north", "requests") == 0
-    shown = capsys.readouterr().out
+    shown = hospitals.shown("requests")
     assert "1 files in" in shown
     assert "leaves     FedPer: in each round all weights of the model\n" in shown
     assert "    setting    fedper.personal-layers=0\n" in shown
@@ -372,14 +347,10 @@ def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_oth
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_of_two_sites_opens_no_file_at_the_third(
-    hospitals: Hospitals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals, tmp_path: Path) -> None:
     """Each operator has approved it, and yet south is not in it."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
-    for site in ("east", "north"):
-        hospitals.answer(site, config)
-    hospitals.decide(config, "east", "north")
+    hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
     outcome = run_federation(config, nodes=hospitals.nodes)
     assert set(outcome.summary["clients"]) == {"east", "north"}
@@ -388,7 +359,7 @@ def test_a_study_of_two_sites_opens_no_file_at_the_third(
     assert "does not name south" in hospitals.answer("south", config)
     (tmp_path / "heart.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
     assert hospitals.operator("south", "approve", str(tmp_path / "heart.toml")) == 1
-    assert "does not name south" in capsys.readouterr().err
+    assert "does not name south" in hospitals.capsys.readouterr().err
 
 
 def test_a_study_that_names_another_key_of_a_site_is_not_its_study(hospitals: Hospitals) -> None:
@@ -432,9 +403,7 @@ def test_a_study_that_is_none_is_refused_by_key_and_value(
         run_federation(signed(hospitals.config()) | wrong, nodes=hospitals.nodes)
 
 
-def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals: Hospitals) -> None:
     """Its own SuperNode refuses; a thief with code of its own sends the site's introduction, signed as it can."""
     config = signed(hospitals.config(), sites=hospitals.keys(*NAMES))
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
@@ -453,14 +422,14 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
         return reply
 
     outcome = run_federation(config | {"run-name": "second"}, nodes=nodes | thief, tamper=forged)
-    assert "north: not signed by a site of the study" in capsys.readouterr().out
+    assert "north: not signed by a site of the study" in hospitals.capsys.readouterr().out
     assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
 def test_a_sum_is_with_the_sites_of_the_study_only(
-    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
+    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
@@ -489,7 +458,7 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
 
 
 def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
-    hospitals: Hospitals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
     key = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     (tmp_path / "id").write_bytes(key)
@@ -547,9 +516,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
         states(2).load(3, "cnn4", cpu)
 
 
-def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals: Hospitals, monkeypatch: Patch) -> None:
     """Of eight sites in a study it names three to each other, whose own threshold would be three: six must stay."""
     keys = {f"site-{n}": in_text(Ed25519PrivateKey.generate().public_key()) for n in range(5)}
     sites = ",".join([hospitals.keys(*NAMES), *(f"{name}:{key}" for name, key in keys.items())])
@@ -626,43 +593,32 @@ def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) 
     assert wrong_in(path)
 
 
-def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(
-    hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals: Hospitals) -> None:
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes)
     heads = [set(row["audit"]) for row in outcome.rows]
     assert heads == 3 * [set(NAMES)]
-    capsys.readouterr()
     against = ("--against", str(outcome.folder))
-    assert hospitals.operator("north", "audit", *against) == 0
-    assert f"and all 3 that {outcome.folder} has seen are there" in capsys.readouterr().out
-    assert hospitals.operator("north", "audit", "--against", str(outcome.folder.parent)) == 1
-    assert "nothing was compared" in capsys.readouterr().out
-    assert hospitals.operator("north", "audit", *against) == 0
-    shown = capsys.readouterr().out
+    assert "nothing was compared" in hospitals.shown("audit", "--against", str(outcome.folder.parent), status=1)
+    shown = hospitals.shown("audit", *against)
+    assert f"and all 3 that {outcome.folder} has seen are there" in shown
     assert "fedproto train round 2: sent {" in shown
     assert "approved by" in shown
     path = hospitals.consent("north") / audit.FILE
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert hospitals.operator("north", "audit") == 0
-    capsys.readouterr()
-    assert hospitals.operator("north", "audit", *against, "--json") == 1
-    (wrong,) = json.loads(capsys.readouterr().out)["wrong"]
+    (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
     assert wrong.startswith("round 2: the server has seen a line that the log lacks")
 
 
 @pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])
-def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(
-    line: str, hospitals: Hospitals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str, hospitals: Hospitals) -> None:
     log_with(hospitals.consent("north"), 2)
     with (hospitals.consent("north") / audit.FILE).open("a") as log:
         log.write(line + "\n")
     for options in ((), ("--json",)):
-        assert hospitals.operator("north", "audit", *options) == 1
-        assert "line 3" in capsys.readouterr().out
+        assert "line 3" in hospitals.shown("audit", *options, status=1)
 
 
 @pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
@@ -679,7 +635,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
 
 
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
-    hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
     first, second = (hospitals.config(seed=seed) for seed in range(2))
@@ -693,8 +649,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
     lines = [entry for _, entry, _ in audit.entries(log)]
     assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1]
     assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
-    assert hospitals.operator("north", "audit") == 0
-    assert "(8 times that day)" in capsys.readouterr().out
+    assert "(8 times that day)" in hospitals.shown("audit")
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
     assert "rounds = 5000" in hospitals.answer("north", most)
 
@@ -717,14 +672,14 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
     config = hospitals.config()
-    hospitals.answer("north", config)
-    hospitals.decide(config, "north")
+    hospitals.ask_and_decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
     def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(audit.FILE):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(audit.os, "fsync", full)

@@ -30,11 +30,7 @@ TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "arrays": (12, 25), "text-csv": (64,)}
 """Of one sample; (3, 32, 32) where none stands."""
 CLASSES = {"arrays": 9, "text-csv": 4, "image-folder": 200, "domain-folder": 10}
-DOMAINS: dict[str, tuple[str, ...]] = {
-    "digit5": tuple("abcde"),
-    "office10": tuple("abcd"),
-    "domainnet": tuple("abcdef"),
-}
+DOMAINS = {"digit5": "abcde", "office10": "abcd", "domainnet": "abcdef"}
 """By the folder of the data."""
 SMALL = {"rounds": 2, "evaluate-every": 2, "total-samples": 0, "train-samples": 8, "test-samples": 8, "batch-size": 4}
 LARGEST = {"local-epochs": 1, "shots": 4, "image-size": 32, "lr": 0.001}

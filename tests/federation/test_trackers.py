@@ -16,6 +16,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from server_app.callbacks.trackers import accuracies, others, tracker
 from tests.support.accidents import stop
+from tests.support.given import Patch
 from tests.support.harness import Outcome, run_config, run_federation
 
 NAMES = ("mlflow", "trackio", "wandb")
@@ -68,9 +69,7 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_round_arrives_and_nothing_of_a_single_client(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
     run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
@@ -79,6 +78,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     assert fake.config["algo"] == "fedproto"
     assert not {"data-dir", "cache-dir", "out-dir", "state-dir"} & fake.config.keys()
     assert "site-0" not in json.dumps([fake.figures, fake.config])
+    assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
     tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
@@ -87,7 +87,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_package_and_one_that_cannot_start_are_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
@@ -106,7 +106,7 @@ def test_another_name_is_refused_with_the_choices() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     places = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
     places |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
     for variable, value in places.items():
@@ -120,11 +120,8 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     elif name == "trackio":
         (file,) = tmp_path.glob("*.db")
         rows = sqlite3.connect(file).execute("select step, metrics from metrics").fetchall()
-        found = {
-            step: told["accuracy/head/mean"]
-            for step, text in rows
-            if "accuracy/head/mean" in (told := json.loads(text))
-        }
+        told = [(step, json.loads(text)) for step, text in rows]
+        found = {step: row["accuracy/head/mean"] for step, row in told if "accuracy/head/mean" in row}
     else:
         (file,) = tmp_path.rglob("run-*.wandb")
         found = {number: mean for number, mean in enumerate(means) if json.dumps(mean).encode() in file.read_bytes()}
@@ -174,15 +171,9 @@ def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:
     assert_complete(run_federation(config | {"resume": True}, 4, run_id=7))
 
 
-def test_without_the_package_the_run_ends_before_any_client_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_run_ends_before_any_client_trains(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     asked: list[Any] = []
     with pytest.raises(SettingsError, match=r"callback = 'tensorboard': .* pip install 'protofl\[tensorboard\]'"):
         run_federation(run_config(tmp_path, **EVENTS), 2, on_grid=lambda grid: asked.append(grid))
     assert not asked[0].log
-
-
-def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
-    assert not (run_federation(run_config(tmp_path, **EVENTS | {"callback": ""}), 2).folder / "tensorboard").exists()

@@ -35,8 +35,14 @@ def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
-OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
-"""In the node config of a site whose table marks its test and validation samples."""
+def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
+    """Node configs of sites whose tables mark their test and validation samples."""
+    own = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
+    places = {site: {"data-dir": f"{folder}/{site}.csv", "state-dir": f"{folder}/{site}"} for site in SITES}
+    return {number: own | {"site-name": site} | places[site] for number, site in enumerate(SITES)}
+
+
+SITES = ("north", "south")
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
 
 
@@ -71,15 +77,11 @@ def test_validation_figures_stand_beside_those_of_test_data(
 def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Others have a part of their own; figures on validation data are over those."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
-    for site in ("north", "south"):
+    for site in SITES:
         more = ["1,validation,3", "0,validation,4"] if site == "north" else []
         (tmp_path / f"{site}.csv").write_text("\n".join([*rows, *more]))
-    nodes = {
-        number: OWN | {"site-name": site, "data-dir": str(tmp_path / f"{site}.csv")}
-        for number, site in enumerate(("north", "south"))
-    }
     own = {"dataset": "arrays", "partition": "own", "models": "table3", "num_clients": 2}
-    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=nodes)
+    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=north_and_south(tmp_path))
     said = capsys.readouterr().out
     assert "22 found · 16 for training (train-samples = 30 a client) · 2 for validation · 4 for testing · none" in said
     assert "or without any marked, so that all stay for training: south" in said
@@ -95,7 +97,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytes
 def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """Two sites whose validation samples have the labels of the other class; and a run of theirs."""
     drawing = np.random.default_rng(3)
-    for site in ("north", "south"):
+    for site in SITES:
         lines = ["label,split,x,y"]
         for split, samples in (("train", 24), ("test", 20), ("validation", 20)):
             for number in range(samples):
@@ -103,14 +105,10 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
                 lines.append(f"{(number + (split == 'validation')) % 2},{split},{x:.3f},{y:.3f}")
         folder.mkdir(exist_ok=True)
         (folder / f"{site}.csv").write_text("\n".join(lines))
-    nodes: dict[int, dict[str, Any]] = {
-        number: OWN | {"site-name": site, "data-dir": str(folder / f"{site}.csv"), "state-dir": str(folder / site)}
-        for number, site in enumerate(("north", "south"))
-    }
     own = {"dataset": "arrays", "partition": "own", "models": "table3"}
     small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
     small |= {"seed": 1}
-    return run_config(folder, **own | small | more), nodes
+    return run_config(folder, **own | small | more), north_and_south(folder)
 
 
 def best_of_run(outcome: Outcome, where: str) -> int:
@@ -126,11 +124,7 @@ def kept(folder: Path, site: str = "north") -> TrainedModel:
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
 def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data(
-    algo: str,
-    scripted: tuple[int, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    algo: str, scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
     evaluate = Visit.evaluate
@@ -146,11 +140,8 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2
     found = whole.summary["best-accuracy"]["head"]
-    assert found == {
-        "mean": whole.rows[best]["accuracy"]["head"]["mean"],
-        "after-round": best,
-        "chosen-on": "validation",
-    }
+    mean = whole.rows[best]["accuracy"]["head"]["mean"]
+    assert found == {"mean": mean, "after-round": best, "chosen-on": "validation"}
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * found["mean"])
     stopped = run_federation(*at(planted(tmp_path / "stopped", algo=algo, early_stopping=2)))
@@ -181,7 +172,6 @@ def at(pair: tuple[dict[str, Any], dict[int, dict[str, Any]]]) -> tuple[Any, ...
 
 @pytest.mark.parametrize("place", [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
 def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int | None], tmp_path: Path) -> None:
-    """In the midst of a round, and when it has been decided that the run ends early."""
     wanted = run_federation(*at(planted(tmp_path / "whole", early_stopping=2)))
     config, nodes = planted(tmp_path / "stopped", early_stopping=2)
     kind, number = place
@@ -232,12 +222,10 @@ def test_keeping_the_best_model_changes_nothing_else_and_works_without_validatio
         ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
         ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
         ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
-        (
-            {"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
-            "early-stopping-metric = 'prototype': this run measures head",
-        ),
+        ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
+         "early-stopping-metric = 'prototype': this run measures head"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from safetensors.torch import load_file
 from client_app import app as client_module
 from client_app import introduction
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.client import Client
 from client_app.introduction import card_of
 from client_app.protections import secure_sum
 from client_app.state import StateError
@@ -237,16 +237,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
-    "masks and an early end": {
-        "secagg": True,
-        "rounds": 4,
-        "early_stopping": 1,
-        "validation_fraction": 0.3,
-        "lr": 1e-9,
-    },
+    "masks and an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9,
+        "validation_fraction": 0.3},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
     "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
-}
+}  # fmt: skip
 METRICS = ("auc", *(f"recall/{label}" for label in range(10)))
 
 
@@ -330,12 +325,8 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
     for error, said in SAID.items():
-
-        def broken(*_: object, error: type[Exception] = error) -> None:
-            raise error(SECRET)
-
         for module in (client_module, introduction, secure_sum):
-            monkeypatch.setattr(module, "Client", broken)
+            monkeypatch.setattr(module, "Client", MagicMock(side_effect=error(SECRET)))
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
         called = "site north: " if kind == MessageType.QUERY else ""
@@ -347,8 +338,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
 
 def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients with classes of one sample and of many."""
-    facts = {"state-dir": str(folder / "disk"), **CACHE, **(node or {})}
-    nodes = {1000 + i: {"partition-id": i, "num-partitions": CLIENTS, **facts} for i in range(CLIENTS)}
+    nodes = real_nodes(folder, **(node or {}))
     data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150}
     data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30}
     data |= {"backbones": "glyphs"} if algo in ("fedpcl", "mpft", "gaussian") else {}
@@ -371,9 +361,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
         facts = RunFolder(outcome.folder).sites()["sites"][f"site-{message.metadata.dst_node_id - 1000}"]
-        assert (
-            facts["train-samples"] == counts[counts >= least].sum()
-        )  # or the difference would show how many are in small classes
+        assert facts["train-samples"] == counts[counts >= least].sum()  # or it would show how many are in small ones
         for item in recorddict_to_proto(reply.content).items:
             if item.key == "site":
                 assert list(item.config_record.items[list(SITE).index("present")].value.sint_list.vals) == large
@@ -392,10 +380,8 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
 
 def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) -> None:
     def least(node: dict[str, Any], run: int) -> int:
-        context = Context(
-            1, 1, {"site-name": "north", **node}, RecordDict(), run_config(tmp_path, min_class_samples=run)
-        )
-        return Client(context).settings.privacy.min_class_samples
+        client = client_of(run_config(tmp_path, min_class_samples=run), **{"site-name": "north", **node})
+        return client.settings.privacy.min_class_samples
 
     assert least({"min-class-samples": 5}, 1) == 5
     assert least({"min-class-samples": 5}, 9) == 9
@@ -460,14 +446,11 @@ def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
 ) -> None:
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
 
-    def broken(*args: object) -> None:
-        raise OSError(text)
-
     def reasons(folder: Path, **options: Any) -> set[str]:
         rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
         return {reason for row in rows for reason in row["failed"].values()}
 
-    monkeypatch.setattr(ClientAlgorithm, "fit", broken)
+    monkeypatch.setattr(ClientAlgorithm, "fit", MagicMock(side_effect=OSError(text)))
     told = "OSError: an unexpected error; the log of the site says more"
     assert reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites")) == {told}
     assert f"OSError: {text}" in capsys.readouterr().err

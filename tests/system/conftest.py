@@ -1,10 +1,18 @@
 """What several tests of real processes start."""
 
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.processes import Connection, superlink
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="p-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import venv
 import zipfile
-from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -54,10 +52,8 @@ class Clean:
 
 
 @pytest.fixture
-def clean(tmp_path: Path) -> Iterator[Clean]:
-    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="i-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        yield Clean(tmp_path, temporary)
+def clean(tmp_path: Path, short: str) -> Clean:
+    return Clean(tmp_path, short)
 
 
 def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,14 @@ from tests.support.processes import BIN, output_of
 pytestmark = pytest.mark.system
 
 
-def command(*words: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True) as short:
-        env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
-        return output_of(words, env)
-
-
-def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path: Path) -> None:
+def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path: Path, short: str) -> None:
+    env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
     make = ("make", "-o", f"{BIN}/.installed", "run", f"VENV={sys.prefix}")
-    lines = command(*make, "--dry-run").splitlines()  # below another make there are more
+    lines = output_of((*make, "--dry-run"), env).splitlines()  # below another make there are more
     assert ["run", "--recipe", "first-run"] in [line.split()[1:] for line in lines]
-    said = command(*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first")
-    found = re.search(
-        r"^result: alone ([\d.]+) %, FedAvg ([\d.]+) %, FedProto over 3 .* averaging ([\d.]+) %;", said, re.M
-    )
+    said = output_of((*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first"), env)
+    result = r"^result: alone ([\d.]+) %, FedAvg ([\d.]+) %, FedProto over 3 .* averaging ([\d.]+) %;"
+    found = re.search(result, said, re.M)
     assert found, said
     alone, fedavg, prototypes = map(float, found.groups())
     assert prototypes > max(alone + 20, fedavg)

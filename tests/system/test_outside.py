@@ -10,9 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,10 +46,8 @@ def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def env() -> Iterator[dict[str, str]]:
-    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="o-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield os.environ | {"TMPDIR": folder, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+def env(short: str) -> dict[str, str]:
+    return os.environ | {"TMPDIR": short, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
 def command_of_the_page() -> list[str]:
@@ -86,9 +82,8 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
 
     with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
         os.kill(int(held.read_text()), signal.SIGKILL)
-    resumed = output_of(
-        ("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon"), env
-    )
+    allowed = ("--allow-python", "outside_moon,holding")
+    resumed = output_of(("protofl", "run", "--recipe", str(folder / "resume.toml"), *allowed), env)
     assert f"resuming {RUN} after round 1 of 5" in resumed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == int(read_recipe(str(folder / "resume.toml")).settings["rounds"])

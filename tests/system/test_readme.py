@@ -7,8 +7,6 @@
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -74,10 +72,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        yield Desk(tmp_path, temporary)
+def desk(tmp_path: Path, short: str) -> Desk:
+    return Desk(tmp_path, short)
 
 
 def test_every_block_is_run_or_make() -> None:
