@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class Standing:
         """SIGKILL for all processes of a part."""
         family = self.family(part)
         for one in family:
-            with_suppressed(one.kill)
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         psutil.wait_procs(family, timeout=20)
         self.groups.pop(part).wait(timeout=20)
 
@@ -128,9 +129,9 @@ class Standing:
         found = checkpoints(self.folder / "runs" / run)
         return Checkpoint.read(found[0]).round if found else 0
 
-    def wait_for_client(self, site: str, known: set[int]) -> psutil.Process:
-        """The client process that a site starts next; ``known``: those that it had before."""
-        found: list[psutil.Process] = []
+    def wait_for_client(self, site: str) -> psutil.Process:
+        """The client process that a site starts next."""
+        known, found = {one.pid for one in self.family(site, "flwr-clientapp")}, list[psutil.Process]()
 
         def new_one() -> bool:
             found[:] = [one for one in self.family(site, "flwr-clientapp") if one.pid not in known]
@@ -138,10 +139,6 @@ class Standing:
 
         self.wait(new_one, pause=0.05)
         return found[0]
-
-    def clients_of(self, site: str) -> set[int]:
-        """The process ids of the clients that a site has just now."""
-        return {one.pid for one in self.family(site, "flwr-clientapp")}
 
     def finished(self, timeout: float = 300) -> str:
         """The status of the last run once it is over."""
@@ -161,11 +158,3 @@ def _command_line(one: psutil.Process) -> str:
         return " ".join(one.cmdline())
     except psutil.Error:
         return ""
-
-
-def with_suppressed(action: Callable[[], object]) -> None:
-    """A process that is gone already need not be killed."""
-    try:
-        action()
-    except psutil.NoSuchProcess:
-        return

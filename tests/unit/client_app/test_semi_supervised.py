@@ -13,7 +13,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
-from tests.support.harness import client_of, run_config, run_federation
+from tests.support.harness import client_of, run_config
 
 FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
@@ -107,19 +107,6 @@ def test_training_on_many_batches_without_labels_stays_finite(weight: float, tmp
     after = client.model.state_dict()
     assert all(torch.isfinite(value).all() for value in after.values())
     assert any(not torch.equal(before[name], value) for name, value in after.items())
-
-
-@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
-def test_a_federation_learns_from_unlabelled_samples(algo: str, tmp_path: Path) -> None:
-    """`pu-weight` reaches the clients' training: its term is reported, and with each weight another model is learnt."""
-    losses = {
-        weight: run_federation(run_config(tmp_path / str(weight), algo=algo, pu_weight=weight, **FEW), 2).rows[1][
-            "losses"
-        ]
-        for weight in (0.0, 0.5, 1.0)
-    }
-    assert {weight: "unlabelled" in found for weight, found in losses.items()} == {0.0: False, 0.5: True, 1.0: True}
-    assert len({found["cross-entropy"] for found in losses.values()}) == 3
 
 
 @pytest.mark.parametrize("algo", ["local", "fedproto"])

@@ -82,18 +82,13 @@ MARKED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("test_from", "trained", "tested"),
-    [("official-own", [[1], [3, 5]], [[2], [4]]), ("split", [[1], [3, 5]], [[2], [4]])],
-)
+@pytest.mark.parametrize("test_from", ["official-own", "split"])
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_a_part_marked_for_validation_is_used_as_it_stands(
-    test_from: str, trained: list[Any], tested: list[Any], fraction: float, divided: Any
-) -> None:
+def test_a_part_marked_for_validation_is_used_as_it_stands(test_from: str, fraction: float, divided: Any) -> None:
     """By each client its own rows, whatever the fraction and the rest of the split."""
     found = divided(2, MARKED, test_from=test_from, validation_fraction=fraction)
     assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
-    for client, train, test in zip(found, trained, tested, strict=True):
+    for client, train, test in zip(found, ([1], [3, 5]), ([2], [4]), strict=True):
         left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
         assert left == sorted([*train, *test])
         if test_from == "official-own":
@@ -103,9 +98,7 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(
 def test_with_the_common_test_part_the_marked_validation_part_is_common(divided: Any) -> None:
     everybody = divided(2, MARKED, test_from="official-all")
     assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
-    with pytest.raises(
-        DataError, match="no sample of classes sick"
-    ):  # nor are validation samples of other classes used
+    with pytest.raises(DataError, match="no sample of classes sick"):  # nor are validation samples of others used
         divided(2, MARKED, test_from="official")
 
 
@@ -308,9 +301,7 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
     assert news.columns == ()  # a file to predict need not call them as we do
-    with pytest.raises(
-        DataError, match="has a name, or categories, of over 200 letters"
-    ):  # no model file could name it
+    with pytest.raises(DataError, match="has a name, or categories, of over 200 letters"):  # no model file takes it
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
