@@ -248,13 +248,12 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
         status = trial.standing.finished(timeout=600)
-        said = re.findall(line, trial.standing.printed()) if line else []
-        found = re.search(line, trial.standing.printed()) if line else None
+        said = [found[0].strip() for found in re.finditer(line, trial.standing.printed())] if line else []
         return {
             "tries": tries,
             "status": status,
             "prototypes": trial.prototypes(),
-            "line": found.group(0).strip() if found else "",
+            "line": said[0] if said else "",
             "lines": len(said),
             "rows": trial.rows(),
             "seconds": time.monotonic() - began,

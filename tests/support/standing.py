@@ -88,7 +88,6 @@ class Standing:
         return [one for one in everybody if named in _command_line(one)]
 
     def flwr(self, *arguments: str) -> str:
-        """Output of a ``flwr`` command."""
         done = subprocess.run(["flwr", *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120)
         return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
@@ -114,7 +113,6 @@ class Standing:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> None:
-        """Until ``condition`` is true."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, self.logs()

@@ -108,23 +108,6 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
     assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
 
 
-@pytest.mark.parametrize(
-    ("algo", "start", "alike"),
-    [
-        *((algo, "auto", True) for algo in ("fedper", "fedrep", "lg-fedavg", "fedgen", "fedgh", "fedavg", "ditto")),
-        *((algo, "auto", False) for algo in ("local", "fedproto", "fedtgp", "fedpcl", "fml", "fedkd")),
-        ("fedper", "own", False),
-        ("fedproto", "shared", True),
-    ],
-)
-def test_clients_that_share_a_part_of_their_models_start_alike(
-    algo: str, start: str, alike: bool, tmp_path: Path
-) -> None:
-    """By default, as in the code of FedRep, LG-FedAvg, FedGen and FedGH: averaged are then parts that fit together."""
-    one, other = (algorithm(tmp_path, algo, client, initial_weights=start, models="cnn4").model for client in (1, 2))
-    assert torch.equal(one.head.state_dict()["weight"], other.head.state_dict()["weight"]) == alike
-
-
 # -- what lives on -------------------------------------------------------------------------------------------------
 
 

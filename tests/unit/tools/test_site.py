@@ -53,7 +53,6 @@ IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Flower unpacks bundles."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr("sys.path", [*sys.path])  # Flower adds where it loads an app from
     return tmp_path

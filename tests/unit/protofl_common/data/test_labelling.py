@@ -42,10 +42,8 @@ def test_the_given_labels_are_not_written_to() -> None:
 
 def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
     labels = np.arange(300) % 3
-    sets = [
-        set(np.flatnonzero(hide_labels(labels, rate, np.random.default_rng(5)) != UNLABELLED))
-        for rate in (0.05, 0.1, 0.2, 0.5, 1.0)
-    ]
+    hidden = [hide_labels(labels, rate, np.random.default_rng(5)) for rate in (0.05, 0.1, 0.2, 0.5, 1.0)]
+    sets = [set(np.flatnonzero(one != UNLABELLED)) for one in hidden]
     assert [len(one) for one in sets] == [15, 30, 60, 150, 300]
     assert all(small < large for small, large in pairwise(sets))
 

@@ -177,15 +177,6 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert opened("arrays", "p.npz", parts).official.tolist() == [0, 0, 1, 1]
 
 
-def test_parquet(data_settings: MakeSettings, tmp_path: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"a": [1.0, 2.0], "b": [3, 4], "label": ["x", "y"], "domain": ["n", "s"], "__index_level_0__": [7, 8]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")  # as pandas writes it: the index is no input
-    data = open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))
-    assert data.inputs.tolist() == [[1, 3], [2, 4]]
-    assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
-
-
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]}
     with pytest.raises(DataError, match="the parts train, test differ in shape"):

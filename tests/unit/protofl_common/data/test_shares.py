@@ -67,6 +67,12 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
         assert max(taken.values()) <= min(unfinished) + 1
 
 
+def test_thirty_over_ten_classes() -> None:
+    labels = np.repeat(np.arange(10), [2, 50, 50, 50, 50, 50, 50, 50, 50, 50])
+    kept, _ = balanced(labels, 30, np.random.default_rng(0))
+    assert sorted(np.bincount(labels[kept])) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 4]
+
+
 @pytest.mark.parametrize("limit", [10, 40])
 def test_proportional(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
