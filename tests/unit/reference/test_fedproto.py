@@ -31,13 +31,11 @@ class FedProtoClient(PlainClient):
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
-            z = self.model.body(self.x[batch])
-            loss = cross_entropy(self.model.head(z), labels)
-            loss = loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
-            self.step(loss, self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.loss(batch, protos))
+
+    def loss(self, batch: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
+        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
+        return cross_entropy(self.model.head(z), labels) + self.hparams.lambda_ * self.regulariser(z, labels, protos)
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
         """With the weight of each."""

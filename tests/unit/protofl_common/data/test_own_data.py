@@ -362,9 +362,8 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     assert data.classes == ("bad", "good")
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    datasets.Dataset.from_dict({"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}).save_to_disk(
-        tmp_path / "table"
-    )
+    columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
     assert table.inputs.tolist() == [[1, 3], [2, 4]]
     assert table.domain_names == ("x", "y")
