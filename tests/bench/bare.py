@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 
 import numpy as np
@@ -60,9 +61,8 @@ class BareClient:
     @classmethod
     def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
-        body, head = plain_htcnn(
-            architecture_of(settings.model.models, index), settings.model.feature_dim, len(data.classes)
-        )
+        arch = architecture_of(settings.model.models, index)
+        body, head = plain_htcnn(arch, settings.model.feature_dim, len(data.classes))
         labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
         inputs = normalised(data, data.train_inputs), normalised(data, data.test_inputs)
         return cls(inputs[0], labels[0], inputs[1], labels[1], body, head)
@@ -81,10 +81,7 @@ class BareClient:
             loss.backward()
             optimizer.step()
         with torch.inference_mode():
-            sums, counts = (
-                torch.zeros(self.head.out_features, self.head.in_features),
-                torch.bincount(self.y, minlength=10),
-            )
+            sums, counts = torch.zeros_like(self.head.weight), torch.bincount(self.y, minlength=10)
             for x, y in zip(self.x.split(500), self.y.split(500), strict=True):
                 sums.index_add_(0, y, self.body(x))
             for x, y in zip(self.x_test.split(500), self.y_test.split(500), strict=True):
@@ -153,11 +150,9 @@ class BareFederation:
             worker.start()
         for _ in self.workers:
             self.done.get()
-        seed = settings.run.seed
-        shares = [
-            open_client_data(settings.data, seed=seed, partition=i, num_partitions=clients) for i in range(clients)
-        ]
-        sizes = [len(share.train_labels) for share in shares]
+        share = partial(open_client_data, settings.data, seed=settings.run.seed, num_partitions=clients)
+        shares = [share(partition=index) for index in range(clients)]
+        sizes = [len(one.train_labels) for one in shares]
         self.order = sorted(range(clients), key=lambda index: -sizes[index])
         trains = settings.run.algo == "fedtgp"
         self.merge = TrainedPrototypes(settings, len(shares[0].classes)) if trains else averages

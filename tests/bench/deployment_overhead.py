@@ -69,7 +69,6 @@ class Stamps(threading.Thread):
         self.events: list[tuple[str, float]] = []
 
     def run(self) -> None:
-        """Look every 10 ms."""
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             while True:
                 while line := lines.readline():
@@ -130,12 +129,9 @@ def measure(rounds: int, folder: Path) -> None:
                 collected[name].append(value)
     for name, meaning in PARTS.items():
         print(f"  {statistics.mean(collected[name]):6.2f}  {meaning}")
-    phases = [phase for row in rows[1:] for phase in [row["seconds"]["clients"]]]
-    print("  of the work:", ", ".join(f"{name} {_mean(phases, name) / len(SITES):.2f}" for name in phases[0]))
-
-
-def _mean(phases: list[dict[str, float]], name: str) -> float:
-    return statistics.mean(phase[name] for phase in phases)
+    phases = [row["seconds"]["clients"] for row in rows[1:]]
+    means = {name: statistics.mean(phase[name] for phase in phases) / len(SITES) for name in phases[0]}
+    print("  of the work:", ", ".join(f"{name} {seconds:.2f}" for name, seconds in means.items()))
 
 
 def time_imports() -> None:

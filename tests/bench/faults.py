@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,10 @@ class Trial:
     def site(self, site: str, state: Path | None = None) -> None:
         self.standing.start_site(site, SITES.index(site), len(SITES), state)
 
-    def resume(self) -> None:
-        self.standing.submit(self.config | {"resume": True})
-
     def training(self, number: int, after: float = 1.0) -> Any:
         """The client process of the south in round ``number``, a moment after it began."""
         self.standing.wait_for_rounds("trial", number - 1)
-        known = self.standing.clients_of("south")
-        client = self.standing.wait_for_client("south", known)
+        client = self.standing.wait_for_client("south")
         time.sleep(after)
         return client
 
@@ -75,47 +72,25 @@ def undisturbed(trial: Trial) -> Tries:
     return []
 
 
-def supernode(trial: Trial) -> Tries:
-    for _ in rounds(trial):
-        trial.standing.kill("south")
-        trial.site("south")
-    return exact(trial)
+def killed(*parts: str) -> Callable[[Trial], Tries]:
+    """These parts are killed and started again, from the second round on, in each a little later; costs nothing."""
 
+    def fault(trial: Trial) -> Tries:
+        starts = {"superlink": trial.standing.start_superlink, "worker": trial.standing.start_worker}
+        starts |= {site: partial(trial.site, site) for site in SITES}
+        trial.begin()
+        for number in range(2, trial.times + 2):
+            trial.training(number, after=2 * number - 3 if "worker" in parts else number)
+            for part in parts:
+                trial.standing.kill(part)
+            time.sleep(2 if parts == ("superlink",) else 0)
+            for part in parts:
+                starts[part]()
+            if "worker" in parts:
+                trial.standing.submit(trial.config | {"resume": True})
+        return exact(trial)
 
-def superlink(trial: Trial) -> Tries:
-    for _ in rounds(trial):
-        trial.standing.kill("superlink")
-        time.sleep(2)
-        trial.standing.start_superlink()
-    return exact(trial)
-
-
-def server(trial: Trial) -> Tries:
-    for _ in rounds(trial, later=2):
-        trial.standing.kill("worker")
-        trial.standing.start_worker()
-        trial.resume()
-    return exact(trial)
-
-
-def everything(trial: Trial) -> Tries:
-    for _ in rounds(trial, later=2):
-        for part in list(trial.standing.groups):
-            trial.standing.kill(part)
-        trial.standing.start_superlink()
-        trial.standing.start_worker()
-        for site in SITES:
-            trial.site(site)
-        trial.resume()
-    return exact(trial)
-
-
-def rounds(trial: Trial, later: int = 1) -> Iterator[int]:
-    """From the second on, a little after the south has begun it, and in each a little later."""
-    trial.begin()
-    for number in range(2, trial.times + 2):
-        trial.training(number, after=later * number - 3 * (later - 1))
-        yield number
+    return fault
 
 
 @contextmanager
@@ -143,19 +118,9 @@ def held(trial: Trial) -> Iterator[None]:
                 one.send_signal(signal.SIGCONT)
 
 
-def slow(trial: Trial) -> Tries:
+def slow(trial: Trial, **changes: Any) -> Tries:
     """In every other round, stopped until the round is over."""
-    trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE)
-    return every_other(trial)
-
-
-def too_few(trial: Trial) -> Tries:
-    """The same where both replies are needed."""
-    trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE, min_replies=2)
-    return every_other(trial)
-
-
-def every_other(trial: Trial) -> Tries:
+    trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE, **changes)
     struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
         trial.standing.wait_for_rounds("trial", number - 1)
@@ -259,14 +224,17 @@ DEADLINE = 45.0
 
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "undisturbed": (undisturbed, "", ""),
-    "supernode": (supernode, "SuperNode killed in mid-round, started again", r"back: .*"),
-    "superlink": (superlink, "SuperLink killed in mid-round, started again", r"the SuperLink did not answer.*"),
-    "server": (server, "worker and ServerApp killed in mid-round, `resume=true`", r"resuming .*"),
-    "everything": (everything, "all processes killed in mid-round, started again, `resume=true`", r"resuming .*"),
+    "supernode": (killed("south"), "SuperNode killed in mid-round, started again", r"back: .*"),
+    "superlink": (killed("superlink"), "SuperLink killed in mid-round, started again", r"the SuperLink did not .*"),
+    "server": (killed("worker"), "worker and ServerApp killed in mid-round, `resume=true`", r"resuming .*"),
+    "everything": (
+        killed("superlink", "worker", *SITES),
+        *("all processes killed in mid-round, started again, `resume=true`", r"resuming .*"),
+    ),
     "client": (client_killed, "client process killed in mid-round", r"(failed|missing): south.*"),
     "slow": (slow, "client slower than `round-timeout`", r"late: .*"),
     "silent": (silent, "client that never answers", r"missing: .*"),
-    "too-few": (too_few, "fewer replies than `min-replies`", r"void: .*"),
+    "too-few": (partial(slow, min_replies=2), "fewer replies than `min-replies`", r"void: .*"),
     "late": (late, "client that joins late", r"new: .*"),
     "full-disk": (full_disk, "disk of a client full", r"failed: .*"),
 }
@@ -280,13 +248,12 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
         status = trial.standing.finished(timeout=600)
-        said = re.findall(line, trial.standing.printed()) if line else []
-        found = re.search(line, trial.standing.printed()) if line else None
+        said = [found[0].strip() for found in re.finditer(line, trial.standing.printed())] if line else []
         return {
             "tries": tries,
             "status": status,
             "prototypes": trial.prototypes(),
-            "line": found.group(0).strip() if found else "",
+            "line": said[0] if said else "",
             "lines": len(said),
             "rows": trial.rows(),
             "seconds": time.monotonic() - began,

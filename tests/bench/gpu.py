@@ -43,7 +43,6 @@ DIM, BATCH = 512, 10
 
 
 def settings_of(device: str, **changes: object) -> Settings:
-    """Of a client's training."""
     small = {"batch-size": BATCH, "feature-dim": DIM, "momentum": 0.0, "local-epochs": 1, "device": device}
     return Settings.from_run_config(default_run_config() | small | changes)  # type: ignore[arg-type]
 

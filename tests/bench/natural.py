@@ -76,7 +76,7 @@ def main() -> None:
     columns = ["", "accuracy", *metrics, *(names.values() if len(names) <= 4 else ()), "worse off than alone", "bytes"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name, folders in runs.items():
-        found, alone = last_rows(folders), last_rows(runs["Local"])
+        found, alone = ([last_row(folder) for folder in each] for each in (folders, runs["Local"]))
         texts = [name, of_seeds([100 * row["accuracy"]["head"]["mean"] for row in found], 1)]
         texts += [of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in found], 2) for metric in metrics]
         each = [f"{100 * statistics.fmean(accuracies(row)[one] for row in found):.1f}" for one in names]
@@ -92,32 +92,19 @@ def runs_of(table: TableFile, folder: Path) -> dict[str, list[Path]]:
     settings = [(one, summary["settings"]) for one, summary in finished if summary]
     natural = [(one, found) for one, found in settings if found["partition"] == "natural"]
     rows = {name: table.base.settings | row.part.settings for name, row in table.rows.items() if row.part}
-    return {
-        name: [
-            one
-            for _, one in sorted(
-                (found["seed"], one)
-                for one, found in natural
-                if found["algo"] == row["algo"] and has_data_of(found, row)
-            )
-        ]
-        for name, row in rows.items()
-    }
+    natural.sort(key=lambda run: run[1]["seed"])
+    return {name: [one for one, found in natural if is_of(found, row)] for name, row in rows.items()}
 
 
-def has_data_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
-    same = all(found[key] == row[key] for key in ("dataset", "standardise") if key in row)
+def is_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Whether a run's settings have the row's algorithm and data."""
+    same = all(found[key] == row[key] for key in ("algo", "dataset", "standardise") if key in row)
     same = same and found.get("gaussian.priors", "global") == row.get("gaussian.priors", "global")
     return same and Path(found["data-dir"]).name == Path(row["data-dir"]).name
 
 
-def last_rows(folders: list[Path]) -> list[dict[str, Any]]:
-    return [last_row(folder) for folder in folders]
-
-
 def last_row(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = dict(RunFolder(folder).rows()[-1])
-    return found
+    return dict(RunFolder(folder).rows()[-1])
 
 
 def accuracies(row: dict[str, Any]) -> dict[str, float]:

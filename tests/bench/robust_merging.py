@@ -16,43 +16,32 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.support.attacks import (
-    Change,
-    Colluding,
-    both,
-    by,
-    claims,
-    everywhere,
-    flipped,
-    flipped_head,
-    flooding,
-    reversed_update,
-    scaled,
-    silent,
-)
+from protofl_common.tools.cli.arguments import read_assignments
+from tests.support import attacks
+from tests.support.attacks import Change, everywhere
 from tests.support.harness import Outcome, Tamper, run_config, run_federation
 
 CLIENTS, HOSTILE = 10, (1008, 1009)
-LABELS = everywhere(flipped(10), flipped_head(10))
-FLIPPED_AND_LONG = both(LABELS, everywhere(scaled(5), reversed_update(-5)))
+LABELS = everywhere(attacks.flipped(10), attacks.flipped_head(10))
+FLIPPED_AND_LONG = attacks.both(LABELS, everywhere(attacks.scaled(5), attacks.reversed_update(-5)))
 
 
 def always(change: Change) -> Callable[[Collection[int]], Tamper]:
     """The same change of each training reply."""
-    return lambda nodes: by(dict.fromkeys(nodes, change))
+    return lambda nodes: attacks.by(dict.fromkeys(nodes, change))
 
 
 ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
-    "without them": always(silent),
-    "× 10": always(everywhere(scaled(10), reversed_update(-10))),
-    "sign flipped": always(everywhere(scaled(-1), reversed_update(1))),
-    "× −5": always(everywhere(scaled(-5), reversed_update(5))),
-    "× −4": always(everywhere(scaled(-4), reversed_update(4))),
+    "without them": always(attacks.silent),
+    "× 10": always(everywhere(attacks.scaled(10), attacks.reversed_update(-10))),
+    "sign flipped": always(everywhere(attacks.scaled(-1), attacks.reversed_update(1))),
+    "× −5": always(everywhere(attacks.scaled(-5), attacks.reversed_update(5))),
+    "× −4": always(everywhere(attacks.scaled(-4), attacks.reversed_update(4))),
     "labels flipped": always(LABELS),
     "flipped, × 5": always(FLIPPED_AND_LONG),
-    "within the spread": Colluding,
-    "10¹⁵ samples, flipped": lambda nodes: claims(10**15, nodes, LABELS),
-    "flood, flipped": always(both(LABELS, everywhere(flooding(50), lambda _, reply: reply))),
+    "within the spread": attacks.Colluding,
+    "10¹⁵ samples, flipped": lambda nodes: attacks.claims(10**15, nodes, LABELS),
+    "flood, flipped": always(attacks.both(LABELS, everywhere(attacks.flooding(50), lambda _, reply: reply))),
 }
 FLOODED = ("fedplvm",)
 """Algorithms whose clients may send several prototypes of a class."""
@@ -66,7 +55,8 @@ def attacked(
     folder: Path, merging: str, change: Change | None, hostile: Iterable[int] = HOSTILE, **settings: Any
 ) -> Outcome:
     """One run: ten clients, of which two are hostile (if there is an attack)."""
-    return federation(folder, by(dict.fromkeys(hostile, change)) if change else None, merging=merging, **settings)
+    tamper = attacks.by(dict.fromkeys(hostile, change)) if change else None
+    return federation(folder, tamper, merging=merging, **settings)
 
 
 def federation(folder: Path, tamper: Tamper | None, **settings: Any) -> Outcome:
@@ -111,10 +101,6 @@ def _cell(found: list[float]) -> str:
     return f"{statistics.mean(found):.1f}{spread}" if found else "–"
 
 
-def _value(text: str) -> Any:
-    return json.loads(text) if text[0].isdigit() else text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("robust"))
@@ -129,19 +115,15 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / "results.jsonl"
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    small = {
-        "rounds": options.rounds,
-        "train-samples": 60,
-        "batch-size": 10,
-        **(PRIVATE if options.private else SHARED),
-    }
+    small = {"rounds": options.rounds, "train-samples": 60, "batch-size": 10}
+    small |= PRIVATE if options.private else SHARED
     order = (options.seeds, options.hostile, options.algos, options.settings, options.attacks)
     for seed, hostile, algo, text, attack in itertools.product(*order):
         what = {"algo": algo, "attack": attack, "hostile": hostile, "seed": seed, "settings": text}
         what["private"] = options.private
         if any(what.items() <= one.items() for one in done) or (attack.startswith("flood") and algo not in FLOODED):
             continue
-        given = {key: _value(value) for key, value in (pair.split("=") for pair in text.split(","))}
+        given = read_assignments(text.split(","))
         done.append(what | tried(algo, attack, hostile, seed, small | given))
         with kept.open("a") as file:
             file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")

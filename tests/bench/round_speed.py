@@ -58,7 +58,9 @@ def compare_rounds(connection: Connection, folder: Path, method: str, options: a
     bare_seconds = [bare.round() for _ in range(options.rounds)]
     rows, theirs = ours("before"), []
     if options.htfllib:
-        theirs = htfllib_rounds(folder / "htfllib", settings, options)
+        if not (place := folder / "htfllib").exists():
+            htfllib.write_division(place, settings, CLIENTS)
+        theirs = htfllib.seconds(options.htfllib, place, settings, CLIENTS, options.rounds)
         rows += ours("after")
     bare_seconds += [bare.round() for _ in range(options.rounds)]
     bare.close()
@@ -70,13 +72,6 @@ def compare_rounds(connection: Connection, folder: Path, method: str, options: a
     if theirs:
         ratio = statistics.median(seconds) / statistics.median(theirs)
         print(f"(c) HtFLlib's own loop: {spread(theirs)} s a round; ours / HtFLlib's: {ratio:.3f}", flush=True)
-
-
-def htfllib_rounds(folder: Path, settings: Settings, options: argparse.Namespace) -> list[float]:
-    """Seconds of HtFLlib's rounds on our division."""
-    if not folder.exists():
-        htfllib.write_division(folder, settings, CLIENTS)
-    return htfllib.seconds(options.htfllib, folder, settings, CLIENTS, options.rounds)
 
 
 def print_phases(rows: list[dict[str, Any]]) -> None:

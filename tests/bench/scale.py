@@ -50,12 +50,8 @@ def measured(connection: Connection, folder: Path, clients: int, participation: 
     notes = Path(os.environ[NOTES])
     notes.unlink(missing_ok=True)
     config = SETTING | {"data-dir": str(folder / "images.npz"), "cache-dir": str(folder / "cache"), "rounds": rounds}
-    config |= {
-        "out-dir": str(folder / "runs"),
-        "run-name": f"{clients}-{participation}",
-        "participation": participation,
-    }
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    config |= {"out-dir": str(folder / "runs"), "run-name": f"{clients}-{participation}"}
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in (config | {"participation": participation}).items())
     options = f"num-supernodes={clients} client-resources-num-cpus=1"
     start = time.time()
     output, status = connection.run("--federation-config", options, "--run-config", text, timeout=36_000)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.tools.tables.plan import Cell, Run, plan
+from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.support.harness import run_federation
 
@@ -87,17 +87,13 @@ def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, part
     """Every ``parts``-th cell of these situations, from ``part`` on."""
     cells = [cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))]
     for column in situations:
-        measure_column([cell for cell in cells if cell.column == column][part::parts], seed)
-
-
-def measure_column(cells: list[Cell], seed: int) -> None:
-    done = {(row["situation"], row["algorithm"], row["seed"]) for row in measured()}
-    todo = [cell for cell in cells if (cell.column, cell.row, str(seed)) not in done]
-    if todo:
-        run(todo[0].runs[seed], rounds=1)
-    for cell in todo:
-        found = run(cell.runs[seed])
-        write([cell.column, cell.row, seed, *found])
+        done = {(row["situation"], row["algorithm"], row["seed"]) for row in measured()}
+        chosen = [cell for cell in cells if cell.column == column][part::parts]
+        todo = [cell for cell in chosen if (column, cell.row, str(seed)) not in done]
+        for cell in todo[:1]:
+            run(cell.runs[seed], rounds=1)
+        for cell in todo:
+            write([column, cell.row, seed, *run(cell.runs[seed])])
 
 
 def run(run: Run, **changed: int) -> list[str]:

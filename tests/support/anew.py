@@ -68,9 +68,8 @@ def head_anew(record: Any) -> Any:
     (item,) = record.items
     assert item.key == "head"
     assert re.fullmatch("[0-9a-f]{64}", item.value.string)
-    made = proto.ConfigRecord()
-    made.items.append(proto.ConfigRecord.Item(key="head", value=proto.ConfigRecordValue(string=item.value.string)))
-    return made
+    value = proto.ConfigRecordValue(string=item.value.string)
+    return proto.ConfigRecord(items=[proto.ConfigRecord.Item(key="head", value=value)])
 
 
 def bytes_anew(record: Any, size: int) -> Any:

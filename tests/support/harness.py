@@ -26,6 +26,8 @@ CACHE = {"cache-dir": _CACHE.name}
 SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {"fedgen.server-steps": 10}
 """A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
 LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
+Nodes = dict[int, dict[str, Any]]
+"""Node -> its node config."""
 Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
@@ -34,12 +36,8 @@ class LocalGrid(local.LocalGrid):
     """The product's grid of one process, which logs messages, tampers with replies, and loses nodes on request."""
 
     def __init__(
-        self,
-        run_config: dict[str, Any],
-        nodes: dict[int, dict[str, Any]],
-        tamper: Tamper | None = None,
-        run_id: int = RUN_ID,
-    ):
+        self, run_config: dict[str, Any], nodes: Nodes, tamper: Tamper | None = None, run_id: int = RUN_ID
+    ) -> None:
         super().__init__(run_config, nodes, run_id)
         self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
         self.of_sites: dict[str, Any] = {**CACHE, "approve": False}
@@ -71,9 +69,8 @@ class LocalGrid(local.LocalGrid):
         """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
         for key in message_ids:
             if key not in self._ready and self._sent[key].metadata.dst_node_id not in self.nodes:
-                self._ready[key] = Message(
-                    Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=self._sent[key]
-                )
+                gone = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
+                self._ready[key] = Message(gone, reply_to=self._sent[key])
                 self._ready[key].metadata.__dict__["_src_node_id"] = 1
         return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
 
@@ -115,16 +112,9 @@ def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: An
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def run_federation(
-    config: dict[str, Any],
-    clients: int = 4,
-    tamper: Tamper | None = None,
-    nodes: dict[int, dict[str, Any]] | None = None,
-    run_id: int = RUN_ID,
-    on_grid: Callable[[LocalGrid], None] | None = None,
-) -> Outcome:
+def run_federation(config: dict[str, Any], *how: Any, **options: Any) -> Outcome:
     """`run_app`, and what the only run in its folder of results has left."""
-    grid = run_app(config, clients, tamper, nodes, run_id, on_grid)
+    grid = run_app(config, *how, **options)
     folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
     (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)
@@ -140,7 +130,7 @@ def run_app(
     config: dict[str, Any],
     clients: int = 4,
     tamper: Tamper | None = None,
-    nodes: dict[int, dict[str, Any]] | None = None,
+    nodes: Nodes | None = None,
     run_id: int = RUN_ID,
     on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> LocalGrid:

@@ -159,7 +159,11 @@ class Machines:
         *setup, _ = [block for block in blocks_of(README) if block.machine != "preamble"]
         for block in setup:
             if block.machine == "north":
-                self._on_every_site(block)
+                for site in SITES:
+                    (self.serve if block.service else self.step)(site, block.text)
+                    if "--node " in block.text:
+                        self.carry("superlink", site, "ca.crt")
+                        self.carry(site, "superlink", f"nodes/{site}.pub")
             elif block.service:
                 self.serve("superlink", block.text)
             elif "supernode register" in block.text:
@@ -169,16 +173,6 @@ class Machines:
                     self.step("superlink", block.text.replace("north", site))
             else:
                 self.step("superlink", block.text)
-
-    def _on_every_site(self, block: Block) -> None:
-        for site in SITES:
-            if block.service:
-                self.serve(site, block.text)
-            else:
-                self.step(site, block.text)
-            if "--node " in block.text:
-                self.carry("superlink", site, "ca.crt")
-                self.carry(site, "superlink", f"nodes/{site}.pub")
 
     def logs(self) -> str:
         """The last lines of every service."""

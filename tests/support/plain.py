@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, MessageType
 from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
+from tests.support.attacks import values_of
 from tests.support.harness import Outcome, run_config, run_federation
 
 BATCH, CLIENTS = 10, 3
 State = dict[str, torch.Tensor]
+Loss = Callable[[list[int]], torch.Tensor]
 
 
 class PlainClient:
@@ -58,12 +60,7 @@ class PlainClient:
             for start in range(0, len(order), size):
                 yield order[start : start + size]
 
-    def sgd(
-        self,
-        number: int,
-        module: torch.nn.Module | None = None,
-        loss: Callable[[list[int]], torch.Tensor] | None = None,
-    ) -> None:
+    def sgd(self, number: int, module: torch.nn.Module | None = None, loss: Loss | None = None) -> None:
         """A round's steps on the loss of a batch, the model's cross-entropy unless another is given."""
         module = module or self.model
         velocity = [torch.zeros_like(p) for p in module.parameters()]
@@ -120,6 +117,14 @@ def averaged(states: list[State], sizes: list[int]) -> State:
     return {name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True)) for name in states[0]}
 
 
+def class_averages(sets: Iterable[Mapping[int, tuple[Any, int]]]) -> dict[int, Any]:
+    """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
+    held: dict[int, list[tuple[Any, int]]] = {}
+    for label, pair in sorted((item for one in sets for item in one.items()), key=lambda item: item[0]):
+        held.setdefault(label, []).append(pair)
+    return {c: sum(n * mean for mean, n in pairs) / sum(n for _, n in pairs) for c, pairs in held.items()}
+
+
 def two_rounds(clients: Sequence[Any], weights: State) -> State:
     """Each client trains on the weights, whose mean by samples the next round begins with."""
     for number in (1, 2):
@@ -130,6 +135,16 @@ def two_rounds(clients: Sequence[Any], weights: State) -> State:
 def copied(model: torch.nn.Module) -> State:
     """Its weights as they are now."""
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def tensors(record: ArrayRecord) -> State:
+    return {name: torch.from_numpy(values_of(array).copy()) for name, array in record.items()}
+
+
+def assert_equal(found: State, wanted: State) -> None:
+    """To the last bit."""
+    assert found.keys() == wanted.keys()
+    assert [name for name, value in wanted.items() if not torch.equal(found[name], value)] == []
 
 
 def assert_close(found: State, wanted: State) -> None:
@@ -178,6 +193,11 @@ def side_by_side(
         outcome = run_federation(config, nodes=on_sites(folder, archs))
     each = [archs] * number if isinstance(archs, str) else archs
     return outcome, [kind(Settings.from_run_config(config), index, arch, number) for index, arch in enumerate(each)]
+
+
+def runs(folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: Any) -> list[Outcome]:
+    """One of each algorithm."""
+    return [run_federation(run_config(folder / algo, algo=algo, **settings), number) for algo in algos]
 
 
 LABEL_SHIFT: dict[str, Any] = {"partition": "label-shift", "alpha": 0.5, "test_samples": 20}

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.harness import Outcome
-from tests.support.plain import CLIENTS
+from tests.support.plain import CLIENTS, assert_equal, model_left
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,9 +30,7 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
     for name in ("prototypes.safetensors", "client-prototypes.safetensors", "weights.safetensors"):
         assert (found.folder / name).exists() == (wanted.folder / name).exists()
         if (found.folder / name).exists():
-            one, other = load_file(found.folder / name), load_file(wanted.folder / name)
-            assert one.keys() == other.keys()
-            assert all(torch.equal(one[key], other[key]) for key in one), name
+            assert_equal(load_file(found.folder / name), load_file(wanted.folder / name))
     assert without_times(found.rows) == without_times(wanted.rows)
     for site in (wanted.folder / "clients").iterdir():
         files = [sorted((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted)]
@@ -55,19 +53,15 @@ def metrics(outcome: Outcome) -> list[tuple[Any, ...]]:
 
 def models_left(outcome: Outcome) -> Models:
     """Site -> the parameters and buffers of the model that it leaves."""
-    files = {path.parent.name: load_file(path) for path in outcome.folder.glob("clients/*/model.safetensors")}
-    return {
-        site: {name.removeprefix("model."): value for name, value in one.items() if name.startswith("model.")}
-        for site, one in files.items()
-    }
+    sites = [path.parent.name for path in outcome.folder.glob("clients/*/model.safetensors")]
+    return {site: model_left(outcome.folder, site) for site in sites}
 
 
 def assert_same_models(found: Models, wanted: Models) -> None:
     assert len(wanted) == CLIENTS
     assert found.keys() == wanted.keys()
     for site, one in wanted.items():
-        assert one.keys() == found[site].keys()
-        assert all(torch.equal(found[site][name], value) for name, value in one.items()), site
+        assert_equal(found[site], one)
 
 
 def digests(folder: Path) -> dict[str, str]:

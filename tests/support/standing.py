@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class Standing:
         """SIGKILL for all processes of a part."""
         family = self.family(part)
         for one in family:
-            with_suppressed(one.kill)
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         psutil.wait_procs(family, timeout=20)
         self.groups.pop(part).wait(timeout=20)
 
@@ -87,7 +88,6 @@ class Standing:
         return [one for one in everybody if named in _command_line(one)]
 
     def flwr(self, *arguments: str) -> str:
-        """Output of a ``flwr`` command."""
         done = subprocess.run(["flwr", *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120)
         return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
@@ -113,7 +113,6 @@ class Standing:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> None:
-        """Until ``condition`` is true."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, self.logs()
@@ -128,9 +127,9 @@ class Standing:
         found = checkpoints(self.folder / "runs" / run)
         return Checkpoint.read(found[0]).round if found else 0
 
-    def wait_for_client(self, site: str, known: set[int]) -> psutil.Process:
-        """The client process that a site starts next; ``known``: those that it had before."""
-        found: list[psutil.Process] = []
+    def wait_for_client(self, site: str) -> psutil.Process:
+        """The client process that a site starts next."""
+        known, found = {one.pid for one in self.family(site, "flwr-clientapp")}, list[psutil.Process]()
 
         def new_one() -> bool:
             found[:] = [one for one in self.family(site, "flwr-clientapp") if one.pid not in known]
@@ -138,10 +137,6 @@ class Standing:
 
         self.wait(new_one, pause=0.05)
         return found[0]
-
-    def clients_of(self, site: str) -> set[int]:
-        """The process ids of the clients that a site has just now."""
-        return {one.pid for one in self.family(site, "flwr-clientapp")}
 
     def finished(self, timeout: float = 300) -> str:
         """The status of the last run once it is over."""
@@ -161,11 +156,3 @@ def _command_line(one: psutil.Process) -> str:
         return " ".join(one.cmdline())
     except psutil.Error:
         return ""
-
-
-def with_suppressed(action: Callable[[], object]) -> None:
-    """A process that is gone already need not be killed."""
-    try:
-        action()
-    except psutil.NoSuchProcess:
-        return

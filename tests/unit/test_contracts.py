@@ -18,6 +18,7 @@ from tests.support import ROOT
 
 FLOWER_ROOMS = {"wire", "check.py", "federation.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
+PACKAGES = ("client_app", "server_app", "protofl_common")
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"
 HALVES = ("client_app/algorithms", "server_app/strategies")
@@ -110,16 +111,14 @@ def test_no_room_of_shared_code_imports_one_that_imports_it() -> None:
 
 def test_no_file_imports_one_that_imports_it() -> None:
     """Imports inside functions count: a circle that works because of their order is a circle."""
-    paths = {
-        path for package in ("client_app", "server_app", "protofl_common") for path in (ROOT / package).rglob("*.py")
-    }
+    paths = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     graph = {module: modules_in(path) & modules.keys() - {module} for module, path in modules.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files of a circle
 
 
 def test_only_tools_import_tools() -> None:
-    for package in ("client_app", "server_app", "protofl_common"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             if TOOLS not in path.parents:
                 assert not any(name.startswith("protofl_common.tools") for name in modules_in(path)), path

@@ -1,16 +1,6 @@
-"""What a new algorithm takes, at most six places; where one is forgotten, the test below says which.
-
-1. ``client_app/algorithms/NAME.py`` and
-2. ``server_app/strategies/NAME.py``: its halves. One that adds nothing need not exist: the row names another.
-3. ``protofl_common/experiment/catalog.py``: its row, and its hyper-parameters if it has any.
-4. ``pyproject.toml``, ``[tool.flwr.app.config.NAME]``: their defaults.
-5. ``tests/unit/reference/test_NAME.py``: an independent script; at its top ``DECLARED``, what the algorithm may send
-   and another value of each setting.
-6. ``docs/algorithms/NAME.md``: its page. The table of all algorithms and the site's menu find it there.
+"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; a test says which of them is forgotten.
 
 Most other tests that run over algorithms take them from the catalog or from `declared`, which finds the declarations.
-Without secure aggregation an algorithm needs its reason in `WHY` of ``tests/federation/test_secagg.py``, which fails
-until it is there.
 """
 
 from dataclasses import replace
@@ -65,8 +55,6 @@ def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "client_app/algorithms/brand_new.py",
         "server_app/strategies/brand_new.py",
         "pyproject.toml",
-        "tests/unit/reference/test_brand_new.py",
-        "tests/unit/reference/test_brand_new.py",
-        "tests/unit/reference/test_brand_new.py",
+        *["tests/unit/reference/test_brand_new.py"] * 3,
         "docs/algorithms/brand-new.md",
     ]

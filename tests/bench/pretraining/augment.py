@@ -73,11 +73,8 @@ def _moved(images: Tensor, flips: bool, rand: _Draws) -> Tensor:
 def _basis(height: int, width: int) -> Tensor:
     """[H·W, 3 + WAVES²]: x, y, 1, and products of cosines."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
-    waves = [
-        (math.pi * k * (x + 1) / 2).cos() * (math.pi * j * (y + 1) / 2).cos()
-        for k in range(WAVES)
-        for j in range(WAVES)
-    ]
+    along_x, along_y = ([(math.pi * k * (axis + 1) / 2).cos() for k in range(WAVES)] for axis in (x, y))
+    waves = [of_x * of_y for of_x in along_x for of_y in along_y]
     return torch.stack([x, y, torch.ones_like(x), *[wave / 2 for wave in waves]], dim=2).flatten(0, 1)
 
 

@@ -17,30 +17,16 @@ Pixels = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Endless images of known classes.
-
-    Attributes
-    ----------
-    draw
-        ``draw(label, rng)``: one image of class ``label``, another one at each call, and its further labels.
-    classes
-        Number of classes of each label, the first being what ``draw`` is asked for.
-    per_class
-        Images to draw of each class.
-    flips
-        Whether a mirrored image is of the same class.
-    strength
-        Of the augmentation, 0 to 1.
-    lr
-        The highest learning rate.
-    """
+    """Endless images of known classes."""
 
     draw: Callable[[int, np.random.Generator], tuple[Pixels, tuple[int, ...]]]
+    """``draw(label, rng)``: one image of class ``label``, another one at each call, and its further labels."""
     classes: tuple[int, ...]
-    per_class: int
-    flips: bool
-    strength: float = 1.0
-    lr: float = 0.1
+    """Number of classes of each label, the first being what ``draw`` is asked for."""
+    per_class: int  # images to draw
+    flips: bool  # whether a mirrored image is of the same class
+    strength: float = 1.0  # of the augmentation, 0 to 1
+    lr: float = 0.1  # the highest learning rate
 
 
 def drawn(corpus: Corpus, per_class: int, seed: int, part: int) -> tuple[Images, Ints]:

@@ -29,7 +29,6 @@ System = NDArray[np.float64]
 
 
 def corpus() -> Corpus:
-    """As many classes as systems."""
     return Corpus(draw, (CLASSES,), per_class=60, flips=True, strength=0.2, lr=0.05)
 
 
@@ -52,7 +51,6 @@ def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]
 
 @lru_cache(maxsize=1)
 def systems() -> tuple[System, ...]:
-    """The system of each class."""
     rng = np.random.default_rng(SEED)
     kept: list[System] = []
     while len(kept) < CLASSES:

@@ -33,7 +33,6 @@ ALIKE = 0.92
 
 
 def corpus() -> Corpus:
-    """As many classes as there are characters."""
     return Corpus(draw, (len(characters()),), per_class=40, flips=False)
 
 
@@ -57,7 +56,6 @@ def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]
 
 @lru_cache(maxsize=1)
 def characters() -> tuple[str, ...]:
-    """The classes."""
     fonts = Counter(character for name in UNICODE_FONTS for character in _repertoire(name))
     kept: list[str] = []
     pictures = [picture for digit in "0123456789" if (picture := _picture(digit)) is not None]

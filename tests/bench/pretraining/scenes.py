@@ -20,7 +20,6 @@ SEED = 1905
 
 
 def corpus() -> Corpus:
-    """Solid and texture."""
     return Corpus(draw, (CLASSES, len(TEXTURES)), per_class=100, flips=True, strength=0.4)
 
 

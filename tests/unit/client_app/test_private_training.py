@@ -72,8 +72,6 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
 
 
 class Recurrent(nn.GRU):
-    """The last output."""
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(inputs.transpose(0, 1))[0][-1]
 

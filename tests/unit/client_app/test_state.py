@@ -103,8 +103,7 @@ def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    states = folder(tmp_path)
-    states.save(*some_state(3))
+    states = saved(folder(tmp_path), 3)
     flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
     with pytest.raises(StateError, match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"):
         states.load(4, "cnn4", CPU)
@@ -153,8 +152,7 @@ def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatc
 
 
 def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> None:
-    states = folder(tmp_path)
-    states.save(*some_state(1))
+    states = saved(folder(tmp_path), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
     assert loaded(states, 3) == 1
     saved(states, 2, 3, 4, 5)

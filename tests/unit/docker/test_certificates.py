@@ -23,7 +23,6 @@ def make(folder: Path, *arguments: str) -> int:
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
-    """A federation's files."""
     folder = tmp_path / "certs"
     assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--node", "north") == 0
     return folder

@@ -21,13 +21,11 @@ class Answers(BaseHTTPRequestHandler):
         self.send_response(int(self.path[1:]))
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A server."""
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -95,7 +93,6 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def status(text: str) -> str:
-    """What ``flwr ls --format json`` prints."""
     return json.dumps({"success": True, "runs": [{"status": text}]})
 
 

@@ -16,7 +16,6 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def here(tmp_path: Path) -> list[str]:
-    """The units, for this checkout and environment."""
     for unit in UNITS:
         text = unit.read_text(encoding="utf-8").replace("/opt/protofl/.venv/bin", str(Path(sys.executable).parent))
         text = text.replace("/usr/sbin/haproxy", sys.executable)  # which need not be here

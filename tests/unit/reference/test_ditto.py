@@ -10,7 +10,7 @@ from client_app.algorithms.ditto import Ditto
 from client_app.training import Proximal, Step
 from tests.support import plain
 from tests.support.declaration import Declared
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(
     weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
@@ -45,25 +45,15 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) 
     plain.assert_only_weights_travel(outcome, weights)
 
 
-@pytest.fixture(scope="module")
-def switched_off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """λ = 0, Local from the common start, and FedAvg."""
+def test_without_its_term_the_personal_model_is_locals_and_the_other_fedavgs(tmp_path: Path) -> None:
+    """To the last bit, batch normalisation included; Local begins with the common start."""
     settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
     settings |= {"initial_weights": "shared", "ditto__lambda": 0.0}
-    folders = {algo: tmp_path_factory.mktemp(algo) for algo in ("ditto", "local", "fedavg")}
-    return {algo: run_federation(run_config(at, algo=algo, **settings), plain.CLIENTS) for algo, at in folders.items()}
-
-
-def test_without_its_term_the_personal_model_is_locals_and_the_other_fedavgs(switched_off: dict[str, Outcome]) -> None:
-    """To the last bit, batch normalisation included."""
-    found = switched_off["ditto"]
+    ditto, local, fedavg = plain.runs(tmp_path, ("ditto", "local", "fedavg"), **settings)
     for site in range(plain.CLIENTS):
-        one, other = (plain.model_left(run.folder, f"site-{site}") for run in (found, switched_off["local"]))
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    one, other = (plain.weights_left(run) for run in (found, switched_off["fedavg"]))
-    assert all(torch.equal(one[name], other[name]) for name in other)
-    for row, alone, shared in zip(*(run.rows for run in switched_off.values()), strict=True):
+        plain.assert_equal(*(plain.model_left(run.folder, f"site-{site}") for run in (ditto, local)))
+    plain.assert_equal(plain.weights_left(ditto), plain.weights_left(fedavg))
+    for row, alone, shared in zip(ditto.rows, local.rows, fedavg.rows, strict=True):
         for site, client in row["clients"].items():
             assert client["accuracy"] == alone["clients"][site]["accuracy"]
             if losses := client.get("losses"):

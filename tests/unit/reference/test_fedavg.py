@@ -34,15 +34,6 @@ class Client(plain.PlainClient):
         return {c: (mean.float(), self.y.count(c)) for c, mean in self.class_means().items()}
 
 
-def weighted(sets: list[dict[int, tuple[torch.Tensor, int]]]) -> Table:
-    """Σ n_i C_i / Σ n_i of each class."""
-    found = {}
-    for c in sorted({c for one in sets for c in one}):
-        held = [one[c] for one in sets if c in one]
-        found[c] = sum(n * mean for mean, n in held) / sum(n for _, n in held)
-    return found
-
-
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 90, "test_samples": 20}
@@ -58,7 +49,7 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
         weights = {
             name: value.round().long() if "num_batches" in name else value.float() for name, value in weights.items()
         }
-        prototypes = weighted([client.means() for client in clients]) if lambda_ else Table()
+        prototypes = plain.class_averages(client.means() for client in clients) if lambda_ else Table()
     moved = [name for name in weights if "running" in name]
     assert moved
     plain.assert_close(plain.weights_left(outcome), weights)

@@ -60,9 +60,8 @@ def merged(sent: list[Outputs], merging: str) -> Outputs:
 
 
 def received(content: RecordDict) -> Outputs:
-    record = content.array_records["outputs"]
-    means, labels = (np.frombuffer(record[name].data, kind) for name, kind in (("means", "<f4"), ("labels", "<i8")))
-    return dict(zip(labels.tolist(), torch.from_numpy(means.reshape(len(labels), -1).copy()), strict=True))
+    record = plain.tensors(content.array_records["outputs"])
+    return dict(zip(record["labels"].tolist(), record["means"], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,9 @@ def check_wire(training: list, gamma: Table) -> None:
     assert len(training) == plain.CLIENTS
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]
-        arrays = message.content.array_records["coefficients"]
-        assert set(arrays) == {f"coefficients.{key}" for key in gamma}
-        for key, wanted in gamma.items():
-            found = torch.frombuffer(bytearray(arrays[f"coefficients.{key}"].data), dtype=torch.float32)
-            torch.testing.assert_close(found, wanted.float(), rtol=1e-3, atol=1e-4)
+        found = plain.tensors(message.content.array_records["coefficients"])
+        wanted = {f"coefficients.{key}": value.float() for key, value in gamma.items()}
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"models": "mlp-2"}, {"backbones": "glyphs"}])

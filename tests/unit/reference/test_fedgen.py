@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.models.split import Generator as TrainedGenerator
 from tests.support import plain
-from tests.support.attacks import values_of
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 from tests.support.results import models_left
@@ -49,8 +47,6 @@ def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> to
 
 
 class Generator:
-    """Weights, running statistics and Adam."""
-
     def __init__(self, seed: int) -> None:
         state = TrainedGenerator(CLASSES, DIM, NOISE, seed).state_dict()
         self.w = {name: value.double() for name, value in state.items() if value.ndim and "running" not in name}
@@ -85,7 +81,6 @@ class Generator:
             self.w[name] = self.w[name] - LR * m / (torch.sqrt(v) + 1e-8)
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """What it makes at the clients."""
         return made(self.w, labels, noise, self.mean, self.var)
 
 
@@ -108,10 +103,6 @@ class FedGenClient(plain.PlainClient):
         return {name: value for name, value in plain.copied(self.model).items() if name in head}
 
 
-def read(record: ArrayRecord) -> plain.State:
-    return {name: torch.from_numpy(values_of(array).copy()) for name, array in record.items()}
-
-
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -> None:
     hparams = {"fedgen__lambda": weight, "fedgen__noise_dim": NOISE, "fedgen__server_steps": STEPS}
@@ -128,7 +119,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
 
     totals, sizes = sum(client.counts for client in clients), [len(client.y) for client in clients]
     generator = Generator(derive_seed(clients[0].seed, "fedgen"))
-    head = read(down[1][0]["weights"])
+    head = plain.tensors(down[1][0]["weights"])
     assert head.keys() == {"head.weight", "head.bias"}
     for number in (1, 2):
         learned = generator if number > 1 and weight else None
@@ -138,16 +129,17 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     plain.assert_close(plain.weights_left(outcome), head)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | head for client in clients})
     last = down[2][-1]
-    assert read(last["label_counts"])["counts"].tolist() == totals.tolist()
+    assert plain.tensors(last["label_counts"])["counts"].tolist() == totals.tolist()
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
-    received = {name: value.double() for name, value in read(last["generator"]).items()}
+    received = {name: value.double() for name, value in plain.tensors(last["generator"]).items()}
     found = made(received, labels, noise, received["norm.running_mean"], received["norm.running_var"])
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
     for message, reply in outcome.exchanged():
         client = clients[message.metadata.dst_node_id - 50]
-        assert list(reply.content.array_records) == ["weights", "label_counts"]
-        assert set(reply.content.array_records["weights"]) == head.keys()
-        assert read(reply.content.array_records["label_counts"])["counts"].tolist() == client.counts.tolist()
+        sent = reply.content.array_records
+        assert list(sent) == ["weights", "label_counts"]
+        assert set(sent["weights"]) == head.keys()
+        assert plain.tensors(sent["label_counts"])["counts"].tolist() == client.counts.tolist()
     both_ways = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     theta = 4 * ((NOISE + CLASSES) * DIM + DIM + 4 * DIM + DIM * DIM + DIM) + 8
     assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
@@ -157,7 +149,7 @@ def test_with_one_head_that_is_never_trained_it_is_local(tmp_path: Path) -> None
     """What the generator makes reaches the head alone, and no body. Local's step rounds in another order."""
     small: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "train_samples": 45}
     small |= {"initial_weights": "own"}
-    outcomes = [run_federation(run_config(tmp_path / a, algo=a, **small), plain.CLIENTS) for a in ("fedgen", "local")]
+    outcomes = plain.runs(tmp_path, ("fedgen", "local"), **small)
     found, wanted = (models_left(one) for one in outcomes)
     assert outcomes[0].rows[1]["losses"]["generated"] > 0
     for site, one in wanted.items():

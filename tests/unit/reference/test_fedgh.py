@@ -10,7 +10,6 @@ from flwr.app import MessageType
 from protofl_common.basics.seeding import derive_seed
 from server_app.network.membership import FederationError
 from tests.support import plain
-from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import Outcome, run_config, run_federation
 
@@ -43,8 +42,7 @@ def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: 
 
 
 def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    records = [message.content.array_records["weights"] for message, _ in outcome.exchanged(kind, number)]
-    return [{name: torch.from_numpy(values_of(array).copy()) for name, array in one.items()} for one in records]
+    return [plain.tensors(message.content.array_records["weights"]) for message, _ in outcome.exchanged(kind, number)]
 
 
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 4)])

@@ -38,7 +38,6 @@ class FedKDClient(plain.PlainClient):
         self.w_h = nn.Linear(self.dim, self.dim, bias=False)
 
     def train(self, number: int, weights: plain.State) -> plain.State:
-        """The change of the student."""
         self.student.load_state_dict(weights)
         groups = [list(one.parameters()) for one in (self.teacher, self.student, self.w_h)]
         velocity = [[torch.zeros_like(p) for p in group] for group in groups]
@@ -102,13 +101,11 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
             weights = plain.averaged([plain.copied(client.student) for client in clients], sizes)
             continue
         sent = [cut(one, energy) for one in updates]
-        assert outcome.rows[number - 1]["bytes"] == {
-            "up": 4 * sum(n for _, n in sent),
-            "down": 4 * plain.CLIENTS * down,
-        }
+        up, row = sum(n for _, n in sent), outcome.rows[number - 1]
+        assert row["bytes"] == {"up": 4 * up, "down": 4 * plain.CLIENTS * down}
         update, down = cut(plain.averaged([one for one, _ in sent], sizes), energy)
         weights = {name: value + update[name] for name, value in weights.items()}
-        assert outcome.rows[number - 1]["server"] == {"compression": pytest.approx(down / whole)}
+        assert row["server"] == {"compression": pytest.approx(down / whole)}
         assert down < whole / 2
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.teacher) for client in clients})
@@ -168,10 +165,9 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
 def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     """``max-update-ratio``: what is measured is the update itself, not how far it is from the weights."""
     settings: dict[str, Any] = {"models": STUDENT, "rounds": 1, "max_update_ratio": 1.0, "fedkd__energy_start": 1.0}
-    config = run_config(
-        tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", fedkd__energy_end=1.0, **settings
-    )
-    outcome = run_federation(config | {"total-samples": 120, "feature-dim": 8, "local-epochs": 2}, plain.CLIENTS)
+    settings |= {"fedkd__energy_end": 1.0, "total_samples": 120, "feature_dim": 8, "local_epochs": 2}
+    config = run_config(tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", **settings)
+    outcome = run_federation(config, plain.CLIENTS)
     names = plain.weights_left(outcome).keys()
     replies = [reply.content for _, reply in outcome.grid.log if "weights" in reply.content]
     sent = [reply.array_records["weights"] for reply in replies]

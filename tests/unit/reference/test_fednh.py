@@ -9,6 +9,7 @@ import torch
 from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
 from tests.support import plain
+from tests.support.attacks import values_of
 from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import run_config, run_federation
 
@@ -68,8 +69,7 @@ def test_two_rounds_equal_an_independent_script(rho: float, scale: float, mergin
     outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT)
     sizes = [len(one.y) for one in clients]
     weights = plain.copied(clients[0].net)
-    sent = outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]
-    first = np.frombuffer(sent.data, "<f4").reshape(10, 16).astype(np.float64)
+    first = values_of(outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]).astype(np.float64)
     np.testing.assert_allclose(first @ first.T, np.eye(10), atol=1e-5)  # evenly spread
     prototypes = first
     for number in (1, 2):

@@ -9,7 +9,6 @@ import torch
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same_models, models_left
 
 DECLARED = Declared(
@@ -97,8 +96,5 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tm
 
 
 def test_without_alignment_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
-    runs = [
-        run_federation(run_config(tmp_path / algo, algo=algo, **TINY, fedorgp__lambda=0.0), plain.CLIENTS)
-        for algo in ("fedorgp", "local")
-    ]
-    assert_same_models(*(models_left(run) for run in runs))
+    runs = plain.runs(tmp_path, ("fedorgp", "local"), **TINY, fedorgp__lambda=0.0)
+    assert_same_models(*map(models_left, runs))

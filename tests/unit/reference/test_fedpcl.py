@@ -7,7 +7,7 @@ import pytest
 from protofl_common.experiment.settings import Settings
 from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, assert_prototypes_left
+from tests.support.plain import CLIENTS, assert_prototypes_left, class_averages
 from tests.support.plain_fedpcl import FedPCLClient, Table
 
 DECLARED = Declared(
@@ -18,15 +18,6 @@ DECLARED = Declared(
 )
 
 
-def aggregate(sets: list[Table], counts: list[dict[int, int]]) -> Table:
-    """Eq. 6 without its further 1/|N_j|."""
-    merged = {}
-    for label in sorted({label for one in sets for label in one}):
-        held = [(n[label], one[label]) for one, n in zip(sets, counts, strict=True) if label in one]
-        merged[label] = sum(n * mean for n, mean in held) / sum(n for n, _ in held)
-    return merged
-
-
 @pytest.mark.parametrize("alpha", [0.3, 100.0])
 def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) -> None:
     config = run_config(tmp_path, algo="fedpcl", rounds=3, feature_dim=16, lr=0.01)
@@ -34,14 +25,14 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
     outcome = run_federation(config, clients=CLIENTS)
 
     clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    counts = [{label: client.y.count(label) for label in set(client.y)} for client in clients]
-    overall: Table = {}
+    labels, overall = [client.y for client in clients], Table()
     sets: list[Table] = []
     for number in (1, 2, 3):
         for client in clients:
             client.train(number, overall, sets)
         own = [client.prototypes() for client in clients]
-        overall = aggregate(own, counts)
+        counts = [{c: (mean, y.count(c)) for c, mean in one.items()} for y, one in zip(labels, own, strict=True)]
+        overall = class_averages(counts)  # Eq. 6 without its further 1/|N_j|
         sets = [overall | one for one in own]  # Eq. 7
 
     assert_prototypes_left(outcome, overall)

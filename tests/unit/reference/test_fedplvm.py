@@ -9,7 +9,7 @@ from finch import FINCH
 from safetensors.torch import load_file
 
 from tests.support.declaration import PLAIN, Declared
-from tests.support.plain import PlainClient, cross_entropy, side_by_side, weights_left
+from tests.support.plain import PlainClient, averaged, cross_entropy, side_by_side, weights_left
 
 DECLARED = Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction"))
 
@@ -75,15 +75,11 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tm
     sizes = [len(client.y) for client in clients]
     for number in (1, 2):
         trained = [client.train(number, weights, protos) for client in clients]
-        weights = {
-            name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, trained, strict=True)) for name in weights
-        }
+        weights = averaged(trained, sizes)
         local = [pair for client in clients for pair in client.prototypes()]
         protos = clusters(local)
 
-    found = weights_left(outcome)
-    for name, value in weights.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(weights_left(outcome), weights, rtol=1e-3, atol=1e-5)
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [label for label, _ in protos]
     assert len(protos) < len(local)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.declaration import COUNTED, Declared
-from tests.support.plain import PlainClient, assert_prototypes_left, cross_entropy, side_by_side
+from tests.support.plain import PlainClient, assert_prototypes_left, class_averages, cross_entropy, side_by_side
 
 DECLARED = Declared(COUNTED, losses=("cross-entropy", "prototype"))
 
@@ -31,16 +31,16 @@ class FedProtoClient(PlainClient):
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
-            z = self.model.body(self.x[batch])
-            loss = cross_entropy(self.model.head(z), labels)
-            loss = loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
-            self.step(loss, self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.loss(batch, protos))
+
+    def loss(self, batch: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
+        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
+        return cross_entropy(self.model.head(z), labels) + self.hparams.lambda_ * self.regulariser(z, labels, protos)
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
-        return {label: (mean.numpy(), self.y.count(label)) for label, mean in self.class_means().items()}
+        """With the weight of each."""
+        weights = {c: self.y.count(c) if self.hparams.weighting == "counts" else 1 for c in self.y}
+        return {c: (mean.numpy(), weights[c]) for c, mean in self.class_means().items()}
 
     def accuracies(self, protos: dict[int, np.ndarray]) -> tuple[float, float]:
         with torch.no_grad():
@@ -52,16 +52,6 @@ class FedProtoClient(PlainClient):
             nearest.append(labels[int(np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels]))])
         hits = [[a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)]
         return float(np.mean(hits[0])), float(np.mean(hits[1]))
-
-
-def aggregate(sets: list[dict[int, tuple[np.ndarray, int]]], weighting: str) -> dict[int, np.ndarray]:
-    merged = {}
-    for label in {label for one in sets for label in one}:
-        held = [one[label] for one in sets if label in one]
-        weights = [count if weighting == "counts" else 1 for _, count in held]
-        total = sum(weight * mean for weight, (mean, _) in zip(weights, held, strict=True))
-        merged[label] = (total / sum(weights)).astype(np.float32)
-    return merged
 
 
 @pytest.mark.parametrize(
@@ -77,7 +67,8 @@ def test_two_rounds_equal_an_independent_script(
     for number in (1, 2):
         for client in clients:
             client.train(number, protos)
-        protos = aggregate([client.prototypes() for client in clients], weighting)
+        merged = class_averages(client.prototypes() for client in clients)
+        protos = {c: mean.astype(np.float32) for c, mean in merged.items()}
 
     assert_prototypes_left(outcome, protos, rtol=1e-4, atol=1e-5)
     for client in clients:

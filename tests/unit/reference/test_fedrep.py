@@ -20,7 +20,6 @@ EPOCHS = 3
 
 class FedRepClient(plain.PlainClient):
     def receive(self, body: plain.State) -> None:
-        """Take the body."""
         self.model.load_state_dict(plain.copied(self.model) | body)
 
     def fit_head(self, number: int) -> None:
@@ -67,9 +66,7 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
         config |= {"train-samples": 11, "test-samples": 10, "fedrep.head-epochs": 2}
         found.append(run_federation(config, clients=2).folder)
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
-        one, other = (load_file(folder / name) for folder in found)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], value) for key, value in other.items())
+        plain.assert_equal(*(load_file(folder / name) for folder in found))
     left, received = plain.model_left(found[0], "site-1"), load_file(found[0] / "weights.safetensors")
     assert all(torch.equal(left[name], value) for name, value in received.items())
 

@@ -15,8 +15,8 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support import plain
+from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import run_config, run_federation
 from tests.support.results import models_left
 
 DECLARED = Declared(
@@ -93,8 +93,7 @@ def test_two_rounds_equal_an_independent_script(
     plain.assert_prototypes_left(outcome, prototypes)
     assert len(prototypes) < 10  # a class that nobody holds
     last = outcome.exchanged(MessageType.EVALUATE)[0][0]
-    sent = np.frombuffer(last.content["anchors"]["means"].data, "<f4").reshape(10, DIM)
-    np.testing.assert_allclose(sent, anchors, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     held_by_all = sum(len(set(client.y)) for client in clients)
     assert outcome.rows[1]["bytes"]["up"] == held_by_all * (4 * DIM + 8)
@@ -114,10 +113,7 @@ def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> Non
 def test_without_its_terms_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
     """Up to rounding: it takes no fused steps."""
     none: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
-    found, wanted = (
-        models_left(run_federation(run_config(tmp_path / algo, algo=algo, **TINY, **none), plain.CLIENTS))
-        for algo in ("fedsa", "local")
-    )
+    found, wanted = map(models_left, plain.runs(tmp_path, ("fedsa", "local"), **TINY, **none))
     assert len(wanted) == plain.CLIENTS
     for site, one in wanted.items():
         plain.assert_close(found[site], one)

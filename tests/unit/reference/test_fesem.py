@@ -55,13 +55,9 @@ def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
 
 def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
     found = {}
-    for message, _ in outcome.grid.log:
-        if (message.metadata.message_type, message.metadata.group_id) == (kind, str(number)):
-            arrays = message.content.array_records["weights"].items()
-            node = outcome.grid.nodes[message.metadata.dst_node_id]
-            found[node["partition-id"]] = {
-                name: torch.from_numpy(np.frombuffer(one.data, "<f4").reshape(one.shape).copy()) for name, one in arrays
-            }
+    for message, _ in outcome.exchanged(kind, number):
+        node = outcome.grid.nodes[message.metadata.dst_node_id]
+        found[node["partition-id"]] = plain.tensors(message.content.array_records["weights"])
     return found
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from finch import FINCH
-from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import client_half
@@ -18,7 +17,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import client_of, run_config, run_federation
+from tests.support.harness import client_of, run_config
 
 DECLARED = Declared(
     PLAIN,
@@ -61,7 +60,6 @@ class FPLClient(plain.PlainClient):
         return -torch.log(every[label] / sum(every.values())) + squares
 
     def prototypes(self) -> dict[int, np.ndarray]:
-        """c^k (Eq. 2)."""
         return {k: mean.numpy() for k, mean in self.class_means().items()}
 
 
@@ -98,12 +96,9 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
     for row in outcome.rows[:2]:
         held = [len(set(client.y)) for client in clients]
         assert row["bytes"]["up"] == sum(4 * (numbers + 16 * c) + 8 * c for c in held)  # a label beside each
-    for message, reply in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN:
-            assert {name: list(one) for name, one in reply.content.array_records.items()} == {
-                "weights": list(weights),
-                "prototypes": ["means", "labels"],
-            }
+    for _, reply in outcome.exchanged():
+        records = {name: list(one) for name, one in reply.content.array_records.items()}
+        assert records == {"weights": list(weights), "prototypes": ["means", "labels"]}
 
 
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
@@ -131,7 +126,5 @@ def test_without_its_terms_it_is_fedavg(off: dict[str, Any], tmp_path: Path) -> 
     """To the last bit; absent clients and absent classes are no matter."""
     small: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20, "participation": 0.5}
     small |= {"partition": "pathological", "rounds": 3, "feature_dim": 16}
-    runs = [run_federation(run_config(tmp_path / algo, algo=algo, **small, **off)) for algo in ("fpl", "fedavg")]
-    found, wanted = (plain.weights_left(run) for run in runs)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    runs = plain.runs(tmp_path, ("fpl", "fedavg"), 4, **small, **off)
+    plain.assert_equal(*map(plain.weights_left, runs))

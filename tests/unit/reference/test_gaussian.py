@@ -18,6 +18,7 @@ from server_app.network.membership import FederationError
 from tests.support.attacks import values_of
 from tests.support.declaration import Declared
 from tests.support.harness import Outcome, client_of, run_config, run_federation
+from tests.support.plain import tensors
 
 DECLARED = Declared(
     beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
@@ -99,15 +100,11 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
     model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
     at = x[:: len(x) // 50]
-    found, wanted = model(at_tensor(at)).numpy(), by_hand(x, y, head, at)
+    found, wanted = model(torch.from_numpy(at)).numpy(), by_hand(x, y, head, at)
     found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
     scale = np.abs(wanted[np.isfinite(wanted)]).max()
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
-
-
-def at_tensor(rows: Numbers) -> Any:
-    return torch.from_numpy(rows)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +178,7 @@ def test_moments_of_samples_need_no_repair(head: str) -> None:
     moments.measure(x_NF, torch.arange(200) % 4)
     before = {name: value.clone() for name, value in moments.named_buffers()}
     moments.repair(0.1, 100.0)
-    for name, value in moments.named_buffers():
-        torch.testing.assert_close(value, before[name])
+    torch.testing.assert_close(dict(moments.named_buffers()), before)
 
 
 @pytest.mark.parametrize("secagg", [False, True])
@@ -191,13 +187,14 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
-    assert ClassMoments.of({name: at_tensor(value) for name, value in moments_of(outcome).items()}).problem() == ""
+    moments = {name: torch.from_numpy(value) for name, value in moments_of(outcome).items()}
+    assert ClassMoments.of(moments).problem() == ""
     model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
-    logits = model(at_tensor(x))
+    logits = model(torch.from_numpy(x))
     assert (logits.argmax(1).numpy() == y).mean() > 0.6
-    torch.testing.assert_close(model(at_tensor(5 * x)), logits)
+    torch.testing.assert_close(model(torch.from_numpy(5 * x)), logits)
     if not secagg:
-        replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+        replies = [reply for _, reply in outcome.exchanged()]
         shares = np.concatenate([values_of(reply.content["moments"]["shares"]) for reply in replies])
         whole = shares * [reply.content["report"]["train_samples"] for reply in replies for _ in range(C)]
         assert (np.abs(whole - whole.round()) > 1e-3).mean() > 0.9
@@ -207,8 +204,8 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
 def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_path: Path) -> None:
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
-            sent = reply.content["moments"]
-            reply.content["moments"] = array_record({name: 30 * at_tensor(values_of(sent[name])) for name in sent})
+            sent = tensors(reply.content["moments"])
+            reply.content["moments"] = array_record({name: 30 * value for name, value in sent.items()})
         return reply
 
     config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from server_app.network.membership import FederationError
 from tests.support import plain
-from tests.support.attacks import values_of
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 
@@ -22,8 +20,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     more = {"feature_dim": 16, "test_samples": 20, **unequal}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCHS, algo="lg-fedavg", **more)
     first = outcome.exchanged()[0][0].content.array_records["weights"]
-    head = {name: torch.from_numpy(values_of(array).copy()) for name, array in first.items()}
-    head = plain.two_rounds(clients, head)
+    head = plain.two_rounds(clients, plain.tensors(first))
     assert len({len(one.y) for one in clients}) > 1
     plain.assert_close(plain.weights_left(outcome), head)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | head for client in clients})

@@ -51,13 +51,8 @@ def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Pa
     settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10}
     settings |= {"lr": 0.05, "weight_decay": 0.01}
     ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
-    runs = [
-        run_federation(run_config(tmp_path / algo, algo=algo, **settings, **more), plain.CLIENTS)
-        for algo, more in (("pfedme", ours), ("fedavg", {}))
-    ]
-    found, wanted = (plain.weights_left(run) for run in runs)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    runs = plain.runs(tmp_path, ("pfedme", "fedavg"), **settings, **ours)
+    plain.assert_equal(*map(plain.weights_left, runs))
 
 
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:

@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import MessageType
-from safetensors.torch import load_file
 
 from tests.support import plain
-from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import run_config, run_federation
 
@@ -16,12 +13,8 @@ DECLARED = Declared(PLAIN, weights=True, acts={"prototypes": "every-round"})
 
 
 def test_its_weights_are_fedavgs(tmp_path: Path) -> None:
-    runs = [
-        run_federation(run_config(tmp_path / algo, algo=algo, protofed__prototypes="every-round"))
-        for algo in ("fedavg", "protofed")
-    ]
-    weights = [load_file(run.folder / "weights.safetensors") for run in runs]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    runs = plain.runs(tmp_path, ("fedavg", "protofed"), 4, protofed__prototypes="every-round")
+    plain.assert_equal(*map(plain.weights_left, runs))
 
 
 @pytest.mark.parametrize(("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])])
@@ -29,8 +22,8 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds:
     config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
     outcome = run_federation(config, clients=2)
     with_prototypes = set()
-    for message, reply in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in reply.content:
+    for message, reply in outcome.exchanged():
+        if "prototypes" in reply.content:
             with_prototypes.add(message.metadata.group_id)
             assert set(reply.content["prototypes"]) == {"means", "labels"}
     assert sorted(with_prototypes) == rounds
@@ -42,17 +35,10 @@ def test_equation_3_by_plain_code(tmp_path: Path) -> None:
     """The client's trained models are the weights that it sent."""
     few = {"partition": "pathological", "classes_per_client": 4, "rounds": 1}
     outcome, clients = plain.side_by_side(tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few)
-    sent = {
-        f"site-{message.metadata.dst_node_id - 1000}": {
-            name: torch.from_numpy(values_of(array).copy())
-            for name, array in reply.content.array_records["weights"].items()
-        }
-        for message, reply in outcome.grid.log
-        if message.metadata.message_type == MessageType.TRAIN
-    }
+    sent = [plain.tensors(reply.content.array_records["weights"]) for _, reply in outcome.exchanged()]
     means: dict[int, list[torch.Tensor]] = {}
-    for client in clients:
-        client.model.load_state_dict(sent[client.name])
+    for client, weights in zip(clients, sent, strict=True):
+        client.model.load_state_dict(weights)
         for label, mean in client.class_means().items():
             means.setdefault(label, []).append(mean)
     wanted = {label: torch.stack(rows).mean(0) for label, rows in means.items()}

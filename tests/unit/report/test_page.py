@@ -72,9 +72,8 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
 
     rows = [row(number, ["a", "b"], metrics=of_round(number)) for number in (1, 2)]
     page = Page(write_report(write(tmp_path, [*rows, row(2, ["a", "b"], "final")])))
-    assert [line for table in page.tables for line in table if line[0] == "head/auc"] == [
-        ["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]
-    ]
+    (line,) = [line for table in page.tables for line in table if line[0] == "head/auc"]
+    assert line == ["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
     assert "Recall of each class by" in page.figures["recall"]

@@ -63,7 +63,7 @@ def test_training_parts_the_classes() -> None:
     assert server.merge(uploads())["server-loss"] < untrained / 2
     found = server.prototypes
     apart = torch.cdist(found.means, found.means).fill_diagonal_(math.inf).min()
-    sent = [one for upload in uploads() if (one := upload.payload.vectors()) is not None]
-    samples, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])
+    sent = Prototypes.joined([upload.payload.vectors() for upload in uploads()])
+    samples, labels = sent.means, sent.labels
     centres = torch.stack([samples[labels == c].mean(0) for c in (0, 1, 3)])
     assert apart > torch.cdist(centres, centres).fill_diagonal_(math.inf).min()

@@ -81,10 +81,8 @@ class Replies:
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
         self.looks += 1
         found = [self.waiting.pop(name) for name in request.message_ids if name in self.waiting]
-        self.objects |= {
-            name: part.deflate() for reply in found for name, part in get_all_nested_objects(reply).items()
-        }
         for reply in found:
+            self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
             reply.metadata.__dict__["_message_id"] = reply.object_id
         protos = [message_to_proto(remove_content_from_message(reply)) for reply in found]
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=[get_object_tree(m) for m in found])
@@ -105,18 +103,13 @@ def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_cos
         message.metadata.__dict__["_message_id"] = f"message-{number}"
         message.metadata.__dict__["_run_id"] = 1
     words = ["whole", "spoilt", "whole"]
-    replies = [
-        Message(RecordDict({"said": ConfigRecord({"word": word})}), reply_to=message)
-        for word, message in zip(words, messages, strict=False)
-    ]
+    contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in words]
+    replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     answered = pull_each(grid, messages)
     assert [message for message, _ in answered] == messages[:3]
-    assert ["" if reply.has_error() else reply.content["said"]["word"] for _, reply in answered] == [
-        "whole",
-        "",
-        "whole",
-    ]
+    heard = ["" if reply.has_error() else reply.content["said"]["word"] for _, reply in answered]
+    assert heard == ["whole", "", "whole"]
     assert "a reply that Flower cannot read" in answered[1][1].error.reason
     assert pull_each(grid, messages[3:]) == pull_each(grid, []) == []
     assert link.looks == 2

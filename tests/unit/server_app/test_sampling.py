@@ -2,14 +2,9 @@
 
 from collections import Counter
 
-from protofl_common.basics.text import in_order
 from server_app.network.admission import sample_sites
 
 SITES = [f"site-{i}" for i in range(20)]
-
-
-def test_natural_order() -> None:
-    assert in_order(["site-10", "b", "site-2", "a-1"]) == ["a-1", "b", "site-2", "site-10"]
 
 
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:

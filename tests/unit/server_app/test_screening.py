@@ -1,5 +1,7 @@
 """What is out of proportion, from three replies on; and what a site may claim after its introduction."""
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,55 +42,49 @@ def test_models_are_measured_too_without_their_counters() -> None:
     }
 
 
-def test_a_site_is_held_to_its_introduction() -> None:
-    def claims(
-        train: int = 30, test: int = 20, labels: tuple[int, ...] = (0, 2), counts: tuple[int, ...] = (9, 21)
-    ) -> None:
-        prototypes = Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts))
-        check_claims(Report(1, train, test), Payload(prototypes=prototypes), CARD, training=True)
-
-    claims()
-    claims(train=29, test=0, counts=(9, 20))
-    with pytest.raises(RefusedMessage, match="train_samples = 31, but it joined with 30"):
-        claims(train=31)
-    with pytest.raises(RefusedMessage, match="test_samples = 21, but it joined with 20"):
-        claims(test=21)
-    with pytest.raises(RefusedMessage, match="validation_samples = 1, but it joined with 0"):
-        check_claims(Report(1, 30, 20, validation_samples=1), Payload(), CARD, training=True)
-    with pytest.raises(RefusedMessage, match="did not declare when it joined: one"):
-        claims(labels=(0, 1))
-    with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):
-        claims(counts=(9, 22))
-    with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):  # whose sum would overflow
-        claims(counts=(2**63 - 1, 2**63 - 1))
-    with pytest.raises(RefusedMessage, match="without training samples"):
-        claims(train=0)
-    with pytest.raises(RefusedMessage, match="2 prototypes of 1 training samples"):
-        claims(train=1, counts=(1, 0))
+def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
+    return Payload(prototypes=Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts)))
 
 
-def test_label_counts_are_held_to_the_introduction_too() -> None:
-    def claims(*counts: int) -> None:
-        check_claims(Report(1, 30, 20), Payload(label_counts=torch.tensor(counts)), CARD, training=True)
-
-    claims(9, 0, 21)
-    with pytest.raises(RefusedMessage, match="samples of a class that it did not declare when it joined"):
-        claims(9, 1, 20)
-    with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):
-        claims(9, 0, 22)
-    with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):
-        claims(2**63 - 1, 0, 2**63 - 1)
+def label_counts(*counts: int) -> Payload:
+    return Payload(label_counts=torch.tensor(counts))
 
 
-def test_moments_are_held_to_the_introduction_too() -> None:
-    def claims(*shares: float) -> None:
-        payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
-        payload.declared = {"moments": Moments()}
-        check_claims(Report(1, 30, 20), payload, CARD, training=True)
+def moments(*shares: float) -> Payload:
+    payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
+    payload.declared = {"moments": Moments()}
+    return payload
 
-    claims(0.3, 0.0, 0.7)
-    with pytest.raises(RefusedMessage, match="samples of a class that it did not declare when it joined"):
-        claims(0.3, 0.1, 0.6)
+
+OF_ANOTHER, MORE = "samples of a class that it did not declare when it joined", "counts of 31 samples, but it has 30"
+OVERFLOW = "counts of 1.84467e+19"
+
+
+@pytest.mark.parametrize(
+    ("payload", "report", "said"),
+    [
+        (prototypes(), {}, ""),
+        (prototypes((9, 20)), {"train_samples": 29, "test_samples": 0}, ""),
+        (prototypes(), {"train_samples": 31}, "train_samples = 31, but it joined with 30"),
+        (prototypes(), {"test_samples": 21}, "test_samples = 21, but it joined with 20"),
+        (Payload(), {"validation_samples": 1}, "validation_samples = 1, but it joined with 0"),
+        (prototypes(labels=(0, 1)), {}, "did not declare when it joined: one"),
+        (prototypes((9, 22)), {}, MORE),
+        (prototypes((2**63 - 1, 2**63 - 1)), {}, OVERFLOW),
+        (prototypes(), {"train_samples": 0}, "without training samples"),
+        (prototypes((1, 0)), {"train_samples": 1}, "2 prototypes of 1 training samples"),
+        (label_counts(9, 0, 21), {}, ""),
+        (label_counts(9, 1, 20), {}, OF_ANOTHER),
+        (label_counts(9, 0, 22), {}, MORE),
+        (label_counts(2**63 - 1, 0, 2**63 - 1), {}, OVERFLOW),
+        (moments(0.3, 0.0, 0.7), {}, ""),
+        (moments(0.3, 0.1, 0.6), {}, OF_ANOTHER),
+    ],
+)
+def test_a_site_is_held_to_its_introduction(payload: Payload, report: dict[str, int], said: str) -> None:
+    claims = Report(**{"round": 1, "train_samples": 30, "test_samples": 20} | report)
+    with pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext():
+        check_claims(claims, payload, CARD, training=True)
 
 
 def test_label_counts_weigh_no_more_than_their_client() -> None:

@@ -18,6 +18,7 @@ from protofl_common.tools import python_api as public
 from server_app.network.membership import FederationError
 
 SMALL = {"dataset": "digits", "partition": "iid", "total_samples": 200, "rounds": 2, "batch_size": 32}
+DATA = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
 
 
 def test_a_run_returns_its_results(tmp_path: Path) -> None:
@@ -63,16 +64,13 @@ def test_a_table_of_an_algorithm_is_read_as_a_recipe_has_it_and_one_that_acts_on
 
 
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
-    """Cross-entropy, doubled."""
-
     def loss(self, batch: extend.Batch) -> extend.LossTerms:
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
 def test_a_client_half_is_tried_on_a_batch() -> None:
-    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
     torch.manual_seed(0)
-    plain, doubled = (public.try_method(half, **data) for half in (extend.ClientAlgorithm, Twice))
+    plain, doubled = (public.try_method(half, **DATA) for half in (extend.ClientAlgorithm, Twice))
     assert doubled.losses["cross-entropy"] == pytest.approx(2 * plain.losses["cross-entropy"])
     assert plain.upload.vectors().means.shape[1] == 64
 
@@ -95,9 +93,8 @@ def test_a_wrong_setting_is_said_before_a_client_is_asked(tmp_path: Path) -> Non
 
 def test_a_term_that_acts_on_what_comes_is_tried_too() -> None:
     """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
-    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
-    assert public.try_method(FedProto, **data).losses["prototype"] > 0
-    assert public.try_method(FedProx, like="fedprox", **data).losses["cross-entropy"] > 0
+    assert public.try_method(FedProto, **DATA).losses["prototype"] > 0
+    assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
 
 
 def test_more_clients_than_are_simulated_are_refused_at_once(tmp_path: Path) -> None:
@@ -111,18 +108,15 @@ class PullHparams(extend.Hparams):
 
 
 class Pulled(extend.FedAvgClient[PullHparams]):
-    """Cross-entropy, and a term with a hyper-parameter of its own."""
-
     def loss(self, batch: extend.Batch) -> extend.LossTerms:
         return {**super().loss(batch), "pull": self.hparams.pull * batch.features.square().mean()}
 
 
 def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
-    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
     losses = []
     for pull in (0.5, 2.0):
         torch.manual_seed(0)
-        losses.append(public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **data).losses["pull"])
+        losses.append(public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA).losses["pull"])
     assert losses[1] == pytest.approx(4 * losses[0])
 
 

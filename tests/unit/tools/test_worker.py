@@ -25,7 +25,6 @@ def specification(kind: TaskType, authority: str | None = None) -> ExecutionSpec
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
-    """The one that a worker hands to Flower."""
     used: list[Executor] = []
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setenv("PYTHONPATH", "")

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from protofl_common.backbones.features import cached_features, extract_features
-from protofl_common.backbones.load import Backbone
+from protofl_common.backbones.load import Backbone, SmallResNet
 from protofl_common.data.raw import DataError, Images
+from tests.bench.pretraining.weights import StoredWeights, write_weights
 
 CPU = torch.device("cpu")
 NAMES = ("glyphs", "scenes")
@@ -54,10 +55,6 @@ def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: l
 
 
 def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
-
-    from protofl_common.backbones.load import SmallResNet
-    from tests.bench.pretraining.weights import StoredWeights, write_weights
-
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)

@@ -107,7 +107,6 @@ def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in that answers as timm does."""
     config = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 
     def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
@@ -116,9 +115,8 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
         assert (pretrained, num_classes) == (True, 0)
         return nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    timm = SimpleNamespace(
-        create_model=create_model, data=SimpleNamespace(resolve_model_data_config=lambda model: config)
-    )
+    timm = SimpleNamespace(create_model=create_model)
+    timm.data = SimpleNamespace(resolve_model_data_config=lambda model: config)
     monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
     backbone = load_backbone("timm:stand_in", CPU)
     assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))

@@ -32,11 +32,9 @@ def test_names_in_parts(name: str, parts: BackboneName) -> None:
     "name", ["", "resnet18", "Glyphs", "glyphs@32", "timm:", "file:resnet18", "file:/x.pth", "hub:x", "package:os"]
 )
 def test_unknown_names_are_refused(name: str) -> None:
-    with pytest.raises(
-        ValueError, match="is not one of glyphs, fractals, scenes, package:efficientnet-lite0,"
-    ) as error:
+    said = f"{name!r} is not one of glyphs, fractals, scenes, package:efficientnet-lite0,"
+    with pytest.raises(ValueError, match=said):
         parse_backbones(name)
-    assert repr(name) in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -35,5 +35,6 @@ def test_no_two_names_of_sites_look_alike() -> None:
     assert not any(map(is_site_name, ("", ".", "..", "-rf", "a/b", "a\\b", "a\nb", "x" * 101, *looking_alike)))
 
 
-def test_equal_numbers_have_one_order() -> None:
+def test_numbers_count_in_the_order_of_names_and_equal_ones_have_one_order() -> None:
+    assert in_order(["site-10", "b", "site-2", "a-1"]) == ["a-1", "b", "site-2", "site-10"]
     assert in_order(["site-1", "site-01"]) == in_order(["site-01", "site-1"]) == ["site-01", "site-1"]

@@ -97,7 +97,6 @@ def identities(images: np.ndarray) -> set[bytes]:
 
 
 def counts(client: ClientData) -> np.ndarray:
-    """Samples of each class, training and test together."""
     return np.bincount(np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes))
 
 

@@ -12,10 +12,7 @@ from tests.unit.protofl_common.data.conftest import MakeSettings
 
 
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
-    data_settings: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
     files = [tmp_path / f"bild {number}.png" for number in range(20)]

@@ -9,12 +9,6 @@ from protofl_common.data import open_client_data
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
 
-def test_training_cap_is_balanced_and_the_rest_is_for_testing(open_all: OpenAll) -> None:
-    for client in open_all(5, dataset="digit-domains", partition="feature-shift", train_samples=35, test_samples=0):
-        assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
-        assert len(client.test_labels) == 500 - 35
-
-
 def test_test_cap_keeps_proportions(open_all: OpenAll) -> None:
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
         assert len(client.train_labels) == 30

@@ -93,18 +93,13 @@ MARKED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("test_from", "trained", "tested"),
-    [("official-own", [[1], [3, 5]], [[2], [4]]), ("split", [[1], [3, 5]], [[2], [4]])],
-)
+@pytest.mark.parametrize("test_from", ["official-own", "split"])
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_a_part_marked_for_validation_is_used_as_it_stands(
-    test_from: str, trained: list[Any], tested: list[Any], fraction: float, divided: Any
-) -> None:
+def test_a_part_marked_for_validation_is_used_as_it_stands(test_from: str, fraction: float, divided: Any) -> None:
     """By each client its own rows, whatever the fraction and the rest of the split."""
     found = divided(2, MARKED, test_from=test_from, validation_fraction=fraction)
     assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
-    for client, train, test in zip(found, trained, tested, strict=True):
+    for client, train, test in zip(found, ([1], [3, 5]), ([2], [4]), strict=True):
         left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
         assert left == sorted([*train, *test])
         if test_from == "official-own":
@@ -114,9 +109,7 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(
 def test_with_the_common_test_part_the_marked_validation_part_is_common(divided: Any) -> None:
     everybody = divided(2, MARKED, test_from="official-all")
     assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
-    with pytest.raises(
-        DataError, match="no sample of classes sick"
-    ):  # nor are validation samples of other classes used
+    with pytest.raises(DataError, match="no sample of classes sick"):  # nor are validation samples of others used
         divided(2, MARKED, test_from="official")
 
 
@@ -193,15 +186,6 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert words.classes == ("x", "y")
     parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(2), "y_test": [1, 0]}
     assert opened("arrays", "p.npz", parts).official.tolist() == [0, 0, 1, 1]
-
-
-def test_parquet(data_settings: MakeSettings, tmp_path: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"a": [1.0, 2.0], "b": [3, 4], "label": ["x", "y"], "domain": ["n", "s"], "__index_level_0__": [7, 8]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")  # as pandas writes it: the index is no input
-    data = open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))
-    assert data.inputs.tolist() == [[1, 3], [2, 4]]
-    assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -319,9 +303,7 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
     assert news.columns == ()  # a file to predict need not call them as we do
-    with pytest.raises(
-        DataError, match="has a name, or categories, of over 200 letters"
-    ):  # no model file could name it
+    with pytest.raises(DataError, match="has a name, or categories, of over 200 letters"):  # no model file takes it
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
@@ -391,9 +373,8 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     assert data.classes == ("bad", "good")
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    datasets.Dataset.from_dict({"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}).save_to_disk(
-        tmp_path / "table"
-    )
+    columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
     assert table.inputs.tolist() == [[1, 3], [2, 4]]
     assert table.domain_names == ("x", "y")

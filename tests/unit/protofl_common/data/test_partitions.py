@@ -50,18 +50,6 @@ def test_iid_shares_are_even(open_all: OpenAll) -> None:
     assert set(sizes) == {89, 90}
 
 
-def test_dirichlet_proportions_follow_alpha(open_all: OpenAll) -> None:
-    """A class's largest share among 10 clients: about 1/10 for a large alpha, most of the class for a small one."""
-
-    def largest(alpha: float) -> float:
-        everyone = open_all(10, dataset="digits", partition="dirichlet", alpha=alpha, **WHOLE)
-        by_class = np.stack([counts(client) for client in everyone])
-        return float((by_class.max(axis=0) / by_class.sum(axis=0)).mean())
-
-    assert largest(1000.0) < 0.13
-    assert 0.4 < largest(0.1) < 1
-
-
 @pytest.mark.parametrize("clients", [5, 10, 20])
 def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: int) -> None:
     everyone = open_all(clients, dataset="digits", partition="pathological", classes_per_client=2, **WHOLE)
@@ -126,8 +114,9 @@ def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all: OpenAll,
 
 @pytest.mark.parametrize("partition", ["iid", "feature-shift"])
 def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all: OpenAll, partition: str) -> None:
-    for client in open_all(5, dataset="digit-domains", partition=partition, train_samples=40, test_samples=0):
-        assert np.bincount(client.train_labels, minlength=10).tolist() == [4] * 10
+    for client in open_all(5, dataset="digit-domains", partition=partition, train_samples=35, test_samples=0):
+        assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
+        assert len(client.test_labels) == 500 - 35
 
 
 def test_feature_shift_deals_domains_in_turn(open_all: OpenAll) -> None:

@@ -101,10 +101,12 @@ def test_a_definition_that_is_none_is_refused_before_reading(
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
     columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "label": ["x", "y"]}
+    columns |= {"domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas writes it: the index is no input
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex:f|m"}
     data = open_data(data_settings(**own, impute="mean"))
     assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1], [-1, 0, 0, 0]]
+    assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
     with pytest.raises(DataError, match=r"row 1, column 'a': None is not a finite number but a gap"):
         open_data(data_settings(**own))
 
@@ -193,10 +195,7 @@ def test_a_feature_without_any_value_at_a_client_is_nought_there(
         ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
         ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
         (np.arange(60), "no classes, but quantities or names of samples"),
-        (
-            np.eye(60)[:, :3],
-            r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)",
-        ),
+        (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
         ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
     ],
 )

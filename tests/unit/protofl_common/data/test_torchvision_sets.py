@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -41,10 +40,8 @@ class FakeSvhn(FakeSet):
 
 
 class FakeFlowers(FakeSet):
-    data_: ClassVar = [(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data]
-
     def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        return iter(self.data_)
+        return iter([(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data])
 
 
 class EMNIST(FakeSet):
@@ -94,9 +91,8 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
-    with pytest.raises(
-        DataError, match=r"there is no such folder \(dataset 'mnist'\); name another, or set download = true"
-    ):
+    said = r"there is no such folder \(dataset 'mnist'\); name another, or set download = true"
+    with pytest.raises(DataError, match=said):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 

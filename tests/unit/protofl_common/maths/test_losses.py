@@ -13,23 +13,19 @@ HELD = torch.tensor([True, True, True, False])
 
 
 @pytest.mark.parametrize(
-    ("distance", "expected"), [("l2", 2.0 + 3.0), ("squared-l2", 4.0 + 9.0), ("l1", 2.0 + 3.0), ("mse", 2.0 + 4.5)]
+    ("granularity", "distance", "expected"),
+    [
+        ("class", "l2", 2.0 + 3.0),
+        ("class", "squared-l2", 4.0 + 9.0),
+        ("class", "l1", 2.0 + 3.0),
+        ("class", "mse", 2.0 + 4.5),
+        ("class-mean", "l2", (2.0 + 3.0) / 2),  # FedTGP's E_c: over the batch's classes with a prototype, 0 and 2
+        ("sample", "squared-l2", ((1.5**2 + 4**2) + 1.5**2 + 3**2) / 4),  # that of class 3 counts in B = 4 only
+    ],
 )
-def test_by_class_by_hand(distance: str, expected: float) -> None:
-    found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, distance, "class")
+def test_by_hand(granularity: str, distance: str, expected: float) -> None:
+    found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, distance, granularity)
     assert found.item() == pytest.approx(expected)
-
-
-def test_by_class_mean_by_hand() -> None:
-    """FedTGP's E_c: over the batch's classes 0 and 2 that have a prototype, not over class 3, which has none."""
-    found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, "l2", "class-mean")
-    assert found.item() == pytest.approx((2.0 + 3.0) / 2)
-
-
-def test_by_sample_by_hand() -> None:
-    # squared distances to the class's prototype: (1.5² + 4²), 1.5², 3²; the sample of class 3 counts in B = 4 only
-    found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, "squared-l2", "sample")
-    assert found.item() == pytest.approx((18.25 + 2.25 + 9.0) / 4)
 
 
 def test_gradient_is_finite_on_the_prototype_itself() -> None:

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses import (
-    centre_correction,
-    sparse_contrast,
-    sparse_correction,
-    sparse_similarity,
-)
+from protofl_common.maths.losses import centre_correction, sparse_contrast, sparse_correction, sparse_similarity
 
 ALPHA, TAU, FLOOR = 0.25, 0.07, 1e-6
 

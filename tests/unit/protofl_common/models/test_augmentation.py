@@ -4,14 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from protofl_common.models.augmentation import (
-    Augmentation,
-    fusion_coefficients,
-    moments,
-    resampled,
-    stages_of,
-    with_moments,
-)
+from protofl_common.models.augmentation import Augmentation, fusion_coefficients, resampled, stages_of
 from protofl_common.models.build import build_model
 
 STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
@@ -75,16 +68,6 @@ def test_it_acts_as_often_as_it_should() -> None:
     steps = 1 - 0.99**augmented  # of the way from 0 to the mean
     mean = body.eval()(samples).mean(dim=(0, 2))
     torch.testing.assert_close(augmentation.averages[0].mean, steps * mean, rtol=1e-3, atol=1e-4)
-
-
-def test_moments_and_maps_with_others_by_hand() -> None:
-    maps = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]], [[2.0, 2.0], [6.0, 6.0]]]], dtype=torch.float64)
-    mean, std = moments(maps)
-    torch.testing.assert_close(mean, torch.tensor([[2.0, 4.0]], dtype=torch.float64))
-    torch.testing.assert_close(std, torch.tensor([[1.0, 2.0]], dtype=torch.float64), rtol=1e-6, atol=1e-6)
-    found = with_moments(maps, torch.tensor([[10.0, 0.0]]).double(), torch.tensor([[1.0, 4.0]]).double())
-    wanted = torch.tensor([[[[9.0, 11.0], [9.0, 11.0]], [[-4.0, -4.0], [4.0, 4.0]]]], dtype=torch.float64)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_resampled_moments_have_the_variance_of_the_batch_times_one_and_the_coefficient() -> None:

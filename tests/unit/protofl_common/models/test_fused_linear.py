@@ -132,20 +132,19 @@ def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.Monke
                 model(x)
 
 
-def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
-    return {
-        "adam": lambda m: torch.optim.Adam(m.parameters()),
-        "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-        "dampened": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.1),
-        "maximising": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, maximize=True),
-        "other parameters": lambda m: torch.optim.SGD(m.head.parameters(), lr=0.1),
-    }
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adam": lambda m: torch.optim.Adam(m.parameters()),
+    "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "dampened": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.1),
+    "maximising": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, maximize=True),
+    "other parameters": lambda m: torch.optim.SGD(m.head.parameters(), lr=0.1),
+}
 
 
-@pytest.mark.parametrize("name", optimizers())
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_other_optimizers_are_left_alone(name: str) -> None:
     model = small_model()
-    with fused_linears(model, optimizers()[name](model), MIN) as layers:
+    with fused_linears(model, OPTIMIZERS[name](model), MIN) as layers:
         assert layers == []
 
 

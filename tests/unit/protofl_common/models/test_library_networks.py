@@ -64,8 +64,6 @@ def test_what_there_is_not_or_does_not_fit_is_named(
 
 
 def test_timm_is_asked_for_an_untrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in that answers as timm does."""
-
     def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
         assert (name, pretrained, num_classes) == ("tiny.of_somebody", False, 0)
         return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * 64, 24))

@@ -10,6 +10,7 @@ from protofl_common.models.split import SplitModel
 
 PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogLeNet's with no auxiliary heads
     "resnet18-imagenet-stem": (512, 11_689_512),
+    "resnet18-stride-1-4": (512, 11_689_512),  # strides change no parameters
     "resnet34-imagenet-stem": (512, 21_797_672),
     "resnet50-imagenet-stem": (2048, 25_557_032),
     "resnet101-imagenet-stem": (2048, 44_549_160),
@@ -120,10 +121,6 @@ def test_strides_of_the_stems(arch: str) -> None:
     trunk.maxpool.register_forward_hook(note)
     body(torch.rand(1, 3, 32, 32))
     assert tuple(sides) == SIDES[arch]
-
-
-def test_strides_do_not_change_the_parameters() -> None:
-    assert count("resnet18-stride-1-4", 512) == 11_689_512
 
 
 @pytest.mark.parametrize("arch", ["googlenet", "mobilenet-v2"])

@@ -71,7 +71,6 @@ def test_thresholds() -> None:
 
 
 def secrets_of(clients: int) -> dict[str, bytes]:
-    """The same ones every time."""
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
 

@@ -9,16 +9,6 @@ from protofl_common.data.raw import DataError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
-from protofl_common.privacy.release import (
-    fresh_draw,
-    large_enough,
-    noised,
-    noised_images,
-    private_class_means,
-    private_counts,
-    private_hits,
-    private_moments,
-)
 
 CLUSTERS = Prototypes(
     torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),
@@ -28,33 +18,33 @@ CLUSTERS = Prototypes(
 
 
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
-    found = large_enough(CLUSTERS, 4)
+    found = release.large_enough(CLUSTERS, 4)
     assert found.labels.tolist() == [0, 0, 2]
     assert found.counts.tolist() == [5, 4, 7]  # 1 + 3 merged; of class 2 the cluster of one is left out
     assert found.means.flatten().tolist() == [1.0, (4 + 3 * 6) / 4, 2.0]
 
 
 def test_what_is_large_enough_stays_as_it_is() -> None:
-    assert large_enough(CLUSTERS, 1) is CLUSTERS
+    assert release.large_enough(CLUSTERS, 1) is CLUSTERS
 
 
 @pytest.mark.parametrize(("noise", "deviation"), [("gaussian 0.05 0.1", 0.05), ("laplace 0.05 0.1", 0.05 * 2**0.5)])
 def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> None:
-    found = noised(torch.ones(200, 100), noise, seed=1)
+    found = release.noised(torch.ones(200, 100), noise, seed=1)
     assert found.dtype == torch.float32
     assert float(found.mean()) == pytest.approx(0.9, abs=0.003)
     assert float(found.std()) == pytest.approx(deviation, rel=0.03)
-    assert torch.equal(found, noised(torch.ones(200, 100), noise, seed=1))
+    assert torch.equal(found, release.noised(torch.ones(200, 100), noise, seed=1))
 
 
 def test_noised_images_are_bytes_about_middle_grey() -> None:
     images = np.full((50, 1, 20, 20), 191, dtype=np.uint8)
-    found = noised_images(images, "gaussian 0.2 0.5", seed=1)
+    found = release.noised_images(images, "gaussian 0.2 0.5", seed=1)
     assert (found.dtype, found.shape) == (images.dtype, images.shape)
     assert float(found.mean()) == pytest.approx(127.5 + 0.5 * 63.5, abs=1)
     assert float(found.std()) == pytest.approx(0.2 * 127.5, rel=0.05)
     with pytest.raises(DataError, match=r"image-noise = 'gaussian 0.2 0.5': only images"):
-        noised_images(np.zeros((3, 4), np.float32), "gaussian 0.2 0.5", seed=1)
+        release.noised_images(np.zeros((3, 4), np.float32), "gaussian 0.2 0.5", seed=1)
 
 
 FEATURES = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 2.0], [1.0, 0.0]], dtype=torch.float32)
@@ -63,7 +53,7 @@ LABELS = torch.tensor([0, 0, 1, 2])
 
 def test_class_means_of_cut_features_by_hand() -> None:
     """Lengths 5, 0.5, 2 and 1, cut to 1; the noise is too small to be seen."""
-    found = private_class_means(FEATURES, LABELS, 4, clip=1.0, noise=1e-6, draw=np.random.default_rng(0))
+    found = release.private_class_means(FEATURES, LABELS, 4, clip=1.0, noise=1e-6, draw=np.random.default_rng(0))
     torch.testing.assert_close(found.means, torch.tensor([[0.45, 0.6], [0.0, 1.0], [1.0, 0.0]]), atol=1e-4, rtol=0)
     assert found.labels.tolist() == [0, 1, 2]
 
@@ -75,23 +65,24 @@ def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
     """A sample changes the sums over clip, beside the counts, by √2 at most: so much times the multiplier."""
     draw, sigma, n, dim = np.random.default_rng(0), 3.0, 4000, 50
     features, labels = torch.zeros(n, dim), torch.zeros(n, dtype=torch.int64)
-    found = [private_class_means(features, labels, 1, clip, sigma, draw) for _ in range(40)]
+    found = [release.private_class_means(features, labels, 1, clip, sigma, draw) for _ in range(40)]
     assert float(torch.cat([one.means for one in found]).std()) == pytest.approx(clip * 2**0.5 * sigma / n, rel=0.05)
     monkeypatch.setattr(release, "bounded_counts", lambda noisy, samples: noisy)
-    assert float(private_counts(torch.full((4000,), n), sigma, draw).std()) == pytest.approx(sigma, rel=0.05)
+    assert float(release.private_counts(torch.full((4000,), n), sigma, draw).std()) == pytest.approx(sigma, rel=0.05)
 
 
 def test_a_class_that_nobody_has_is_rarely_told_and_one_is_always() -> None:
     draw, labels = np.random.default_rng(0), torch.zeros(100, dtype=torch.int64)
-    told = [private_class_means(torch.ones(100, 2), labels, 10, 1.0, 4.0, draw).labels.tolist() for _ in range(50)]
+    tables = [release.private_class_means(torch.ones(100, 2), labels, 10, 1.0, 4.0, draw) for _ in range(50)]
+    told = [one.labels.tolist() for one in tables]
     assert all(0 in one for one in told)
     assert sum(len(one) - 1 for one in told) < 0.05 * 9 * 50
-    assert len(private_class_means(torch.ones(3, 2), labels[:3], 10, 1.0, 500.0, draw)) >= 1
+    assert len(release.private_class_means(torch.ones(3, 2), labels[:3], 10, 1.0, 500.0, draw)) >= 1
 
 
 def test_counts_never_add_up_to_more_than_the_samples() -> None:
     for seed in range(30):
-        counts = private_counts(torch.tensor([3, 0, 1, 0]), 5.0, np.random.default_rng(seed))
+        counts = release.private_counts(torch.tensor([3, 0, 1, 0]), 5.0, np.random.default_rng(seed))
         assert 1 <= int(counts.sum()) <= 4
         assert int(counts.min()) >= 0
 
@@ -103,7 +94,8 @@ def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(od
     tables = []
     for features in (torch.zeros(2), torch.tensor([odd, 1.0]), torch.tensor([odd, odd])):
         rows = torch.cat([torch.full((50, 2), clip / 9), features[None]])
-        found = private_class_means(rows, torch.zeros(51, dtype=torch.int64), 1, clip, 1e-9, np.random.default_rng(0))
+        labels, draw = torch.zeros(51, dtype=torch.int64), np.random.default_rng(0)
+        found = release.private_class_means(rows, labels, 1, clip, 1e-9, draw)
         assert found.counts.tolist() == [51]
         tables.append(51 * found.means[0] / clip)
     assert all(float((one - tables[0]).norm()) <= 1 + 1e-4 for one in tables)
@@ -112,13 +104,13 @@ def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(od
 def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each_and_stay_possible() -> None:
     draw, sigma = np.random.default_rng(0), 5.0
     for correct in ({"head": 500}, {"head": 500, "prototype": 700}):
-        found = [private_hits(correct, 1000, sigma, draw) for _ in range(3000)]
+        found = [release.private_hits(correct, 1000, sigma, draw) for _ in range(3000)]
         for kind, hits in correct.items():
             values = [one[kind] for one in found]
             assert np.std(values) == pytest.approx(len(correct) ** 0.5 * sigma, rel=0.05)
             assert np.mean(values) == pytest.approx(hits, abs=0.5)
-    assert {private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)} == {0, 1, 2, 3}
-    assert private_hits({}, 3, 9.0, draw) == {}
+    assert {release.private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)} == {0, 1, 2, 3}
+    assert release.private_hits({}, 3, 9.0, draw) == {}
 
 
 F = 5
@@ -129,7 +121,7 @@ Rows = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def released(x_NF: torch.Tensor, labels_N: torch.Tensor, head: str, clip: float, noise: float) -> dict[str, Rows]:
     """What a client releases, as sums in units of ``clip``; second moments as whole matrices where they are such."""
     moments = ClassMoments(3, F, head)
-    private_moments(moments, x_NF, labels_N, clip, noise, fresh_draw())
+    release.private_moments(moments, x_NF, labels_N, clip, noise, release.fresh_draw())
     units = {"shares": 1.0, "first": clip, "second": clip**2}
     sums = {name: value.numpy() * len(labels_N) / units[name] for name, value in moments.named_buffers()}
     if head != "naive-bayes":
@@ -181,4 +173,4 @@ def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes(hea
 
 
 def test_private_noise_is_not_that_of_a_seed() -> None:
-    assert fresh_draw().random() != fresh_draw().random()
+    assert release.fresh_draw().random() != release.fresh_draw().random()

@@ -1,6 +1,7 @@
 """What of a half lives on: every kind of attribute through a file, into a freshly built owner."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,6 @@ KEPT = ("model", "parameter", "tensor", "optimizer", "generator", "prototypes", 
 
 
 class Half:
-    """One attribute of every kind."""
-
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         self.parameter = nn.Parameter(torch.zeros(4))
@@ -29,25 +28,18 @@ class Half:
         self.table: dict[str, Any] = {}
 
     def live(self) -> None:
-        """Change all of it."""
         (self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()).backward()
         self.optimizer.step()
         self.tensor[1] = True
         torch.rand(3, generator=self.generator)
         self.prototypes = Prototypes(torch.rand(3, 4), torch.arange(3), torch.tensor([5, 1, 2]))
-        self.table = {
-            "plain": torch.arange(3),
-            "site-1": some_prototypes(2),
-            "a:b": {"deep": {"deeper": torch.ones(1), "site.2": some_prototypes(1)}, "beside": some_counted()},
-        }
+        counted = Prototypes(torch.rand(1, 4), torch.tensor([7]), torch.tensor([9]))
+        deep = {"deep": {"deeper": torch.ones(1), "site.2": some_prototypes(1)}, "beside": counted}
+        self.table = {"plain": torch.arange(3), "site-1": some_prototypes(2), "a:b": deep}
 
 
 def some_prototypes(rows: int) -> Prototypes:
     return Prototypes(torch.rand(rows, 4), torch.arange(rows))
-
-
-def some_counted() -> Prototypes:
-    return Prototypes(torch.rand(1, 4), torch.tensor([7]), torch.tensor([9]))
 
 
 def through_a_file(entries: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -110,12 +102,8 @@ def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
 
 
 def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(tmp_path: Path) -> None:
-    class Late:
-        value: Any = None
-
     for value in (torch.ones(2), some_prototypes(2), {"a": torch.ones(1), "b": {"c": some_prototypes(1)}}):
-        lived, fresh = Late(), Late()
-        lived.value = value
+        lived, fresh = SimpleNamespace(value=value), SimpleNamespace(value=None)
         restore_attributes(fresh, ("value",), through_a_file(pack_attributes(lived, ("value",)), tmp_path))
         assert_same(fresh.value, value)
 
@@ -160,9 +148,6 @@ def test_what_is_packed_is_a_copy() -> None:
 
 
 def test_what_no_file_can_hold_is_told_by_name() -> None:
-    class Odd:
-        def __init__(self) -> None:
-            self.value: Any = {"a": {"b": "text"}}
-
+    odd = SimpleNamespace(value={"a": {"b": "text"}})
     with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
-        pack_attributes(Odd(), ("value",))
+        pack_attributes(odd, ("value",))

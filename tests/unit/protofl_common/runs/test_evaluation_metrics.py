@@ -34,10 +34,8 @@ def test_a_client_of_one_class_and_one_without_test_samples() -> None:
 
 
 def test_what_a_report_may_hold() -> None:
-    each = ("auc", "recall/0", "recall/1")
-    assert declared_metrics(["auc", "recall"], 2) == {
-        f"{kind}/{name}" for kind in ("head", "prototype") for name in each
-    }
+    wanted = {f"{kind}/{name}" for kind in ("head", "prototype") for name in ("auc", "recall/0", "recall/1")}
+    assert declared_metrics(["auc", "recall"], 2) == wanted
 
 
 def test_an_unknown_metric_is_named_with_the_choices() -> None:

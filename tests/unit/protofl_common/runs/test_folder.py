@@ -7,37 +7,26 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import (
-    FORMAT,
-    MARGINS,
-    SITES,
-    SUMMARY,
-    ClientRow,
-    MarginRow,
-    RoundRow,
-    RunFolder,
-    SiteFacts,
-    Sites,
-    Summary,
-)
+from protofl_common.runs import folder
+from protofl_common.runs.folder import RunFolder
 from tests.support.harness import run_config, run_federation
 
 
-def margin_row(number: int) -> MarginRow:
+def margin_row(number: int) -> folder.MarginRow:
     return {"round": number, "global": [1.0, None], "clients": {"λ": [None, 0.5]}}
 
 
 def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    (tmp_path / MARGINS).write_text('{"round": 1, ')
+    (tmp_path / folder.MARGINS).write_text('{"round": 1, ')
     run.drop_margins_after(0)
     for number in (1, 2, 3):
-        run.add(MARGINS, margin_row(number))
-    with (tmp_path / MARGINS).open("a") as file:
+        run.add(folder.MARGINS, margin_row(number))
+    with (tmp_path / folder.MARGINS).open("a") as file:
         file.write('{"round": 4, "glo')
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
     run.drop_margins_after(2)
-    run.add(MARGINS, margin_row(3))
+    run.add(folder.MARGINS, margin_row(3))
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
 
 
@@ -48,18 +37,18 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
         with pytest.raises(SettingsError, match=r"no summary\.json in it; give the folder of a finished run"):
             run.finished_summary()
         run.drop_margins_after(0)
-        (tmp_path / SITES).write_text('{"half": ')
-        (tmp_path / SUMMARY).write_bytes(b"\xff\xfe")
+        (tmp_path / folder.SITES).write_text('{"half": ')
+        (tmp_path / folder.SUMMARY).write_bytes(b"\xff\xfe")
 
 
 def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
-    run, content = RunFolder(tmp_path), Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
-    run.write(SITES, content)
-    assert run.sites() == {"format": FORMAT, **content}
-    (tmp_path / SITES).write_text(json.dumps(content))
+    run, content = RunFolder(tmp_path), folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
+    run.write(folder.SITES, content)
+    assert run.sites() == {"format": folder.FORMAT, **content}
+    (tmp_path / folder.SITES).write_text(json.dumps(content))
     assert run.sites() == content
-    (tmp_path / SITES).write_text(json.dumps(content | {"format": FORMAT + 1}))
-    with pytest.raises(SettingsError, match=rf"sites\.json has format {FORMAT + 1}, of a later version"):
+    (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": folder.FORMAT + 1}))
+    with pytest.raises(SettingsError, match=rf"sites\.json has format {folder.FORMAT + 1}, of a later version"):
         run.sites()
 
 
@@ -68,12 +57,12 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
     run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder)
     for row in run.rows():
         optional = {"server", "epsilon", "void-because", "bounded", "audit", "liars"}
-        assert row.keys() | optional == RoundRow.__annotations__.keys()
+        assert row.keys() | optional == folder.RoundRow.__annotations__.keys()
         for client in row["clients"].values():
-            assert client.keys() | {"prototypes-of-classes"} == ClientRow.__annotations__.keys()
+            assert client.keys() | {"prototypes-of-classes"} == folder.ClientRow.__annotations__.keys()
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
-    assert [row.keys() for row in run.margins()] == [MarginRow.__annotations__.keys()]
-    assert run.finished_summary().keys() | {"epsilon"} == Summary.__annotations__.keys()
-    assert run.sites().keys() == Sites.__annotations__.keys()
+    assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
+    assert run.finished_summary().keys() | {"epsilon"} == folder.Summary.__annotations__.keys()
+    assert run.sites().keys() == folder.Sites.__annotations__.keys()
     for facts in run.sites()["sites"].values():
-        assert facts.keys() == SiteFacts.__annotations__.keys()
+        assert facts.keys() == folder.SiteFacts.__annotations__.keys()

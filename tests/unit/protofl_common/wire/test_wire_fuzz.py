@@ -186,8 +186,14 @@ def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: s
             assert np.isfinite(weights[name].numpy()).all()
 
 
-def take(content: RecordDict, algo: str, training: bool) -> tuple[Payload, Report] | None:
-    """As the server does it; None: refused."""
+def assert_refused_with_a_reason_fit_for_a_log(refusal: RefusedMessage) -> None:
+    event("refused")
+    assert 0 < len(str(refusal)) < 600
+    assert str(refusal).isprintable()
+
+
+def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> None:
+    """As the server does it."""
     row = CATALOG[algo]
     declared = row.exchange.up if training else {}
     try:
@@ -196,27 +202,10 @@ def take(content: RecordDict, algo: str, training: bool) -> tuple[Payload, Repor
         payload = unpack_payload(content, declared, LIMITS, required=True)
         check_claims(report, payload, CARD, training)
     except RefusedMessage as refusal:
-        REASONS.append(str(refusal))
-        return None
-    return payload, report
-
-
-REASONS: list[str] = []
-
-
-def assert_last_reason_is_fit_for_a_log() -> None:
-    reason = REASONS.pop()
-    assert 0 < len(reason) < 600
-    assert reason.isprintable()
-
-
-def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> None:
-    taken = take(content, algo, training)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(content, *taken, algo, training)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+        assert_refused_with_a_reason_fit_for_a_log(refusal)
+        return
+    event("accepted")
+    assert_proper(content, payload, report, algo, training)
 
 
 ALGOS = st.sampled_from(sorted(DECLARED))
@@ -280,9 +269,7 @@ def test_introductions(data: st.DataObject) -> None:
     try:
         card = unpack_site_card(content)
     except RefusedMessage as refusal:
-        REASONS.append(str(refusal))
-        event("refused")
-        assert_last_reason_is_fit_for_a_log()
+        assert_refused_with_a_reason_fit_for_a_log(refusal)
         return
     event("accepted")
     assert set(content) - {"audit"} == {"site"}
@@ -309,13 +296,12 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
     """Instructions, and the sets of every client (FedPCL), which only the server sends."""
     values: dict[str, Any] = {"round": 3, "run_name": "r", "run_history": "11:5,13"}
     rows = data.draw(st.integers(1, 3))
-    made = {
-        "means": raw(floats(data.draw, (rows, DIM))),
-        "labels": raw(np.array(data.draw(st.lists(st.integers(0, CLASSES), min_size=rows, max_size=rows)), np.int64)),
-        "owners": raw(
-            np.sort(np.array(data.draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)), np.int64))
-        ),
-    }
+
+    def numbers(largest: int) -> np.ndarray:
+        return np.array(data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows)), np.int64)
+
+    means, labels, owners = floats(data.draw, (rows, DIM)), numbers(CLASSES), np.sort(numbers(3))
+    made = {"means": raw(means), "labels": raw(labels), "owners": raw(owners)}
     if data.draw(st.integers(0, 2)) == 0:
         values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
     if data.draw(st.integers(0, 3)) == 0:
@@ -343,8 +329,7 @@ def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
     try:
         unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
     except RefusedMessage as refusal:
-        REASONS.append(str(refusal))
-        assert_last_reason_is_fit_for_a_log()
+        assert_refused_with_a_reason_fit_for_a_log(refusal)
         return
     assert 1 <= len(run_name) <= 200
     assert run_name.isprintable()

@@ -31,26 +31,16 @@ def no_torch(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     return []
 
 
-def no_memory(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    (folder / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 300000 kB\n")
-    patch.setattr(doctor, "PROC", folder)
-    return []
+def written(name: str, text: str, *words: str, **places: str) -> Plant:
+    """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
 
+    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+        (folder / name).write_text(text)
+        for attribute, path in places.items():
+            patch.setattr(doctor, attribute, folder / path)
+        return asked(*words)(patch, folder)
 
-def a_file_in_the_place_of_a_folder(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    (folder / "runs").write_text("")
-    return [f"out-dir={folder / 'runs'}"]
-
-
-def unreadable_data(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    (folder / "bad.csv").write_text("a,label\n1,x\nfoo,y\n")
-    return ["dataset=arrays", f"data-dir={folder / 'bad.csv'}", f"cache-dir={folder}"]
-
-
-def ray_note(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    (folder / "ray_current_cluster").write_text("10.0.0.1:6379")
-    patch.setattr(doctor, "RAY_NOTE", folder / "ray_current_cluster")
-    return []
+    return plant
 
 
 USAGE = SimpleNamespace(total=10**8, free=10**7)
@@ -68,8 +58,9 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "force-reinstall flwr"),
     "a broken PyTorch": (no_torch, "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"), "wrong", "device = 'cuda:99': PyTorch", "take device=cpu"),
-    "no memory": (no_memory, "wrong", "0.3 GB free", "--cpus"),
-    "a folder that cannot be written": (a_file_in_the_place_of_a_folder, "wrong", "cannot be written",
+    "no memory": (written("meminfo", "MemTotal: 9000000 kB\nMemAvailable: 300000 kB\n", PROC=""), "wrong",
+        "0.3 GB free", "--cpus"),
+    "a folder that cannot be written": (written("runs", "", "out-dir=FOLDER/runs"), "wrong", "cannot be written",
         "out-dir=FOLDER"),
     "a full disk": (planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)), "warning", "10 MB free",
         "out-dir=FOLDER on another disk"),
@@ -77,14 +68,16 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "100 MB of shared memory", "--shm-size=1g"),
     "no data": (asked("dataset=image-folder", "data-dir=FOLDER/none"), "wrong", "there is no such folder",
         "correct that setting"),
-    "data that cannot be read": (unreadable_data, "wrong", "bad.csv, line 3, column 'a': 'foo' is not a finite number",
-        "correct that setting"),
+    "data that cannot be read": (
+        written("bad.csv", "a,label\n1,x\nfoo,y\n", "dataset=arrays", "data-dir=FOLDER/bad.csv", "cache-dir=FOLDER"),
+        "wrong", "bad.csv, line 3, column 'a': 'foo' is not a finite number", "correct that setting"),
     "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
     "a SuperLink left": (planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)), "warning",
         "flower-superlink (4711) is left", "kill 4711"),
     "a Ray left": (planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)), "warning", "raylet (4712) is left",
         "kill 4712"),
-    "a note of a cluster": (ray_note, "warning", "plain `flwr run` waits", "ray stop, or rm"),
+    "a note of a cluster": (written("ray_current_cluster", "10.0.0.1:6379", RAY_NOTE="ray_current_cluster"), "warning",
+        "plain `flwr run` waits", "ray stop, or rm"),
 }  # fmt: skip
 
 
@@ -137,7 +130,6 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr(doctor, "subprocess", SimpleNamespace(run=fails))
     _, found = findings(capsys)
-    assert [one["text"] for one in found if one["topic"] == "processes"] == [
-        "cannot be told here (FileNotFoundError('ps'))"
-    ]
+    (text,) = [one["text"] for one in found if one["topic"] == "processes"]
+    assert text == "cannot be told here (FileNotFoundError('ps'))"
     assert {"versions", "torch", "memory"} <= {one["topic"] for one in found}

@@ -34,8 +34,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: pytest.CaptureFixtu
 
 def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", "algorithms"])
-    out = capsys.readouterr().out
-    out = " ".join(out.split())
+    out = " ".join(capsys.readouterr().out.split())
     nothing = "Local (baseline: every client trains alone). Down: nothing. Up: nothing."
     assert f"{nothing} Different networks: yes." in out
     each, counted = "prototypes (a prototype of each class", ", with the number of samples behind it)"
@@ -47,15 +46,11 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
-    row = replace(
-        CATALOG["fedavg"], exchange=Exchange(up={"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")})
-    )
-    with mock.patch.dict(CATALOG, {"mine": row}):
+    up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
+    with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
         main(["list", "algorithms"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert (
-        "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)." in out
-    )
+    said = "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)."
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,15 +56,15 @@ def small(tmp_path: Path) -> Path:
 class Launcher:
     """Instead of Flower: runs of ``fedproto`` with seed 2 fail, and one may be interrupted after its first round."""
 
-    def __init__(self) -> None:
+    broken = "fedproto-digits-s2"
+    lost: tuple[str, ...] = ()
+    """What the summary of the run that would else fail says of replies."""
+    interrupt_at, damaged, models = 0, False, False
+
+    def __init__(self, **changes: Any) -> None:
         self.launched: list[str] = []
         self.resumed: list[str] = []
-        self.interrupt_at = 0
-        self.damaged = False
-        self.broken = "fedproto-digits-s2"
-        self.lost: list[str] = []
-        """What the summary of the run that would else fail says of replies."""
-        self.models = False
+        vars(self).update(changes)
 
     def __call__(self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         self.launched.append(run.name)
@@ -90,10 +90,12 @@ class Launcher:
         return ""
 
 
-def run_table(path: Path, launcher: Launcher, seeds: tuple[int, ...] = ()) -> int:
+def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **chosen: Any) -> int:
+    """``said``: where a console of 200 columns prints, which is no terminal."""
     table = read_table(path)
-    cells = plan(table, seeds=seeds)
-    return execute([(table, cells)], Runs(path.parent / "runs"), launcher, path.parent, {}, Console(quiet=True))
+    console = Console(file=said, width=200, quiet=said is None)
+    planned = [(table, plan(table, **chosen))]
+    return execute(planned, Runs(path.parent / "runs"), launcher, path.parent, {}, console, options=chosen)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
@@ -190,23 +192,19 @@ def test_a_network_of_ones_own_that_was_edited_makes_another_run(
 def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin_anew(
     damaged: bool, small: Path
 ) -> None:
-    launcher = Launcher()
-    launcher.interrupt_at = 4
     with pytest.raises(KeyboardInterrupt):
-        run_table(small, launcher)
+        run_table(small, launcher := Launcher(interrupt_at=4))
     first = launcher.launched[:]
     assert len(first) == 4
     assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
 
-    launcher = Launcher()
-    launcher.damaged = damaged
+    launcher = Launcher(damaged=damaged)
     assert run_table(small, launcher) == 1
     assert launcher.resumed == first[3:]
     assert launcher.launched[: 1 + damaged] == first[3:] * (1 + damaged)
     assert not set(launcher.launched) & set(first[:3])
 
-    launcher = Launcher()
-    launcher.broken = ""
+    launcher = Launcher(broken="")
     assert run_table(small, launcher) == 0
     assert [name.rpartition("-")[0] for name in launcher.launched] == ["fedproto-digits-s2"] * 2
 
@@ -217,32 +215,26 @@ def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
-    launcher = Launcher()
-    launcher.models = True
     run = runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0]
     runs = Runs(small.parent / "runs", keep)
-    runs.execute(run, launcher, lambda number: None)
+    runs.execute(run, Launcher(models=True), lambda number: None)
     left = {path.name for path in runs.folder_of(run).iterdir()}
     assert not runs.failed
     assert left & set(HEAVY) == (set(HEAVY) if keep else set())
 
 
 def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
-    table, said = read_table(small), StringIO()
-    runs, console = Runs(small.parent / "runs"), Console(file=said, width=200)
-    cells = plan(table, seeds=(2,), only=("Local",))
-    execute([(table, cells)], runs, Launcher(), small.parent, {}, console)
-    name = runs_of(cells)[0].name
+    run_table(small, launcher := Launcher(), said := StringIO(), seeds=(2,), only=("Local",))
+    name = launcher.launched[0]
     assert said.getvalue().splitlines()[:2] == [f"  {name}: round 1/2", f"  done: {name}"]
 
 
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
-    table, said, launcher = read_table(small), StringIO(), Launcher()
-    runs, cells = Runs(small.parent / "runs"), plan(table, seeds=(1,), only=("Local",))
-    other, mine = runs_of(cells)
-    with runs.lock(other.name):
-        planned, console = [(table, cells)], Console(file=said, width=200)
-        assert execute(planned, runs, launcher, small.parent, {}, console) == 0
+    chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
+    other, mine = runs_of(plan(read_table(small), **chosen))
+    launcher, said = Launcher(), StringIO()
+    with Runs(small.parent / "runs").lock(other.name):
+        assert run_table(small, launcher, said, **chosen) == 0
     assert launcher.launched == [mine.name]
     assert f"  another process makes {other.name}" in said.getvalue().splitlines()
     assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
@@ -358,19 +350,16 @@ def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> 
 
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
-    launcher = Launcher()
-    launcher.lost = ["2 of 40 replies failed, the last: ValueError: mine"]
-    assert run_table(small, launcher) == 0
+    lost = "2 of 40 replies failed, the last: ValueError: mine"
+    assert run_table(small, Launcher(lost=(lost,))) == 0
     notes = [line for line in (small.parent / "small.md").read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
-    assert notes[0] == f"- FedProto (all, first, few): warning: {launcher.lost[0]}"
+    assert notes[0] == f"- FedProto (all, first, few): warning: {lost}"
     assert len(notes) == 2
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table_of_their_own(small: Path) -> None:
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
-    launcher = Launcher()
-    launcher.broken = ""
-    run_table(small, launcher)
+    run_table(small, Launcher(broken=""))
     latex = (small.parent / "small.tex").read_text(encoding="utf-8")
     assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
     assert r"FedProto & \textbf{76.50 $\pm$ 0.71} &  & \textbf{76.50 $\pm$ 0.71} &  & " in latex
@@ -384,9 +373,7 @@ def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table
 def test_where_less_is_better_nothing_is_bold(figure: str, small: Path) -> None:
     text = SMALL.replace("figure: {when: final, what: head}", f"figure: {figure}")
     small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
-    launcher = Launcher()
-    launcher.broken = ""
-    run_table(small, launcher)
+    run_table(small, Launcher(broken=""))
     assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
 
 
@@ -405,13 +392,9 @@ def test_a_table_that_is_no_text_or_has_two_lists_of_rows_is_refused(small: Path
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
-    launcher = Launcher()
-    launcher.broken = ""
-    run_table(small, launcher)
+    run_table(small, launcher := Launcher(broken=""))
     before = (small.parent / "small.md").read_text()
-    table, options, runs = read_table(small), {"only": ("Local",)}, Runs(small.parent / "runs")
-    chosen = plan(table, only=("Local",))
-    execute([(table, chosen)], runs, launcher, small.parent, {}, Console(quiet=True), options=options)
+    run_table(small, launcher, only=("Local",))
     assert (small.parent / "small.md").read_text() == before
     assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
 
