@@ -62,7 +62,7 @@ def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
 def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
     """The settings of the most modest run of ``algo`` that meets the site's demands, or why it is refused."""
     config = default_run_config() | dict.fromkeys(LIMITED, 1) | {"local-steps": 0, "norm": "group", "algo": algo}
-    config |= {"partition": "own"} if has_own_data(node) else {}
+    config |= {"fedpcl.prototypes": "global"} | ({"partition": "own"} if has_own_data(node) else {})
     try:
         return Settings.from_run_config(config | meeting_demands(node), node)
     except SettingsError as error:

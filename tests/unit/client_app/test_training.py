@@ -146,6 +146,16 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step]) -> None:
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
 
 
+def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() -> None:
+    """As those of Ditto's other model, or of a layer that a method of another package gives its optimizer."""
+    model, other, data = some_model(), torch.nn.Parameter(torch.ones(())), some_data()
+    optimizer = torch.optim.SGD([*model.parameters(), other], lr=0.5)
+    step = Step([model], optimizer, lambda batch: cross_entropy(batch) | {"other": other})
+    for left in (0.5, 0.0):
+        step(data.inputs, data.labels, torch.arange(len(data)))
+        assert other.item() == left
+
+
 def test_terms_are_summed_and_reported_by_name() -> None:
     def two_terms(batch: Batch) -> LossTerms:
         return {"a": batch.logits.square().mean(), "b": 2 * batch.features.square().mean()}
