@@ -35,6 +35,7 @@ from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_i
 OF_PARTITIONS = {  # setting -> the partitions that read it
     "alpha": ("dirichlet", "balanced-dirichlet", "label-shift", "feature-label-shift"),
     "classes-per-client": ("pathological",),
+    "clients-per-domain": ("feature-shift", "feature-label-shift"),
     **dict.fromkeys(("ways", "ways-stdev", "shots", "shots-stdev"), ("n-way-k-shot",)),
 }
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why

@@ -47,11 +47,13 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
     _check_is_site(node)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
-    tried = [modest(node, algo) for algo in allowed_algorithms(node) or [""]]
-    settings = next((each for each in tried if isinstance(each, Settings)), tried[0])
-    if isinstance(settings, SettingsError):
-        raise settings
-    return settings
+    refusals = []
+    for algo in allowed_algorithms(node) or [""]:
+        settings = modest(node, algo)
+        if isinstance(settings, Settings):
+            return settings
+        refusals.append(settings)
+    raise refusals[0]
 
 
 def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from protofl_common.data import open_client_data
 from protofl_common.data.division import Division
 from protofl_common.data.store import open_data
+from protofl_common.experiment.settings import OF_PARTITIONS
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
@@ -43,6 +44,23 @@ def test_the_same_seed_divides_alike(data_settings: MakeSettings, dataset: str, 
     for first, second in zip(one, two, strict=True):
         np.testing.assert_array_equal(first.train, second.train)
         np.testing.assert_array_equal(first.test, second.test)
+
+
+CHANGED = {"alpha": 5.0, "classes-per-client": 4, "clients-per-domain": "1,2,1,1,1"}
+CHANGED |= {"ways": 5, "ways-stdev": 0, "shots": 9, "shots-stdev": 3}
+
+
+@pytest.mark.parametrize("partition", sorted({*COMMON, *ON_DOMAINS}))
+@pytest.mark.parametrize("setting", CHANGED)
+def test_a_partition_reads_the_settings_that_are_said_to_act_on_it(
+    data_settings: MakeSettings, setting: str, partition: str
+) -> None:
+    assert CHANGED.keys() == OF_PARTITIONS.keys()
+    before = data_settings(dataset="digit-domains", partition=partition, shots=5)
+    after = data_settings(dataset="digit-domains", partition=partition, **{"shots": 5, setting: CHANGED[setting]})
+    two = [Division(open_data(settings), settings, 5, "").shares(6) for settings in (before, after)]
+    alike = all(np.array_equal(one.train, other.train) for one, other in zip(*two, strict=True))
+    assert alike == (partition not in OF_PARTITIONS[setting])
 
 
 def test_iid_shares_are_even(open_all: OpenAll) -> None:
