@@ -403,15 +403,16 @@ def test_the_command_shows_what_would_run(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    small.write_text(SMALL.replace("train-samples: 10", "train-samples: 10, positive-rate: 0.5"), encoding="utf-8")
     out = ["--out", str(small.parent / "out")]
     assert main(["table", str(small), "--dry-run", "--only", "Local", "--seeds", "7", "rounds=3", *out]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small: A small table"
     assert [line.split() for line in lines[2:4]] == [
-        ["Local", "all", "7", "–", "20", "3", "train-samples=0"],
-        ["Local", "first", "7", "–", "20", "3", "train-samples=0"],
+        ["Local", "all", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],  # which is the default
+        ["Local", "first", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
     ]
-    assert lines[4].split() == ["Local", "few", "7", "–", "3", "3", "train-samples=10"]
+    assert lines[4].split() == ["Local", "few", "7", "–", "3", "3", "train-samples=10", "positive-rate=0.5"]
     assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
     assert not (small.parent / "out").exists()
 
