@@ -67,3 +67,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{image}[{text}]({os.path.relpath(uris[path], Path(page.file.src_uri).parent)}{anchor})"
 
     return re.sub(r"(?m)^```(\w+) .*$", r"```\1", LINK.sub(of_the_site, markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A head without a text is a plain cell: a screen reader would announce an empty one."""
+    return html.replace("<th></th>", "<td></td>")
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The theme's search is a dialog without a name."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )

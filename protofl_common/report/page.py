@@ -199,7 +199,8 @@ def _settings(run: RecordedRun) -> Markup:
 def table(shown: Table, words: bool = False) -> Markup:
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
     above = Markup('<p class="above">{}</p>').format(shown.note) if shown.note else ""
-    head = each('<th scope="col">{}</th>', [(text,) for text in shown.heads])
+    th = Markup('<th scope="col">{}</th>')
+    head = Markup("").join(th.format(text) if text else Markup("<td></td>") for text in shown.heads)
     body = each("<tr>{}</tr>", [(each("<td>{}</td>", [(text,) for text in row]),) for row in shown.rows])
     card = """<div class="card">{}<div class="box" tabindex="0"><table{}><thead><tr>{}</tr></thead>
 <tbody>{}</tbody></table></div></div>"""

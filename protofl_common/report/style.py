@@ -32,7 +32,7 @@ figcaption{margin-top:.5em}
 .box{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
-thead th{border-top:0;color:var(--soft);font-weight:600}
+thead th,thead td{border-top:0;color:var(--soft);font-weight:600}
 th:first-child,td:first-child,table.words th,table.words td{text-align:left}
 table.words td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:7em}
 details{padding:8px 12px}
