@@ -47,7 +47,8 @@ FIRST_SCREEN = (
     CONTRAST
     + """
   const verdict = document.querySelector(".gain"), table = verdict.nextElementSibling;
-  const columns = [...table.querySelectorAll("thead tr > *")].slice(0, 3).map(head => head.getBoundingClientRect().right);
+  const heads = [...table.querySelectorAll("thead tr > *")].slice(0, 3);
+  const columns = heads.map(head => head.getBoundingClientRect().right);
   const found = {
     pale: pale("main"), wide: document.documentElement.scrollWidth, page: light(ground(document.body)),
     verdict: verdict.getBoundingClientRect().bottom, table: table.getBoundingClientRect().bottom,
