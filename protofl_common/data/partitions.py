@@ -48,10 +48,9 @@ def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Ge
 def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
     """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest."""
     decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
-    sizes = [len(deck) for deck in decks]
     if pool.for_training is not None and not pool.for_training.all():
-        for deck in decks:  # a file often has its test part last: without this the last clients would get all of it
-            rng.shuffle(deck)
+        decks = shuffled_by_class(pool.labels, rng)  # a test part at the end of a file is not for the last clients
+    sizes = [len(deck) for deck in decks]
     for _ in range(TRIES):
         counts_CN, drawn_CN = _counts_drawn(sizes, np.full(clients, alpha), rng, full)
         if counts_CN.sum(0).min() >= least:

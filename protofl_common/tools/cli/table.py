@@ -31,7 +31,6 @@ from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Config, SettingsError
-from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
@@ -169,10 +168,10 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
-    configs = [default_run_config() | next(iter(other.runs.values())).config for other in cells if other.runs]
+    configs = [next(iter(other.runs.values())).settings.given for other in cells if other.runs]
     first = next(iter(cell.runs.values()))
-    whole = default_run_config() | first.config
-    differing = {key: value for key, value in whole.items() if any(other.get(key) != value for other in configs)}
+    given = first.settings.given
+    differing = {key: value for key, value in given.items() if any(other.get(key) != value for other in configs)}
     settings = " ".join(f"{key}={value}" for key, value in differing.items())
     return (*seeds, str(first.federation["num-supernodes"]), str(first.settings.run.rounds), settings)
 
