@@ -13,6 +13,7 @@ into a core's own cache, just after the block has served for the gradient of the
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -95,12 +96,12 @@ class _LinearWithSgd(torch.autograd.Function):
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(weight)
             momentum = state["momentum_buffer"]  # the one that ``torch.optim.SGD`` itself would use
-        grad_x = torch.zeros_like(x)
         rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
-        for start in range(0, len(weight), rows):
-            block = slice(start, start + rows)
-            grad_x.addmm_(grad[:, block], weight[block])
-            _step(weight[block], None if momentum is None else momentum[block], grad[:, block].T, x, ctx.group)
+        momenta = repeat(None) if momentum is None else momentum.split(rows)
+        grad_x = None
+        for grad_block, block, momentum_block in zip(grad.split(rows, 1), weight.split(rows), momenta):
+            grad_x = grad_block @ block if grad_x is None else grad_x.addmm_(grad_block, block)
+            _step(block, momentum_block, grad_block.T, x, ctx.group)
         return grad_x, None, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
