@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -122,6 +122,14 @@ class Connection:
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
         return output, runs[0]["status"] if runs else "refused"
+
+    def simulate(self, clients: int, config: Mapping[str, object], timeout: float = 600) -> str:
+        """Run the app with so many simulated clients, to its end; what it prints."""
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        federation = f"num-supernodes={clients} client-resources-num-cpus=1"
+        output, status = self.run("--federation-config", federation, "--run-config", text, timeout=timeout)
+        assert status == "finished:completed", output
+        return output
 
 
 def hear_ctrl_c() -> None:
