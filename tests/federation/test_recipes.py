@@ -46,9 +46,7 @@ def test_a_recipe_takes_two_rounds(recipe: Path, algo: str, tmp_path: Path) -> N
     assert set(outcome.rows[1]["losses"]) - {"total"} == MINIMISED[algo]
 
 
-SAME_CLIENTS = {
-    "mpft-office10": "fedpcl-office10", "fpl-office10": "fedplvm-office10", "pfllib-fmnist": "fedtgp-fmnist-practical"
-}  # fmt: skip
+SAME_CLIENTS = {"mpft-office10": "fedpcl-office10", "pfllib-fmnist": "fedtgp-fmnist-practical"}
 """Recipe -> the one whose setting it has. PFLlib's leaderboard and FedTGP's Table 10 have one generator of data."""
 
 
