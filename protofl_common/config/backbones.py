@@ -7,7 +7,7 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 import re
 from dataclasses import dataclass
 
-EMBEDDED: dict[str, str] = {  # small ResNets for 64×64 images, made by `tests/bench/pretraining`
+EMBEDDED: dict[str, str] = {  # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
     "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
     "scenes": "shaded shapes under many textures, in clutter and changing light",

@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 from safetensors.numpy import load_file
 
+from tests.bench.printing import markdown
 from tests.support.standing import Standing
 
 SITES = ("north", "south")
@@ -265,10 +266,7 @@ def table(out: Path) -> str:
         name: json.loads((out / f"{name}.json").read_text()) for name in FAULTS if (out / f"{name}.json").exists()
     }
     wanted = results.get("undisturbed", {}).get("prototypes")
-    lines = [
-        "| fault | times | outcome | replies lost | rounds lost | state lost | it says |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, result in results.items():
         if not (tries := result["tries"]):
             continue
@@ -278,10 +276,10 @@ def table(out: Path) -> str:
         outcome = ("the same prototypes, bit for bit" if exactly else "goes on") if right else "NOT RIGHT"
         outcome = outcome if result["status"] == "finished:completed" else result["status"]
         state = ("none" if same else "?") if exactly else (sum(one["state"] for one in tries) or "none")
-        replies, rounds = (sum(one[key] for one in tries) or "none" for key in ("replies", "rounds"))
+        lost = [sum(one[key] for one in tries) or "none" for key in ("replies", "rounds")]
         said = f"`{result['line']}`" if result["line"] else ""
-        lines.append(f"| {FAULTS[name][1]} | {len(tries)} | {outcome} | {replies} | {rounds} | {state} | {said} |")
-    return "\n".join(lines) + "\n"
+        rows.append([FAULTS[name][1], str(len(tries)), outcome, *map(str, (*lost, state)), said])
+    return markdown(("fault", "times", "outcome", "replies lost", "rounds lost", "state lost", "it says"), rows) + "\n"
 
 
 def main() -> None:

@@ -2,21 +2,24 @@
 
 python -m tests.bench.natural write /data           # /data/heart.npz of /data/heart/*.data
 protofl table configs/tables/natural-heart.yaml --data-dir /data
-python -m tests.bench.natural show natural-heart    # the page's table, of runs/tables/runs
+python -m tests.bench.natural show natural-heart --data-dir /data    # the page's table, of runs/tables/runs
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from protofl_common.basics.text import human_bytes
-from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.tables.spec import TableFile, read_table
+from protofl_common.runs.folder import RoundRow, RunFolder
+from protofl_common.tools.tables.plan import plan
+from protofl_common.tools.tables.spec import read_table
+from tests.bench.printing import markdown, of_seeds
 
 TABLES = Path(__file__).parents[2] / "configs" / "tables"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -63,65 +66,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("write", "show"))
     parser.add_argument("which", help="write: the folder of the data; show: a table of configs/tables, natural-…")
+    parser.add_argument("--data-dir", default="", help="as of `protofl table`")
     parser.add_argument("--out", type=Path, default=Path("runs/tables"), help="as of `protofl table`")
     arguments = parser.parse_args()
     if arguments.what == "write":
         np.savez(Path(arguments.which) / "heart.npz", **heart(str(Path(arguments.which) / "heart")))
         return
-    table = read_table(TABLES / f"{arguments.which}.yaml")
-    runs = runs_of(table, arguments.out / "runs")
-    first = runs["Local"][0]
-    names = dict(sorted(sites(first).items()))
-    metrics = [name for name in ("balanced-accuracy", "auc") if f"head/{name}" in last_row(first)["metrics"]]
-    columns = ["", "accuracy", *metrics, *(names.values() if len(names) <= 4 else ()), "worse off than alone", "bytes"]
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for name, folders in runs.items():
-        found, alone = ([last_row(folder) for folder in each] for each in (folders, runs["Local"]))
-        texts = [name, of_seeds([100 * row["accuracy"]["head"]["mean"] for row in found], 1)]
-        texts += [of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in found], 2) for metric in metrics]
-        each = [f"{100 * statistics.fmean(accuracies(row)[one] for row in found):.1f}" for one in names]
-        pairs = [(accuracies(one)[s], accuracies(two)[s]) for one, two in zip(found, alone, strict=True) for s in names]
-        worse = "–" if name == "Local" else f"{sum(here < there for here, there in pairs)} of {len(pairs)}"
-        texts += [*(each if len(each) <= 4 else ()), worse, human_bytes(statistics.fmean(map(sent, folders)))]
-        print(f"| {' | '.join(texts)} |")
+    cells = plan(read_table(TABLES / f"{arguments.which}.yaml"), data_dir=arguments.data_dir)
+    runs = {cell.row: [arguments.out / "runs" / run.name for run in cell.runs.values()] for cell in cells}
+    heads, *rows = shown({row: list(map(RunFolder, folders)) for row, folders in runs.items()})
+    print(markdown(heads, rows))
 
 
-def runs_of(table: TableFile, folder: Path) -> dict[str, list[Path]]:
-    """Row -> its finished runs, in the order of the seeds."""
-    finished = [(one, RunFolder(one).summary()) for one in sorted(folder.iterdir())]
-    settings = [(one, summary["settings"]) for one, summary in finished if summary]
-    natural = [(one, found) for one, found in settings if found["partition"] == "natural"]
-    rows = {name: table.base.settings | row.part.settings for name, row in table.rows.items() if row.part}
-    natural.sort(key=lambda run: run[1]["seed"])
-    return {name: [one for one, found in natural if is_of(found, row)] for name, row in rows.items()}
+def shown(runs: dict[str, list[RunFolder]]) -> Iterator[list[str]]:
+    """The table's head and rows, of the last evaluation of each seed's run."""
+    last = {name: [run.rows()[-1] for run in of_row] for name, of_row in runs.items()}
+    facts = dict(sorted(runs["Local"][0].finished_summary()["clients"].items()))
+    metrics = [name for name in ("balanced-accuracy", "auc") if f"head/{name}" in last["Local"][0]["metrics"]]
+    domains = [site["domain"] for site in facts.values()] if len(facts) <= 4 else []  # hospital, person or camera
+    yield ["", "accuracy", *metrics, *domains, "worse off than alone", "bytes"]
+    alone = by_head(last["Local"], facts)
+    for name, rows in last.items():
+        found = by_head(rows, facts)
+        means = [of_seeds([100 * row["accuracy"]["head"]["mean"] for row in rows])]
+        means += [of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in rows], 2) for metric in metrics]
+        means += [f"{100 * share:.1f}" for share in found.mean(0)] if domains else []
+        worse = "–" if name == "Local" else f"{(found < alone).sum()} of {found.size}"
+        sent = statistics.fmean(sum(run.finished_summary()["bytes"].values()) for run in runs[name])
+        yield [name, *means, worse, human_bytes(sent)]
 
 
-def is_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
-    """Whether a run's settings have the row's algorithm and data."""
-    same = all(found[key] == row[key] for key in ("algo", "dataset", "standardise") if key in row)
-    same = same and found.get("gaussian.priors", "global") == row.get("gaussian.priors", "global")
-    return same and Path(found["data-dir"]).name == Path(row["data-dir"]).name
-
-
-def last_row(folder: Path) -> dict[str, Any]:
-    return dict(RunFolder(folder).rows()[-1])
-
-
-def accuracies(row: dict[str, Any]) -> dict[str, float]:
-    return {site: client["accuracy"]["head"] for site, client in row["clients"].items()}
-
-
-def sites(folder: Path) -> dict[str, str]:
-    """Site -> the hospital, person or camera that it is."""
-    return {site: facts["domain"] for site, facts in RunFolder(folder).finished_summary()["clients"].items()}
-
-
-def sent(folder: Path) -> int:
-    return sum(RunFolder(folder).finished_summary()["bytes"].values())
-
-
-def of_seeds(values: list[float], digits: int) -> str:
-    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+def by_head(rows: list[RoundRow], sites: Iterable[str]) -> np.ndarray:
+    """[seeds, sites]: accuracies."""
+    return np.array([[row["clients"][site]["accuracy"]["head"] for site in sites] for row in rows])
 
 
 if __name__ == "__main__":

@@ -30,39 +30,6 @@ TRAVELS = "<!-- Made from the code and the algorithms' pages. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
-ARXIV = {  # algorithm -> number of its paper there
-    "fedavg": "1602.05629",
-    "fedproto": "2105.00243",
-    "fedtgp": "2401.03230",
-    "fedpcl": "2209.10083",
-    "mpft": "2410.07738",
-    "gaussian": "2503.06962",
-    "fedplvm": "2403.09048",
-    "protofed": "2303.12296",
-    "fednh": "2212.02758",
-    "fedorgp": "2502.16119",
-    "fedsa": "2501.05496",
-    "fedprox": "1812.06127",
-    "scaffold": "1910.06378",
-    "fedbn": "2102.07623",
-    "fedper": "1912.00818",
-    "lg-fedavg": "2001.01523",
-    "fedrep": "2102.07078",
-    "feddistill": "1811.11479",
-    "fml": "2006.16765",
-    "fedgen": "2105.10056",
-    "fesem": "2005.01026",
-    "fedfa": "2301.12995",
-    "per-fedavg": "2002.07948",
-    "ditto": "2012.04221",
-    "pfedme": "2006.08848",
-}
-FPL = "Huang_Rethinking_Federated_Learning_With_Domain_Shift_A_Prototype_View_CVPR_2023_paper"
-LINKS = {algo: f"https://arxiv.org/abs/{number}" for algo, number in ARXIV.items()} | {
-    "fpl": f"https://openaccess.thecvf.com/content/CVPR2023/html/{FPL}.html",
-    "fedgh": "https://doi.org/10.1145/3581783.3611781",
-    "fedkd": "https://doi.org/10.1038/s41467-022-29763-x",
-}
 
 
 def pages() -> dict[str, str]:
@@ -135,9 +102,9 @@ def _beside_others(title: str) -> Iterator[str]:
 
 
 def _paper(name: str) -> str:
-    """An algorithm's paper, with its link where there is one."""
-    said = CATALOG[name].paper
-    return f"[{said}]({LINKS[name]})" if name in LINKS else said
+    """An algorithm's paper, with the link of its page where that has one."""
+    link = re.search(r"\]\((https://(?:arxiv|doi|openaccess)[^)]*)\)", _written(name))
+    return f"[{CATALOG[name].paper}]({link[1]})" if link else CATALOG[name].paper
 
 
 def _stays(name: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.tools.cli.arguments import read_assignments
+from tests.bench.printing import markdown, of_seeds
 from tests.support import attacks
 from tests.support.attacks import Change, everywhere
 from tests.support.harness import Outcome, Tamper, run_config, run_federation
@@ -89,16 +90,8 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     for one in results:
         row = rows.setdefault((one["algo"], one["hostile"], one["settings"]), {})
         row.setdefault(one["attack"], []).append(one["accuracy"])
-    lines = ["| | hostile | settings | " + " | ".join(ATTACKS) + " |", "|---" * (3 + len(ATTACKS)) + "|"]
-    for (algo, hostile, settings), row in sorted(rows.items()):
-        cells = [_cell(row.get(attack, [])) for attack in ATTACKS]
-        lines.append(f"| {algo} | {hostile} | {settings} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(found: list[float]) -> str:
-    spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
-    return f"{statistics.mean(found):.1f}{spread}" if found else "–"
+    cells = [[*map(str, what), *(of_seeds(row.get(attack, [])) for attack in ATTACKS)] for what, row in rows.items()]
+    return markdown(("", "hostile", "settings", *ATTACKS), sorted(cells))
 
 
 def main() -> None:

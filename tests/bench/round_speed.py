@@ -9,7 +9,6 @@ passes or fails.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.runs.folder import RoundRow, RunFolder
 from tests.bench import htfllib
 from tests.bench.bare import BareFederation
 from tests.support.processes import Connection, superlink
@@ -34,15 +34,10 @@ METHODS: dict[str, dict[str, Any]] = {
 """Name -> what makes it the same work in all loops: the clients' term is the samples' mean square, of weight 1."""
 
 
-def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]:
+def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[RoundRow]:
     """The rows of one `flwr run`."""
-    config = SETTING | {"out-dir": str(folder), "run-name": name} | changes
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    options = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
-    output, status = connection.run("--federation-config", options, "--run-config", text, timeout=3600)
-    assert status == "finished:completed", output
-    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == "round"]
+    connection.simulate(CLIENTS, SETTING | {"out-dir": str(folder), "run-name": name} | changes, timeout=3600)
+    return [row for row in RunFolder(folder / name).rows() if row["kind"] == "round"]
 
 
 def compare_rounds(connection: Connection, folder: Path, method: str, options: argparse.Namespace) -> None:
@@ -50,7 +45,7 @@ def compare_rounds(connection: Connection, folder: Path, method: str, options: a
     changes = METHODS[method] | {"data-dir": options.data_dir, "total-samples": options.samples}
     settings = Settings.from_run_config(default_run_config() | SETTING | changes)
 
-    def ours(name: str) -> list[dict[str, Any]]:
+    def ours(name: str) -> list[RoundRow]:
         return federated(connection, folder, f"{method}-{name}", **changes, rounds=options.rounds + 1)[1:]
 
     bare = BareFederation(settings, CLIENTS)
@@ -74,7 +69,7 @@ def compare_rounds(connection: Connection, folder: Path, method: str, options: a
         print(f"(c) HtFLlib's own loop: {spread(theirs)} s a round; ours / HtFLlib's: {ratio:.3f}", flush=True)
 
 
-def print_phases(rows: list[dict[str, Any]]) -> None:
+def print_phases(rows: list[RoundRow]) -> None:
     """(b): what a client's round is made of."""
     phases: dict[str, float] = {}
     for row in rows:

@@ -51,11 +51,8 @@ def measured(connection: Connection, folder: Path, clients: int, participation: 
     notes.unlink(missing_ok=True)
     config = SETTING | {"data-dir": str(folder / "images.npz"), "cache-dir": str(folder / "cache"), "rounds": rounds}
     config |= {"out-dir": str(folder / "runs"), "run-name": f"{clients}-{participation}"}
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in (config | {"participation": participation}).items())
-    options = f"num-supernodes={clients} client-resources-num-cpus=1"
     start = time.time()
-    output, status = connection.run("--federation-config", options, "--run-config", text, timeout=36_000)
-    assert status == "finished:completed", output
+    connection.simulate(clients, config | {"participation": participation}, timeout=36_000)
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     first, later = lines[0], [line for line in lines[1:] if line["kind"] == "round"]
     asked = sum(line["asked"] for line in later)

@@ -21,6 +21,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.spec import read_table
+from tests.bench.printing import markdown, of_seeds
 from tests.support.harness import run_federation
 
 HERE = Path(__file__).parents[2]
@@ -60,10 +61,9 @@ class Point:
         return statistics.fmean(self.accuracies)
 
     def __str__(self) -> str:
-        count = len(self.accuracies)
-        spread = f" ± {statistics.stdev(self.accuracies):.1f}" if count > 1 else ""
         early = f" ({statistics.fmean(self.early):.1f})" if self.early else ""
-        return f"{self.accuracy:.1f}{spread}{early}" + (f", n = {count}" if count < SEEDS else "")
+        few = f", n = {len(self.accuracies)}" if len(self.accuracies) < SEEDS else ""
+        return of_seeds(self.accuracies) + early + few
 
 
 def main() -> None:
@@ -151,19 +151,16 @@ def points_of(situation: str) -> dict[str, Point]:
 
 def table(points: dict[str, dict[str, Point]]) -> str:
     """A row per algorithm, in the figure's groups."""
-    names = [name for group in GROUPS.values() for name in group]
     bytes_of = [situation for situation in ("label shift", "few samples") if situation in points]
-    header = ["", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"]
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     best = {situation: max(found.values(), key=lambda point: point.accuracy) for situation, found in points.items()}
-    for name in names:
-        here = {situation: found[name] for situation, found in points.items() if name in found}
+    rows = []
+    for name in (name for group in GROUPS.values() for name in group):
+        if not (here := {situation: found[name] for situation, found in points.items() if name in found}):
+            continue
         texts = [f"**{here[s]}**" if here.get(s) is best[s] else str(here.get(s, "–")) for s in points]
         texts += [human_bytes(here[s].bytes) if s in here else "–" for s in bytes_of]
-        if here:
-            texts.append(f"{statistics.fmean(one.cost for one in here.values()):.1f}")
-            lines.append(f"| {name} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, *texts, f"{statistics.fmean(point.cost for point in here.values()):.1f}"])
+    return markdown(("", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"), rows) + "\n"
 
 
 def draw(points: dict[str, dict[str, Point]]) -> None:

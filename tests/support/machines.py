@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from tests.support import ROOT
 from tests.support.operators import approving
-from tests.support.processes import BIN, free_port, process
+from tests.support.processes import BIN, free_port, process, wait_until
 
 README = ROOT / "docker" / "README.md"
 SITES = {"north": "cnn4", "south": "htcnn-3"}
@@ -138,10 +137,7 @@ class Machines:
     def wait_for(self, port: int) -> None:
         """Until a port of the SuperLink's machine answers ``/health``."""
         check = f"HEALTH_URLS=https://127.0.0.1:{port}/health SSL_CERT_FILE=certs/ca.crt python docker/health.py"
-        deadline = time.monotonic() + 60
-        while self.run("superlink", check).returncode:
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.3)
+        wait_until(lambda: self.run("superlink", check).returncode == 0, self.logs, timeout=60)
 
     def step(self, machine: str, text: str) -> None:
         """A block as a step that must succeed."""

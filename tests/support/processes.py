@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.support import ROOT
 
@@ -47,15 +48,31 @@ def output_of(words: Sequence[str], env: dict[str, str], cwd: Path = ROOT) -> st
     return ended.stdout
 
 
+def wait_until(
+    condition: Callable[[], Any], logs: Callable[[], str] = str, timeout: float = 240, pause: float = 0.2
+) -> Any:
+    """What a condition returns once that is true; an error with the logs if it takes too long."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, logs()
+        time.sleep(pause)
+    return found
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
     """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def listens_now() -> bool:
         assert started.poll() is None, log.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
+        return listens(port)
+
+    wait_until(listens_now, log.read_text, timeout=120)
 
 
 @contextmanager
@@ -74,20 +91,28 @@ def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT
                 continue
 
 
+def name_superlink(home: Path, port: int) -> None:
+    """Let ``here`` be the SuperLink on a port, for the `flwr` with this home."""
+    address = f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}')
+
+
 @contextmanager
-def superlink(folder: Path, *options: str) -> Iterator[Connection]:
+def superlink(folder: Path, *options: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Iterator[Connection]:
     """A SuperLink on loopback and a connection to it."""
-    port, control = free_port(), free_port()
-    env = environment(folder / "home")
+    port, env = free_port(), env or environment(folder / "home")
+    name_superlink(Path(env["FLWR_HOME"]), port)
     command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--control-api-address", f"127.0.0.1:{control}", "--disable-runtime-dependency-installation"]
-    (folder / "home" / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
+    command += ["--control-api-address", f"127.0.0.1:{free_port()}", "--disable-runtime-dependency-installation"]
     log = folder / "superlink.log"
-    with process([*command, *options], env, log) as started:
+    with process([*command, *options], env, log, cwd) as started:
         wait_for(port, started, log)
         yield Connection(port, env)
+
+
+def supernode_command(program: Sequence[str], superlink_port: int, node_config: str) -> list[str]:
+    command = [*program, "--insecure", "--superlink", f"127.0.0.1:{superlink_port}"]
+    return [*command, "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
 
 
 @contextmanager
@@ -100,8 +125,7 @@ def supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [*program, "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
-    command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
+    command = supernode_command(program, connection.port, node_config)
     with process(command, environment(folder / "home"), folder / "supernode.log", cwd) as started:
         yield started
 
@@ -122,6 +146,14 @@ class Connection:
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
         return output, runs[0]["status"] if runs else "refused"
+
+    def simulate(self, clients: int, config: Mapping[str, object], timeout: float = 600) -> str:
+        """Run the app with so many simulated clients, to its end; what it prints."""
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        federation = f"num-supernodes={clients} client-resources-num-cpus=1"
+        output, status = self.run("--federation-config", federation, "--run-config", text, timeout=timeout)
+        assert status == "finished:completed", output
+        return output
 
 
 def hear_ctrl_c() -> None:

@@ -6,9 +6,7 @@ encryption. Every part is a process group of its own.
 
 import json
 import re
-import socket
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,8 +15,7 @@ from typing import Any
 import psutil
 
 from server_app.checkpoint import Checkpoint, checkpoints
-from tests.support import ROOT
-from tests.support.processes import environment, free_port, process
+from tests.support import ROOT, processes
 
 
 class Standing:
@@ -26,28 +23,23 @@ class Standing:
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder, self.running = folder, running
-        self.port = free_port()
+        self.port = processes.free_port()
         self.groups: dict[str, subprocess.Popen[bytes]] = {}
-        self.env = environment(folder / "home")
-        address = f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
-        (folder / "home" / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n{address}')
+        self.env = processes.environment(folder / "home")
+        processes.name_superlink(folder / "home", self.port)
 
     def start(self, part: str, command: list[str]) -> None:
         """A part; its log is ``<part>-<number>.log``."""
         number = len(list(self.folder.glob(f"{part}-*.log")))
-        env = environment(self.folder / f"home-{part}") | {"OMP_NUM_THREADS": "1"}
+        env = processes.environment(self.folder / f"home-{part}") | {"OMP_NUM_THREADS": "1"}
         log = self.folder / f"{part}-{number}.log"
-        self.groups[part] = self.running.enter_context(process(command, env, log))
+        self.groups[part] = self.running.enter_context(processes.process(command, env, log))
 
     def start_superlink(self) -> None:
         command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--isolation", "process", "--database", str(self.folder / "superlink.db")]
         self.start("superlink", command)
-        self.wait(self._answers, timeout=60)
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        self.wait(lambda: processes.listens(self.port), timeout=60)
 
     def start_worker(self) -> None:
         """What runs the server's half of each run."""
@@ -65,9 +57,7 @@ class Standing:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
         facts += f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
-        command = [*program.split(), "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
-        command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", facts]
-        self.start(site, command)
+        self.start(site, processes.supernode_command(program.split(), self.port, facts))
 
     def kill(self, part: str) -> None:
         """SIGKILL for all processes of a part."""
@@ -113,10 +103,7 @@ class Standing:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(pause)
+        processes.wait_until(condition, self.logs, timeout, pause)
 
     def wait_for_rounds(self, run: str, number: int) -> None:
         """Until a run has acknowledged that many rounds: they are in its checkpoint, not only among its rows."""

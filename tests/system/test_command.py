@@ -11,7 +11,7 @@ import pytest
 
 from protofl_common.tools.cli.run import program
 from tests.support import ROOT
-from tests.support.processes import BIN, hear_ctrl_c
+from tests.support.processes import BIN, hear_ctrl_c, wait_until
 
 pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "rounds=1", "local-epochs=1", "--clients", "2")
@@ -54,7 +54,4 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
         ((file,), resume) = tmp_path.glob("*/resume.toml"), re.search(r"to go on: (.*)", rest)
         assert resume
         assert resume[1] == f"{program()} run --recipe {file}"
-    deadline = time.monotonic() + 50
-    while not all(map(ended, children)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert all(map(ended, children))
+    wait_until(lambda: all(map(ended, children)), timeout=50)

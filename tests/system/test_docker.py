@@ -7,12 +7,12 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.processes import wait_until
 
 pytestmark = [
     pytest.mark.docker,
@@ -82,10 +82,8 @@ def test_sites_meet_only_the_door(demo: str) -> None:
 
 def await_health(service: str) -> None:
     """Until the engine calls it healthy."""
-    deadline = time.monotonic() + 60
-    while docker("inspect", "--format", "{{.State.Health.Status}}", container(service)).strip() != "healthy":
-        assert time.monotonic() < deadline, service
-        time.sleep(1)
+    inspect = ("inspect", "--format", "{{.State.Health.Status}}", container(service))
+    wait_until(lambda: docker(*inspect).strip() == "healthy", lambda: service, timeout=60, pause=1)
 
 
 def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:

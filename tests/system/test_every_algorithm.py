@@ -25,10 +25,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
     settings: dict[str, Scalar] = {"algo": first, "baselines": ",".join(others), "run-name": "mine", "rounds": 2}
     settings |= {"train-samples": 20, "test-samples": 50}
     folders = {engine: tmp_path / engine for engine in ("flower", "local")}
-    here = settings | {"out-dir": str(folders["flower"])}
-    config = " ".join(f"{key}={json.dumps(value)}" for key, value in here.items())
-    output, status = simulation.run(*TWO, "--run-config", config, timeout=600)
-    assert status == "finished:completed", output
+    simulation.simulate(2, settings | {"out-dir": str(folders["flower"])})
     words = [f"{key}={value}" for key, value in settings.items()]
     words += [f"out-dir={folders['local']}", "--clients", "2"]
     subprocess.run([str(BIN / "protofl"), "run", *words], check=True, timeout=600, capture_output=True)

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from tests.support import ROOT
 from tests.support.machines import copy_checkout
-from tests.support.processes import free_port, output_of, process, wait_for
+from tests.support.processes import output_of, superlink
 
 pytestmark = pytest.mark.system
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}())\n"
@@ -79,14 +79,8 @@ def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:
     clean.run("flwr", "build", "--app", str(tmp_path / "protofl"))
     (bundle,) = clean.folder.glob("*.fab")
     zipfile.ZipFile(bundle).extractall(clean.folder / "protofl")
-    port, home = free_port(), Path(clean.environment["FLWR_HOME"])
-    home.mkdir()
-    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    link = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    link += ["--control-api-address", f"127.0.0.1:{free_port()}", "--disable-runtime-dependency-installation"]
-    log = tmp_path / "superlink.log"
-    with process([str(clean.bin / link[0]), *link[1:]], clean.environment, log, cwd=clean.folder) as started:
-        wait_for(port, started, log)
+    Path(clean.environment["FLWR_HOME"]).mkdir()
+    with superlink(tmp_path, "--simulation", env=clean.environment, cwd=clean.folder):
         settings = 'dataset="digits" partition="iid" rounds=1 local-epochs=1 run-name="first"'
         federation = "num-supernodes=2 client-resources-num-cpus=1"
         options = ("--stream", "--run-config", settings, "--federation-config", federation)

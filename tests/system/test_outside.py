@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from PIL import Image
 from protofl_common.tools.cli.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.support.processes import BIN, hear_ctrl_c, output_of
+from tests.support.processes import BIN, hear_ctrl_c, output_of, wait_until
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"
@@ -57,11 +56,12 @@ def command_of_the_page() -> list[str]:
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
     """Until a run has written it."""
-    deadline = time.monotonic() + 600
-    while not (file.exists() and file.read_text()):
+
+    def written() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return file.exists() and bool(file.read_text())
+
+    wait_until(written, timeout=600)
 
 
 @pytest.mark.long

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import ssl
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
-from tests.support.processes import free_port
+from tests.support.processes import free_port, wait_until
 from tests.support.strangers import strangers_at
 
 pytestmark = pytest.mark.system
@@ -153,18 +152,19 @@ def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     return {name: (node, state) for name, node, state in found if state in ("online", "offline", "registered")}
 
 
-def wait_until(machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]) -> dict[str, tuple[str, str]]:
+def shown_once(machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]) -> dict[str, tuple[str, str]]:
     """What is shown once it is so."""
-    deadline = time.monotonic() + 120
-    while not wanted(found := nodes(machines)):
-        assert time.monotonic() < deadline, f"{found}\n{machines.logs()}"
-        time.sleep(0.5)
-    return found
+
+    def found() -> dict[str, tuple[str, str]]:
+        shown = nodes(machines)
+        return shown if wanted(shown) else {}
+
+    return wait_until(found, machines.logs, timeout=120)
 
 
 def test_the_operators_page(federation: Machines) -> None:
     """Its blocks in order; north has a new key at the end, and nobody else has noticed."""
-    before = wait_until(federation, lambda found: all(found[site][1] == "online" for site in SITES))
+    before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
     for block in blocks_of(OPERATIONS):
         done = federation.run(block.machine, block.text, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr + federation.logs()
@@ -173,7 +173,7 @@ def test_the_operators_page(federation: Machines) -> None:
     at = federation.checkout("superlink")
     with sqlite3.connect(at / "backup" / "superlink.db") as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    now = wait_until(federation, lambda found: found["north"] != before["north"] and found["north"][1] == "online")
+    now = shown_once(federation, lambda found: found["north"] != before["north"] and found["north"][1] == "online")
     assert now["north"][0] != before["north"][0]
     assert now["south"] == before["south"]
 
@@ -191,10 +191,7 @@ def stopped_run(machines: Machines) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     command = next(line for line in re.split(r"(?<!\\)\n", run.text) if line.startswith("flwr run"))
     machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=4"))
-    deadline = time.monotonic() + 240
-    while not list(folder.glob("checkpoints/000001*")):
-        assert time.monotonic() < deadline, machines.logs()
-        time.sleep(0.5)
+    wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
     listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
     return next(str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished"))
 
@@ -245,6 +242,6 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
 
     revoke, register = rotate.replace("north", "south").splitlines()
     federation.step("superlink", revoke)
-    wait_until(federation, lambda found: set(found) == {"north"})
+    shown_once(federation, lambda found: set(found) == {"north"})
     again = federation.run("superlink", register)
     assert "Public key already in use" in again.stdout + again.stderr

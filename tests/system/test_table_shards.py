@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.processes import BIN
+from tests.support.processes import BIN, wait_until
 from tests.support.results import digests
 
 pytestmark = pytest.mark.system
@@ -32,12 +32,13 @@ def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill it once it has added a checkpoint of a round to a run that is not finished."""
-    start, deadline = time.time(), time.monotonic() + 600
-    while time.monotonic() < deadline:
+    start = time.time()
+
+    def is_within() -> bool:
         new = [file for file in folder.glob("runs/*/checkpoints/00000[1-9]*") if file.stat().st_mtime >= start]
-        if any(not (file.parents[1] / "summary.json").exists() for file in new):
-            break
-        time.sleep(0.01)
+        return any(not (file.parents[1] / "summary.json").exists() for file in new)
+
+    wait_until(is_within, timeout=600, pause=0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL, "it had ended"
     assert any(not (run / "summary.json").exists() for run in folder.glob("runs/*")), "no run was cut"

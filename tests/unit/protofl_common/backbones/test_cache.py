@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone, SmallResNet
 from protofl_common.data.raw import DataError, Images
-from tests.bench.pretraining.weights import StoredWeights, write_weights
+from tests.support.weightfile import write_weights
 
 CPU = torch.device("cpu")
 NAMES = ("glyphs", "scenes")
@@ -58,7 +58,7 @@ def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
-        write_weights(tmp_path / f"{name}.json", StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.5,) * 3))
+        write_weights(tmp_path / f"{name}.json", SmallResNet().state_dict())
     first, second = (cached_features(images, [name], CPU, tmp_path, "x") for name in names)
     assert not torch.equal(first, second)
 

@@ -10,7 +10,7 @@ import torch
 
 from protofl_common.backbones.load import WEIGHTS, WIDTH, Backbone, BackboneError, SmallResNet, load_backbone
 from protofl_common.config.backbones import EMBEDDED
-from tests.bench.pretraining.weights import StoredWeights, write_weights
+from tests.support.weightfile import write_weights
 
 LARGEST = 500 * 1024
 """Bytes; pre-commit's check-added-large-files refuses more."""
@@ -19,7 +19,7 @@ LARGEST = 500 * 1024
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    write_weights(tmp_path / "own.json", StoredWeights(SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    write_weights(tmp_path / "own.json", SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     return tmp_path / "own.json"
 
 
@@ -48,7 +48,7 @@ def test_round_trip(file: Path) -> None:
     for name, value in network.state_dict().items():
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)
     again = file.with_name("again.json")
-    write_weights(again, StoredWeights({k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std))
+    write_weights(again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std)
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -94,6 +94,6 @@ def test_other_networks_are_refused(
 ) -> None:
     state = SmallResNet().state_dict()
     change(state)
-    write_weights(tmp_path / "x.json", StoredWeights(state, (0.5,) * 3, (0.5,) * 3))
+    write_weights(tmp_path / "x.json", state)
     with pytest.raises(BackboneError, match=words):
         read(tmp_path / "x.json")

@@ -1,0 +1,16 @@
+"""How the programs print what they have measured."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from protofl_common.runs.figures import Table
+
+
+def of_seeds(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean ± sample standard deviation; without values a dash."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(Table(heads, list(rows)).as_markdown())
