@@ -13,7 +13,6 @@ into a core's own cache, just after the block has served for the gradient of the
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -97,9 +96,10 @@ class _LinearWithSgd(torch.autograd.Function):
                 state["momentum_buffer"] = torch.zeros_like(weight)
             momentum = state["momentum_buffer"]  # the one that ``torch.optim.SGD`` itself would use
         rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
-        momenta = repeat(None) if momentum is None else momentum.split(rows)
+        blocks = weight.split(rows)
+        momenta = [None] * len(blocks) if momentum is None else momentum.split(rows)
         grad_x = None
-        for grad_block, block, momentum_block in zip(grad.split(rows, 1), weight.split(rows), momenta):
+        for grad_block, block, momentum_block in zip(grad.split(rows, 1), blocks, momenta, strict=True):
             grad_x = grad_block @ block if grad_x is None else grad_x.addmm_(grad_block, block)
             _step(block, momentum_block, grad_block.T, x, ctx.group)
         return grad_x, None, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None

@@ -53,14 +53,14 @@ def write_division(folder: Path, settings: Settings, clients: int) -> None:
             write_samples(folder, part, client, normalised(images, data.mean, data.std, torch.device("cpu")), labels)
 
 
-def network(arch: str) -> str:
-    """HtFLlib's expression for one of the networks of HtCNN8, for images of MNIST's shape, or of HtFE8."""
+def network(arch: str, channels: int = 1, side: int = 28) -> str:
+    """HtFLlib's expression for one of the networks of HtCNN8, for images of this shape, or of HtFE8."""
     if arch == "cnn4":
         return "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
     if arch in CNN_PLANS:
         plan = CNN_PLANS[arch]
         layers = f"num_cov={len(plan.channels)}, hidden_dims={list(plan.hidden)}"
-        return f"CNN(in_features=1, num_classes=args.num_classes, height=28, {layers})"
+        return f"CNN(in_features={channels}, num_classes=args.num_classes, height={side}, {layers})"
     name = arch.removesuffix("-imagenet-stem").replace("-", "_")
     more = ", aux_logits=False, init_weights=True" if name == "googlenet" else ""
     return f"torchvision.models.{name}(num_classes=args.num_classes{more})"
@@ -76,9 +76,17 @@ def defaults(library: Path) -> dict[str, Any]:
 
 
 def seconds(library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any) -> list[float]:
-    """Wall clock of each round after the first, in which clients have no prototypes yet, on the samples in ``folder``.
+    """Wall clock of each round after the first, in which clients have no prototypes yet; see `finished`."""
+    return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
 
-    Its process takes as many threads as torch chooses, whatever this one is allowed. ``changes`` are of its options.
+
+def finished(
+    library: Path, folder: Path, settings: Settings, clients: int, rounds: int, threads: int = 0, **changes: Any
+) -> dict[str, list[float]]:
+    """The ``seconds`` of each round of a run on the samples in ``folder``, and the ``accuracy`` before it.
+
+    Its process takes as many threads as torch chooses (0), whatever this one is allowed, or these. ``changes`` are of
+    its options.
     """
     hparams, training = settings.hparams, settings.training
     options = (
@@ -94,21 +102,21 @@ def seconds(library: Path, folder: Path, settings: Settings, clients: int, round
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
     }
+    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     (folder / "system").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.bench.htfllib", json.dumps(defaults(library) | OPTIONS | options | changes)]
     done = subprocess.run(command, cwd=folder / "system", env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    taken: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return taken[1:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def run(options: dict[str, Any]) -> list[float]:
-    """In HtFLlib's own process: a run, and the seconds of its rounds."""
+def run(options: dict[str, Any]) -> dict[str, list[float]]:
+    """In HtFLlib's own process: a run, the seconds of its rounds and the accuracy over all test samples before each."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
     server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(SimpleNamespace(**options), 0)
     server.train()
-    return list(server.Budget)
+    return {"seconds": server.Budget, "accuracy": server.rs_test_acc}
 
 
 if __name__ == "__main__":
