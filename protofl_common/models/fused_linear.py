@@ -87,7 +87,7 @@ class _LinearWithSgd(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         momentum = None
         if ctx.group["momentum"]:
