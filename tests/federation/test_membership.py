@@ -9,8 +9,8 @@ import pytest
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
 from protofl_common.runs.folder import SITES, RunFolder
-from protofl_common.tools.attacks.membership import Candidates, audit, finding
 from protofl_common.tools.cli import main
+from protofl_common.tools.cli.audit import Candidates, audit, finding
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
 

@@ -1,4 +1,5 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`,
+which returns the exit status if it is not 0.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
 subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     try:
-        return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
+        return _module(chosen.command).act(parsed(chosen.command, chosen.arguments)) or 0
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -35,7 +35,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     folders = run_folders([run_named(run) for run in arguments.runs])
     if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
         raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
@@ -68,7 +68,6 @@ def act(arguments: argparse.Namespace) -> int:
         draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %", arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
-    return 0
 
 
 def table_of(groups: list[Group]) -> Table:

@@ -33,7 +33,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 _UNKNOWN = f"share of inputs like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
@@ -64,7 +64,6 @@ def act(arguments: argparse.Namespace) -> int:
     print(f"{arguments.out}: {', '.join(written)}")
     own = f" --allow-python {module_of(card.arch)}" if is_python_name(card.arch) else ""
     print(f"try: protofl predict {arguments.out} FILE…{own}")
-    return 0
 
 
 def _run(named: Path) -> Path:

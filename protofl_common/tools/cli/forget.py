@@ -40,7 +40,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", default="", help="by whose request, for the record (default: your user name)")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     run, site = run_named(arguments.run), arguments.site
     with alone_in(run):
         checkpoint = newest_whole(run, without=f"{run}: no folder of a run")
@@ -61,7 +61,6 @@ def act(arguments: argparse.Namespace) -> int:
             older.unlink()
     print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")
     print(f"{run}: {RECORD}, checkpoint{f', {heads} models with the new head' if heads else ''}")
-    return 0
 
 
 def _check(settings: Settings, sent: Sent, site: str) -> None:

@@ -25,12 +25,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     chosen = {name: entry for name, entry in lists().items() if arguments.what in (None, name)}
     if arguments.json:
         print_json("list", {name: dict(entries) for name, (_, entries) in chosen.items()})
-        return 0
-    console = Console()
+    console = Console(quiet=arguments.json)
     for name, (setting, entries) in chosen.items():
         console.print(f"[bold]{name}[/bold] ({escape(setting)})")
         grid = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
@@ -38,7 +37,6 @@ def act(arguments: argparse.Namespace) -> int:
             grid.add_row(f"  {escape(choice)}", escape(explanation))
         console.print(grid)
         console.print()
-    return 0
 
 
 def lists() -> dict[str, tuple[str, Mapping[str, str]]]:

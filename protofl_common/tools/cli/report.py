@@ -15,11 +15,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     for run in arguments.runs:
         folder = run_named(run)
         try:
             print(write_report(folder))
         except OSError as error:
             raise SettingsError(f"{folder}: the page cannot be written: {error}") from None
-    return 0

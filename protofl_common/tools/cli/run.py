@@ -9,13 +9,19 @@ The figures are those of Flower's own `flwr run` to the last bit.
 """
 
 import argparse
+import re
 import shlex
 import shutil
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
+from rich.panel import Panel
+from rich.status import Status
+from rich.text import Text
 
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError
@@ -27,8 +33,10 @@ from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, baselines_of, check_chosen, default_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
-from protofl_common.tools.cli.screen import Screen
 
+ROUND = re.compile(r"(\S.*: )?round +(\d+)/\d+ ")
+MOST_RECENT = 40
+RESULT = re.compile(r"(result|results|report): ")
 _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 
 
@@ -94,6 +102,52 @@ def act(arguments: argparse.Namespace) -> int:
         shown = [*screen.recent, *([reason] if arguments.quiet and reason not in "\n".join(screen.recent) else [])]
         print(*shown, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return 0 if folder else 1
+
+
+class Screen:
+    """Shows a run: the ServerApp's lines, on a terminal one live line for its rounds, and a box at the end."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.quiet = quiet
+        self.results: list[str] = []
+        self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
+        live = self.console.is_terminal and not quiet
+        self._live: Status | None = self.console.status("starting") if live else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, line: str) -> None:
+        if self.quiet:
+            self.recent.append(line)
+        if RESULT.match(line) or (self.quiet and line.startswith("warning: ")):
+            self.results.append(line.replace(f"{Path.cwd()}/", ""))
+            if self._live:
+                self._live.update("drawing the page")
+        elif self._live and ROUND.match(line):
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        elif not self.quiet and line.strip():
+            self._print(line)
+
+    def conclude(self, following: str) -> None:
+        """Show the result, the paths that matter, and the command to type next, if any."""
+        lines = [*self.results, *([f"next: {following}"] if following else [])]
+        if self._live:
+            self._live.stop()
+            self.console.print(Panel.fit(Text("\n".join(lines)), padding=(1, 2)), soft_wrap=False)
+        else:
+            for line in lines:
+                self._print(line)
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text.from_ansi(line) if self.console.is_terminal else Text(line))
 
 
 def program() -> str:

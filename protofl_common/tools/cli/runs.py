@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.basics.text import human_bytes
+from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
-from protofl_common.tools.cli.screen import plain
 from protofl_common.tools.known_runs import KnownRun, runs_in, size_of
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
@@ -26,7 +26,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
     runs = runs_in(arguments.folder)
@@ -34,7 +34,6 @@ def act(arguments: argparse.Namespace) -> int:
         print_json("runs", {"runs": [_as_dict(run) for run in runs]})
     else:
         Console().print(_table(runs))
-    return 0
 
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
@@ -67,3 +66,8 @@ def _table(runs: list[KnownRun]) -> Table:
         figures = (plain(run["final"]).replace(", ", "\n"), plain(best).replace(", ", "\n"))
         table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{size}", *figures)
     return table
+
+
+def plain(text: object) -> str:
+    """Return ``text`` for a table on a terminal, without markup and control characters of a stranger's run."""
+    return escape(printable(str(text)))

@@ -52,13 +52,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> int | None:
     arguments.options = supernode_options(arguments.flowers)
     arguments.node = node_config(arguments.options.node_config)
     return ACTIONS[arguments.action](arguments)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from protofl_common.tools.site.check import network
     from protofl_common.tools.site.supernode import start
 
@@ -70,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
         if finding.level == WRONG:  # of some of which Flower says no word
             print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
     start(arguments.flowers, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
-    return 0
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -80,46 +79,41 @@ def check(arguments: argparse.Namespace) -> int:
     return show("site check", listed, arguments.json)
 
 
-def status(arguments: argparse.Namespace) -> int:
+def status(arguments: argparse.Namespace) -> None:
     node, parts = arguments.node, stored.stored_at(arguments.node)
     if arguments.json:
         rows = [{"name": part.name, "bytes": part.bytes, "paths": [*map(str, part.paths)]} for part in parts]
         print_json("site status", {"kept": rows})
     else:
         print(*parts, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
-    return 0
 
 
-def purge(arguments: argparse.Namespace) -> int:
+def purge(arguments: argparse.Namespace) -> None:
     print(*stored.purge(arguments.node, arguments.words), sep="\n")
-    return 0
 
 
-def key(arguments: argparse.Namespace) -> int:
+def key(arguments: argparse.Namespace) -> None:
     print(f"{site_name(arguments.node)}:{in_text(site_key(site_folder(arguments.node)).public_key())}")
-    return 0
 
 
-def requests(arguments: argparse.Namespace) -> int:
+def requests(arguments: argparse.Namespace) -> None:
     folder, asked = site_folder(arguments.node).absolute(), [*approvals.listed(arguments.node)]
     unread = len([*(folder / FOLDER).glob("*.json")]) - len(asked)
     if arguments.json:
         rows = [{"id": request.study.id, **asdict(request.bounded), "asks": lines} for request, lines in asked]
         print_json("site requests", {"requests": rows, "unread": unread})
-        return 0
+        return
     if unread:
         print(f"{unread} files in {folder / FOLDER} cannot be read; remove them")
     shown = [line for _, lines in asked for line in lines] or [f"nobody has asked, by {folder}"]
     print(*shown, *stored.ledgers_at(arguments.node), sep="\n")
-    return 0
 
 
-def decide(arguments: argparse.Namespace) -> int:
+def decide(arguments: argparse.Namespace) -> None:
     decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
     if len(arguments.words) != 1:
         raise SettingsError(f"site {arguments.action}: give one id of protofl site requests, or one file of settings")
     print(approvals.decide(arguments.node, arguments.words[0], decision, str(arguments.until or ""), arguments.runs))
-    return 0
 
 
 def audit(arguments: argparse.Namespace) -> int:

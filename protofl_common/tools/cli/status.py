@@ -21,7 +21,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", help="only Flower's number of this site, to unregister it")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     federation, runs = ask(arguments.federation), runs_in(arguments.runs)
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
@@ -29,13 +29,14 @@ def act(arguments: argparse.Namespace) -> int:
         print(*lines(federation, runs), sep="\n")
         if not runs:
             print(f"{arguments.runs}: no runs here, so names and replies of sites are not known; see --runs")
-    return 0
 
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
     numbers = [node.node_id for node in federation.nodes if node.name == name]
-    numbers = numbers or [node for site, node, _ in _sites(federation, _latest(runs)) if site == name]
+    numbers = numbers or [
+        node for site, node, _ in _sites(federation, runs[0].known_sites() if runs else {}) if site == name
+    ]
     if len(numbers) != 1:
         names = ", ".join(sorted({node.name or str(node.node_id) for node in federation.nodes}))
         raise SettingsError(f"--node {name}: {len(numbers)} nodes have this name; choose from {names}")
@@ -43,7 +44,7 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    sites = _latest(runs)
+    sites = runs[0].known_sites() if runs else {}
     for name, node, state in _sites(federation, sites):
         site = sites.get(name)
         last = f"last reply: round {site.last} of {runs[0].path.name}" if site and site.last else "no reply yet"
@@ -61,10 +62,6 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
             yield f"{run_here.path}: stopped after round {done} of {wanted}; it goes on by {how}"
     if federation.shown.days is not None:
         yield f"certificate of the SuperLink: {federation.shown.days} days left"
-
-
-def _latest(runs: list[KnownRun]) -> dict[str, KnownSite]:
-    return runs[0].known_sites() if runs else {}
 
 
 def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:

@@ -32,14 +32,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", help="sign: your name")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     if arguments.action == "sign":
         sign(arguments.file, arguments.key, arguments.by or "")
     from protofl_common.tools.site.approvals import described
 
     settings = Settings.from_run_config(default_run_config() | read_recipe(str(arguments.file)).settings)
     print(*described(settings), sep="\n")
-    return 0
 
 
 def _private_key(file: Path) -> Ed25519PrivateKey:

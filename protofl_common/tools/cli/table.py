@@ -61,7 +61,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_resources(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> int | None:
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
     if not files:
@@ -81,7 +81,7 @@ def act(arguments: argparse.Namespace) -> int:
             console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
-        return 0
+        return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
     if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:

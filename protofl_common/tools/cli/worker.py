@@ -26,7 +26,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the settings of any run (callback, dataset)")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: argparse.Namespace) -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType
 
@@ -44,4 +44,3 @@ def act(arguments: argparse.Namespace) -> int:
     # both fail here, not in each run's process, where Flower is of another version
     with server_process.installed_code(str(out_dir)), in_place_of_flowers(Executor(TaskType.SERVER_APP, script)):
         flower_superexec()
-    return 0

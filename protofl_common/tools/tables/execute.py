@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from protofl_common.config.options import Config
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
-from protofl_common.tools.cli.screen import ROUND
+from protofl_common.tools.cli.run import ROUND
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run, experiment
 

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from protofl_common.tools.cli.screen import Screen
+from protofl_common.tools.cli.run import Screen
 
 GOOD = """
 FedProto (Tan et al., AAAI 2022)

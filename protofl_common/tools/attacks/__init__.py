@@ -1,1 +1,0 @@
-"""Attacks on the messages of one's own runs: `protofl audit`."""
