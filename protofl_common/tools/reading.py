@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,14 +44,10 @@ def read_ahead(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
         ahead = pool.map(read, batches[0])
         for following in [*batches[1:], []]:
             ready, ahead = ahead, pool.map(read, following)
-            yield _joined(list(ready))
-
-
-def _joined(parts: list[Samples]) -> Samples:
-    inputs = [part.inputs for part in parts if part.inputs is not None]
-    names = [name for part in parts for name in part.names]
-    problems = {file: reason for part in parts for file, reason in part.problems.items()}
-    return Samples(names, np.concatenate(inputs) if inputs else None, problems)
+            names, inputs, problems = zip(*ready, strict=True)
+            whole = [part for part in inputs if part is not None]
+            reasons = {file: reason for of_file in problems for file, reason in of_file.items()}
+            yield Samples([*chain(*names)], np.concatenate(whole) if whole else None, reasons)
 
 
 def _read(file: Path, card: "ModelCard") -> Samples:

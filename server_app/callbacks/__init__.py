@@ -1,21 +1,4 @@
-"""Callbacks act after each round: each is a file, and the list below is the order in which they are called.
-
-A run's folder has
-    ``settings.toml``            every setting, usable again with ``--run-config``
-    ``resume.toml``              the same, to let the run go on after it was stopped
-    ``checkpoints/``             what that takes, after each of the last three rounds (`server_app/checkpoint.py`)
-    ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
-    ``run.log``                  what the run has shown, with time and level
-    ``summary.json``             the final figures, totals and versions
-    ``prototypes.safetensors``   the global prototypes, where the algorithm has them
-    ``weights.safetensors``      the global model, where the algorithm has one
-    ``clients/``                 in simulation, the clients' private models
-    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``
-                                 what the report shows beside the metrics (`artifacts.py`)
-    ``report.html``              the page with figures (`protofl_common/report`)
-    ``forgotten.jsonl``          who was taken out of the result, by ``protofl forget``
-    ``tensorboard/``             event files, where asked for (`trackers.py`)
-"""
+"""Callbacks act after each round; docs/results.md says which files they leave in the run's folder."""
 
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import ActiveRun, Callback

@@ -9,15 +9,26 @@ once its last round is evaluated. README.md beside the model says what it learnt
 
 import argparse
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, module_of
-from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder
+from protofl_common.config.sections import keys_that_change
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.figures import Table
+from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder, Summary
 from protofl_common.tools import UNKNOWN_SHARE
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
+
+if TYPE_CHECKING:
+    from protofl_common.models.trained import ModelCard  # PyTorch, seconds
+
+README = "README.md"
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +47,6 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> None:
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
-    from protofl_common.tools.inference import card as about
     from protofl_common.tools.inference import onnx_file
 
     if not 0 <= arguments.unknown < 1:
@@ -44,13 +54,13 @@ def act(arguments: argparse.Namespace) -> None:
     run = _run(arguments.run)
     model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
-    written = [WEIGHTS, CARD, about.NAME]
+    written = [WEIGHTS, CARD, README]
     (arguments.out / onnx_file.NAME).unlink(missing_ok=True)  # of another model
     if arguments.onnx:
         onnx_file.write_onnx(model, arguments.out / onnx_file.NAME)
         written.append(onnx_file.NAME)
     model.export(arguments.out, limit)
-    write_text(arguments.out / about.NAME, about.model_card(model, limit, RunFolder(run).summary()))
+    write_text(arguments.out / README, _readme(model.card, limit, RunFolder(run).summary()))
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
     best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
@@ -78,24 +88,19 @@ def _run(named: Path) -> Path:
     return named_so[0]
 
 
-def _where(run: Path) -> str:
-    summary = RunFolder(run).summary()
-    if summary is None:
-        return "give the folder of a finished run (it has clients/)"
-    return (
-        f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
-        f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
-        "STATE-DIR is state-dir in its node config; else the folder runs where its SuperNode was started;\n"
-        "if all ran on this machine, they were removed, as protofl table does without --keep-models"
-    )
-
-
 def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
     if files := {file.parent.name: file for file in run.glob(f"clients/*/{name}")}:
         return files
     if name != WEIGHTS and any(run.glob(f"clients/*/{WEIGHTS}")):
         raise SettingsError(f"--best: {run} has no models of its best round; clients keep them with keep-best = true")
-    raise SettingsError(f"{run}: no trained models in it; {_where(run)}")
+    where = "give the folder of a finished run (it has clients/)"
+    if summary := RunFolder(run).summary():
+        where = (
+            f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
+            f"protofl export STATE-DIR/{run.resolve().name} --out model      (state-dir of its node config, or runs)\n"
+            "if all ran on this machine, they were removed, as protofl table does without --keep-models"
+        )
+    raise SettingsError(f"{run}: no trained models in it; {where}")
 
 
 def _chosen(run: Path, site: str, name: str) -> Path:
@@ -106,3 +111,58 @@ def _chosen(run: Path, site: str, name: str) -> Path:
     if site and site not in files:
         raise SettingsError(f"--site {site}: no such site in {run}; choose {names}")
     return files[site] if site else next(iter(files.values()))
+
+
+def _readme(card: "ModelCard", unknown_above: float, summary: Summary | None) -> str:
+    """What a model is for, what it learnt from, and what chose it; ``summary``: of its run, where it is at hand."""
+    row = CATALOG.get(card.algorithm)
+    facts = {
+        "network": card.arch + (f", behind the frozen backbones {', '.join(card.backbones)}" if card.backbones else ""),
+        "method": f"{row.title} ({row.paper})" if row else card.algorithm,
+        "run": f"{card.run}, after round {card.round}" + (f", Flower run {card.flower_run}" if card.flower_run else ""),
+        "trained at": card.site + (f", of the domain {card.domain}" if card.domain else ""),
+        "inputs": f"{card.input_type} {list(card.input_shape)}",
+        "classes": f"{len(card.classes)}: {', '.join(card.classes)}",
+        **(_of_run(summary) if summary else {}),
+    }
+    head = [f"# A model of {card.site}", "", *_table(facts), ""]
+    return "\n".join([*head, *_use(card, unknown_above), *_figures(card, unknown_above)])
+
+
+def _of_run(summary: Summary) -> dict[str, str]:
+    defaults, elsewhere = default_run_config(), keys_that_change("name", "machine", "waiting", "display")
+    settings = {key: value for key, value in summary["settings"].items() if key not in elsewhere}
+    changed = {key: value for key, value in settings.items() if value != defaults.get(key)}
+    return {
+        "data": f"{summary['dataset']}, partition {summary['partition']}, {len(summary['clients'])} clients",
+        "settings that are not the defaults": ", ".join(f"{key} = {value}" for key, value in changed.items()) or "none",
+        "versions": ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items()),
+    }
+
+
+def _use(card: "ModelCard", unknown_above: float) -> Iterator[str]:
+    yield from ("## Intended use", "")
+    yield f"Inputs like those of {card.site}, of the classes above; every input is given one of them."
+    if math.isfinite(unknown_above):
+        yield f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
+    yield "Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of later times."
+    yield "Measure on samples of your own before anything depends on it; it is no substitute for a person's judgement."
+    yield from ("", "`protofl predict FOLDER FILE…` predicts with it.", "")
+
+
+def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
+    when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
+    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
+    yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
+    yield ""
+    where = "the site's validation samples" if card.calibrated_on == "validation" else "these same test samples"
+    limit = ", and the limit above which an input is unknown" if math.isfinite(unknown_above) else ""
+    yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
+    yield f"probabilities by prototype{limit}."
+    if "test" in (card.calibrated_on, card.chosen_on):
+        yield "What was chosen on test data makes these figures a little too high."
+    yield ""
+
+
+def _table(facts: Mapping[str, str]) -> Iterator[str]:
+    return Table(("", ""), list(facts.items()), words=(0, 1)).as_markdown()

@@ -14,15 +14,12 @@ head (the label) and head-0, head-1, … (logits of the classes); where by proto
 (-d²/T, d the distance from the nearest prototype of the class; empty for a class without). Softmax makes probabilities.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
@@ -31,15 +28,13 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.division import placed, shares_of
+from protofl_common.data.images import image_files
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD
 from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
 from protofl_common.tools.cli.export import models_in
-from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
-
-if TYPE_CHECKING:
-    from protofl_common.tools.inference.predictor import Predictor
+from protofl_common.tools.reading import FILES, Row, read_ahead, rows_file
 
 UNKNOWN = "unknown"
 SOME_LEFT_OUT = 3  # exit status
@@ -80,7 +75,9 @@ def act(arguments: argparse.Namespace) -> int:
         if shows_rows:
             print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
         for samples in track(batches, "files", -(-len(files) // FILES), console=console, disable=hidden):
-            rows = _rows(predictor, samples, by)
+            answers = predictor.predict(samples.inputs, by) if samples.inputs is not None else []
+            named = zip(samples.names, answers, strict=True)
+            rows: list[Row] = [{"file": name, "by": by, **vars(answer)} for name, answer in named]
             problems |= samples.problems
             if add and rows:
                 add(rows)
@@ -95,13 +92,6 @@ def act(arguments: argparse.Namespace) -> int:
         where = f"; {arguments.out}" if arguments.out else ""
         print(f"{len(files) - len(problems):,} files read, {len(problems):,} left out{where}", file=sys.stderr)
     return SOME_LEFT_OUT if problems else 0
-
-
-def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
-    if samples.inputs is None:
-        return []
-    predictions = predictor.predict(samples.inputs, by)
-    return [{"file": name, "by": by, **vars(answer)} for name, answer in zip(samples.names, predictions, strict=True)]
 
 
 def _of_a_run(arguments: argparse.Namespace) -> int:
@@ -168,8 +158,6 @@ def _one_line(text: str) -> str:
 
 
 def _files(given: list[Path]) -> list[Path]:
-    from protofl_common.data.images import image_files
-
     files: list[Path] = []
     for path in given:
         if not path.exists():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import Federation, ask
-from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

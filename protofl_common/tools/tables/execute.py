@@ -13,7 +13,7 @@ from protofl_common.config.options import Config
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.cli.run import ROUND
-from protofl_common.tools.known_runs import HEAVY
+from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.tables.plan import Run, experiment
 
 Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder, resume, on_round) -> why it failed

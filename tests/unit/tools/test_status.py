@@ -17,9 +17,9 @@ from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main
+from protofl_common.tools.cli.runs import runs_in
 from protofl_common.tools.cli.status import lines, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
-from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.harness import run_config, run_federation

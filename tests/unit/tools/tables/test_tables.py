@@ -16,8 +16,8 @@ from protofl_common.experiment.settings import Settings, default_run_config, to_
 from protofl_common.tools import local
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
+from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
-from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.execute import Runs, launcher
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
