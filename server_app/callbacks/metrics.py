@@ -146,11 +146,10 @@ def _client_row(report: Report) -> ClientRow:
         "test-samples": report.test_samples,
         "train-samples": report.train_samples,
         "metrics": report.metrics,
+        "validation-samples": report.validation_samples,
+        "validation": report.validation,
     }
-    row = _without_empty(row)
-    if report.validation_samples:
-        row |= {"validation-samples": report.validation_samples, "validation": report.validation}
-    return row
+    return _without_empty(row)
 
 
 def _of_new_client(report: Report) -> Report:

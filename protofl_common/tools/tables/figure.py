@@ -66,7 +66,7 @@ class Figure:
             domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
             if self.when == "best":
                 rows = self._candidates(rows)
-            values = [self._accuracy(row, domains) for row in rows if self.what in _evaluated(row)]
+            values = [self._accuracy(row, domains) for row in rows if self.what in _figures(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -91,10 +91,11 @@ class Figure:
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         clients = row["clients"]
+        scale = 100 if over_clients.in_percent(self.what) else 1
         if not any(map(_figures, clients.values())):
-            return self._over_samples(row)
+            return scale * self._over_samples(row)
         chosen: list[tuple[float, int]] = [
-            (_figures(client)[self.what], samples)
+            (scale * _figures(client)[self.what], samples)
             for site, client in clients.items()
             if self.what in _figures(client) and self.domain in ("", domains.get(site))
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
@@ -110,9 +111,7 @@ class Figure:
     def _over_samples(self, row: RoundRow) -> float:
         if self.domain or self.over not in ("mean", "by-samples"):
             raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
-        tested = {**row["accuracy"], **row.get("metrics", {})}
-        figures = tested if self.what == self._kind else row["validation"]
-        return figures[self._kind]["weighted"] * (100 if over_clients.in_percent(self._kind) else 1)
+        return float(_figures(row)[self.what]["weighted"])
 
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
@@ -123,11 +122,7 @@ class Figure:
         return float(row["server"][name]) / (max(1, row["valid"]) if self.what == "prototypes-sent" else 1)
 
 
-def _evaluated(row: RoundRow) -> set[str]:
-    return {*row["accuracy"], *row.get("metrics", {}), *(f"validation/{name}" for name in row.get("validation", {}))}
-
-
-def _figures(client: ClientRow) -> dict[str, float]:
-    figures = {**client["accuracy"], **client.get("metrics", {})}
-    figures |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
-    return {name: value * (100 if over_clients.in_percent(name) else 1) for name, value in figures.items()}
+def _figures(row: RoundRow | ClientRow) -> dict[str, Any]:
+    """By their names in a table: ``head``, ``head/auc``, ``validation/head``."""
+    validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
+    return {**row["accuracy"], **row.get("metrics", {}), **validation}

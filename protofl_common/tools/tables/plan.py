@@ -4,7 +4,7 @@ A run's folder is named after its settings and the place of its data, so tables 
 again finds those that are finished.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import Settings, check_chosen, default_r
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.figure import Figure
-from protofl_common.tools.tables.spec import TableFile
+from protofl_common.tools.tables.spec import Part, TableFile
 
 NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
@@ -66,7 +66,7 @@ def plan(
     table: TableFile,
     *,
     data_dir: str = "",
-    seeds: tuple[int, ...] = (),
+    seeds: Sequence[int] = (),
     only: tuple[str, ...] = (),
     overrides: Config | None = None,
 ) -> list[Cell]:
@@ -77,7 +77,7 @@ def plan(
 
     SettingsError with a line for each cell whose settings are wrong, and for an unknown row in ``only``.
     """
-    runnable = [name for name, row in table.rows.items() if row.part]
+    runnable = [name for name, row in table.rows.items() if row.runs]
     problems = [f"--only {name!r}: choose among {', '.join(runnable)}" for name in only if name not in runnable]
     cells: list[Cell] = []
     for name in runnable:
@@ -97,7 +97,7 @@ def runs_of(cells: list[Cell]) -> list[Run]:
 
 
 def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_dir: str, overrides: Config) -> Cell:
-    parts = [part for part in (table.base, table.columns[column], table.rows[row].part) if part]
+    parts: list[Part] = [table, table.columns[column], table.rows[row]]
     figure = Figure.of(_merged(part.figure for part in parts), "figure")
     recipe = read_recipe(next((part.recipe for part in reversed(parts) if part.recipe), ""))
     config = recipe.settings | _merged(part.settings for part in parts) | overrides

@@ -4,7 +4,7 @@ What is nearer to the run wins: recipe, settings of the table, of the column, of
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -12,14 +12,46 @@ from typing import Any
 
 import yaml
 
-from protofl_common.config.options import Scalar, SettingsError, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, keys_of, unknown_keys
 from protofl_common.experiment.settings import known_keys
 
-COLUMN_KEYS = ("recipe", "settings", "figure", "clients", "search")
-ROW_KEYS = (*COLUMN_KEYS, "paper", "grid")
-OF_TABLE = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
-TABLE_KEYS = (*OF_TABLE, "against", "search", "trials", "trial-seeds")
 TRIAL_SEEDS = (1001,)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a table, a column and a row may say of their runs."""
+
+    recipe: str = ""
+    settings: dict[str, Scalar] = field(default_factory=dict)
+    figure: dict[str, Any] = field(default_factory=dict)
+    clients: int | None = None
+    search: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row(Part):
+    paper: dict[str, str] = field(default_factory=dict)
+    runs: bool = True  # False: it is numbers of a paper, and no more
+
+
+@dataclass(frozen=True)
+class TableFile(Part):
+    name: str = ""
+    title: str = ""
+    source: str = ""
+    note: str = ""
+    seeds: Sequence[int] = (1,)
+    columns: dict[str, Part] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    against: str = ""
+    trials: int = 0
+    trial_seeds: Sequence[int] = TRIAL_SEEDS
+
+
+COLUMN_KEYS = keys_of(Part)
+ROW_KEYS = [*COLUMN_KEYS, "paper", "grid"]
+TABLE_KEYS = [key for key in keys_of(TableFile) if key != "name"]
 
 
 def _is_list(value: Any) -> bool:
@@ -38,13 +70,14 @@ def _is_range(value: Any) -> bool:
     return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
 
 
-def _is_dictionary(value: Any) -> bool:
-    return isinstance(value, dict)
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
 
 
 SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a value is right, and what it must be
-    **dict.fromkeys(("settings", "figure", "search", "grid"), (_is_dictionary, "key: value pairs")),
-    **dict.fromkeys(("columns", "rows"), (_is_dictionary, "a name and what it holds for each, NAME: {…}")),
+    **dict.fromkeys(("title", "source", "note", "recipe", "against"), (_is(str), "text")),
+    **dict.fromkeys(("settings", "figure", "search", "grid"), (_is(dict), "key: value pairs")),
+    **dict.fromkeys(("columns", "rows"), (_is(dict), "a name and what it holds for each, NAME: {…}")),
     **dict.fromkeys(("seeds", "trial-seeds"), (_are_seeds, "a list of whole numbers, at least 0")),
     **dict.fromkeys(
         ("clients", "trials"), (lambda value: isinstance(value, int) and value >= 1, "a whole number, at least 1")
@@ -58,36 +91,6 @@ AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each sett
         "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Part:
-    recipe: str = ""
-    settings: dict[str, Scalar] = field(default_factory=dict)
-    figure: dict[str, Any] = field(default_factory=dict)
-    clients: int | None = None
-    search: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Row:
-    part: Part | None  # None: only the paper's numbers, nothing runs
-    paper: dict[str, str]
-
-
-@dataclass(frozen=True)
-class TableFile:
-    name: str
-    title: str
-    source: str
-    note: str
-    base: Part
-    seeds: tuple[int, ...]
-    columns: dict[str, Part]
-    rows: dict[str, Row]
-    against: str = ""
-    trials: int = 0
-    trial_seeds: tuple[int, ...] = TRIAL_SEEDS
 
 
 class _Loader(yaml.SafeLoader):
@@ -120,21 +123,11 @@ def read_table(path: Path) -> TableFile:
     problems = list(_wrong_shapes(content)) or list(_problems(content))
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
-    content["rows"] = dict(_spread(content["rows"]))
-    columns = {str(name): _part(part or {}) for name, part in content["columns"].items()}
-    return TableFile(
-        name=path.stem,
-        title=str(content["title"]),
-        source=str(content.get("source", "")),
-        note=str(content.get("note", "")).strip(),
-        base=_part(content),
-        seeds=tuple(content.get("seeds", (1,))),
-        columns=columns,
-        rows={str(name): _row(row, list(columns)) for name, row in content["rows"].items()},
-        against=str(content.get("against", "")),
-        trials=content.get("trials", 0),
-        trial_seeds=tuple(content.get("trial-seeds", TRIAL_SEEDS)),
-    )
+    columns = {str(name): Part(**part or {}) for name, part in content["columns"].items()}
+    rows = {name: _row(row, list(columns)) for name, row in _spread(content["rows"])}
+    given = {key.replace("-", "_"): value for key, value in content.items()}
+    note = content.get("note", "").strip()
+    return TableFile(**given | {"name": path.stem, "note": note, "columns": columns, "rows": rows})
 
 
 def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -146,24 +139,18 @@ def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield ", ".join([str(name), *(f"{key} {value}" for key, value in chosen.items())]), {**content, **more}
 
 
-def _part(content: dict[str, Any]) -> Part:
-    named = {name: content.get(name, {}) for name in ("settings", "figure", "search")}
-    return Part(recipe=str(content.get("recipe", "")), clients=content.get("clients"), **named)
-
-
 def _row(content: dict[str, Any], columns: list[str]) -> Row:
     numbers = content.get("paper", [])
     paper = numbers if isinstance(numbers, dict) else dict(zip(columns, numbers, strict=False))
     texts = {str(column): str(number) for column, number in paper.items() if number is not None}
-    runs = "paper" not in content or any(key in content for key in COLUMN_KEYS)
-    return Row(_part(content) if runs else None, texts)
+    part = {key: content[key] for key in COLUMN_KEYS if key in content}
+    return Row(**part, paper=texts, runs="paper" not in content or bool(part))
 
 
 def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
     """A line for each key that is unknown, and for each value that is not what `SHAPES` wants."""
-    parts: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {"": (content, TABLE_KEYS)}
-    of_kinds: dict[str, tuple[str, ...]] = {"column": COLUMN_KEYS, "row": ROW_KEYS}
-    for kind, legal in of_kinds.items():
+    parts: dict[str, tuple[dict[str, Any], list[str]]] = {"": (content, TABLE_KEYS)}
+    for kind, legal in (("column", COLUMN_KEYS), ("row", ROW_KEYS)):
         members = content.get(f"{kind}s", {})
         for name, part in members.items() if isinstance(members, dict) else ():
             if not isinstance(part, dict | None):

@@ -110,12 +110,12 @@ def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_cl
     of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
     assert any(row.paper for row in table.rows.values()) == of_a_paper
     for name, row in table.rows.items():
-        settings = table.base.settings | (row.part.settings if row.part else {})
-        assert row.part, f"{name}: nothing runs; the catalog has it"
+        settings = table.settings | row.settings
+        assert row.runs, f"{name}: nothing runs; the catalog has it"
         assert "algo" in settings
     of_columns: dict[str, dict[str, object]] = {}
     for cell in cells:
-        row, run = table.rows[cell.row].part, cell.runs[1]
+        row, run = table.rows[cell.row], cell.runs[1]
         found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
         first = of_columns.setdefault(cell.column, found)
         differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
