@@ -42,7 +42,7 @@ class RecordedRun:
         except (OSError, ValueError):
             raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
         files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
-        self.name, self.settings = folder.resolve().name, settings
+        self.folder, self.name, self.settings = folder, folder.resolve().name, settings
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.finished = self.summary is not None

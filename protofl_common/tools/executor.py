@@ -2,7 +2,7 @@
 
 Flower's own starts whatever kind of task a run asks for, and for it a process that unpacks and imports the bundle that
 the run brought: the code of whoever submitted it. This one knows a single kind of task, and its processes
-(`site/client_process`, `server_process`) run the code that is installed here.
+(`site/client_process`, `cli/worker`) run the code that is installed here.
 """
 
 import json

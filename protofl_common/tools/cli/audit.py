@@ -118,7 +118,7 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     if of_moments and settings.privacy.dp != "none":
         noisy = sent_in(newest_whole(folder, without=f"{folder}: no folder of a run").state)
     for number, site in enumerate(in_order(run.sites)):
-        data, predictor = _of_site(run, settings, folder, number, site)
+        data, predictor = _of_site(run, settings, number, site)
         means = _class_means(folder, settings, site, data, predictor, noisy) if of_moments else _sent(run, site)
         scored += _scores(data, predictor, means, settings)
     rows = []
@@ -133,16 +133,14 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_site(
-    run: RecordedRun, settings: Settings, folder: Path, number: int, site: str
-) -> tuple[ClientData, Predictor]:
-    file = folder / "clients" / site / WEIGHTS
+def _of_site(run: RecordedRun, settings: Settings, number: int, site: str) -> tuple[ClientData, Predictor]:
+    file = run.folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
     stated = stated_samples(data.train_labels, settings.privacy)
     if stated != run.sites[site].get("train-samples"):
-        raise SettingsError(f"{folder}: {site} has other data here than in the run")
+        raise SettingsError(f"{run.folder}: {site} has other data here than in the run")
     return data, Predictor(TrainedModel.read(file))
 
 

@@ -42,14 +42,15 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
     parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="audit: only lines from that day on")
     parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
-    parser.add_argument(
-        "--start-method",
-        choices=("fork", "spawn"),
-        default="fork" if sys.platform == "linux" and not Path("/dev/nvidiactl").exists() else "spawn",
-        help="run: what each message starts; fork: a copy of a process that has imported everything; spawn: a fresh "
-        "process (default with an NVIDIA GPU, and elsewhere than on Linux)",
-    )
+    forks = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+    parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork" if forks else "spawn", help=_START)
     add_json(parser)
+
+
+_START = (
+    "run: what each message starts; fork: a copy of a process that has imported everything; spawn: a fresh process "
+    "(default with an NVIDIA GPU, and elsewhere than on Linux)"
+)
 
 
 def act(arguments: argparse.Namespace) -> int | None:

@@ -53,9 +53,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="of N jobs the I-th: every N-th run")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
-    parser.add_argument(
-        "--keep-models", action="store_true", help="keep the models of runs made now, for protofl export"
-    )
+    parser.add_argument("--keep-models", action="store_true", help="keep models of runs made now, for protofl export")
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)

@@ -13,11 +13,20 @@ import argparse
 import os
 import re
 import sys
+from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from protofl_common.basics.files import make_private
+from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow_only
+from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python
+
+RUNTIME = "flwr.superlink.runtime.run_serverapp"  # a module, hidden by a function of the same name
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +39,6 @@ def act(arguments: argparse.Namespace) -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType
 
-    from protofl_common.tools import server_process
     from protofl_common.tools.executor import Executor, in_place_of_flowers, own_code
 
     if not re.fullmatch(r"([\w.]+(, *|$))*", arguments.allow_python):
@@ -38,9 +46,45 @@ def act(arguments: argparse.Namespace) -> None:
     make_private(out_dir := arguments.out_dir.absolute())
     if not (out_dir.is_dir() and os.access(out_dir, os.W_OK)):
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
-    script = [str(server_process.__file__), str(out_dir), arguments.allow_python]
+    script = [__file__, str(out_dir), arguments.allow_python]
     os.environ.update(own_code())
     sys.argv = ["flower-superexec", *arguments.flowers]
     # both fail here, not in each run's process, where Flower is of another version
-    with server_process.installed_code(str(out_dir)), in_place_of_flowers(Executor(TaskType.SERVER_APP, script)):
+    with installed_code(str(out_dir)), in_place_of_flowers(Executor(TaskType.SERVER_APP, script)):
         flower_superexec()
+
+
+def installed_code(out_dir: str) -> AbstractContextManager[object]:
+    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names.
+
+    Flower would unpack and import the bundle that the run brought. Here settings are the installed defaults and what
+    the run says in their place, except its ``out-dir``.
+    """
+    ours: dict[str, Any] = {
+        "install_from_fab": lambda *_, **__: None,
+        "get_fab_metadata": lambda _: ("", ""),
+        "get_project_dir": lambda *_: app_folder(),
+        "get_fused_config_from_dir": lambda _, override: default_run_config() | override | {"out-dir": out_dir},
+        "run_": _run_installed,
+    }
+    patched: AbstractContextManager[object] = patch.multiple(import_module(RUNTIME), **ours)
+    return patched
+
+
+def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
+    from server_app.app import app
+
+    app(grid=grid, context=context)
+    return context
+
+
+if (
+    __name__ == "__main__"
+):  # the process of one run: python -P worker.py OUT-DIR MODULES, and flwr-serverapp's arguments
+    from flwr.superlink.cli import flwr_serverapp
+
+    _, out_dir, modules, *sys.argv[1:] = sys.argv
+    os.umask(0o077)
+    allow_only(names_in(modules))
+    with installed_code(out_dir):
+        flwr_serverapp()

@@ -20,8 +20,6 @@ TRIAL_SEEDS = (1001,)
 
 @dataclass(frozen=True)
 class Part:
-    """What a table, a column and a row may say of their runs."""
-
     recipe: str = ""
     settings: dict[str, Scalar] = field(default_factory=dict)
     figure: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 import stat
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -12,8 +13,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
 from protofl_common.experiment.settings import default_run_config, digest_of
-from protofl_common.tools import server_process
-from protofl_common.tools.cli import main
+from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
 
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
@@ -49,13 +49,13 @@ def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypat
 
 def test_its_folder_is_private_and_each_run_gets_it_with_the_modules(executor: Executor, tmp_path: Path) -> None:
     out_dir = tmp_path / "made" / "runs"
-    assert executor.command[2:] == [server_process.__file__, str(out_dir), "mynets"]
+    assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (out_dir, out_dir.parent)} == {0o700}
 
 
 def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
-    with server_process.installed_code("/results"):
-        read = vars(server_process.RUNTIME)
+    with worker.installed_code("/results"):
+        read = vars(import_module(worker.RUNTIME))
         assert read["install_from_fab"](b"no zip", skip_prompt=True) is None
         folder = read["get_project_dir"](*read["get_fab_metadata"](b"no zip"), "hash")
         config = read["get_fused_config_from_dir"](folder, {"lr": 0.5, "out-dir": "/etc"})
@@ -105,7 +105,7 @@ def test_an_option_that_cannot_work_is_named(
 def test_another_version_of_flower_ends_the_worker_and_not_each_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delattr(server_process.RUNTIME, "install_from_fab")
+    monkeypatch.delattr(import_module(worker.RUNTIME), "install_from_fab")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("sys.argv", [])
     with pytest.raises(AttributeError, match="install_from_fab"):
