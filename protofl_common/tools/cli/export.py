@@ -114,7 +114,7 @@ def _chosen(run: Path, site: str, name: str) -> Path:
 
 
 def _readme(card: "ModelCard", unknown_above: float, summary: Summary | None) -> str:
-    """What a model is for, what it learnt from, and what chose it; ``summary``: of its run, where it is at hand."""
+    """Say what a model is for, what it learnt from and what chose it; ``summary``: of its run, where it is at hand."""
     row = CATALOG.get(card.algorithm)
     facts = {
         "network": card.arch + (f", behind the frozen backbones {', '.join(card.backbones)}" if card.backbones else ""),
