@@ -1,6 +1,6 @@
 """Typed options: from a flat run configuration to frozen dataclasses, with errors a person can act on.
 
-A section is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
+A `Table` is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
 ``pyproject.toml``, so every key of a section must be present.
 """
 
@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
@@ -48,6 +48,16 @@ def option(
     legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
     legal |= {"or_like": or_like, "or_words": or_words, "several": several, "affects": affects}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
+
+
+@dataclass_transform(frozen_default=True)
+class Table:
+    """A table of settings; its subclasses are frozen dataclasses by themselves."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True)(cls)
 
 
 def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
-from protofl_common.config.options import SettingsError, option
+from protofl_common.config.options import SettingsError, Table, option
 from protofl_common.wire import schema
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
@@ -38,8 +38,11 @@ class Hparams:
         return ""
 
 
-@dataclass(frozen=True)
-class AlignmentHparams(Hparams):
+class OwnHparams(Hparams, Table):
+    """Those of an algorithm here; another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`."""
+
+
+class AlignmentHparams(OwnHparams):
     """Hyper-parameters of `losses.prototype_alignment`."""
 
     lambda_: float = option(minimum=0)
@@ -47,7 +50,6 @@ class AlignmentHparams(Hparams):
     granularity: str = option(choices=("class", "class-mean", "sample"))
 
 
-@dataclass(frozen=True)
 class FedProtoHparams(AlignmentHparams):
     weighting: str = option(choices=("counts", "uniform"))
 
@@ -57,8 +59,7 @@ class FedProtoHparams(AlignmentHparams):
         return Exchange(down=declared.down, up={**declared.up, "prototypes": counted})
 
 
-@dataclass(frozen=True)
-class ServerTrainingHparams(Hparams):
+class ServerTrainingHparams(OwnHparams):
     """Hyper-parameters of a server that trains on the clients' vectors."""
 
     server_epochs: int = option(minimum=1)
@@ -66,15 +67,13 @@ class ServerTrainingHparams(Hparams):
     server_batch_size: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
 class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
     margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
     margin_threshold: float = option(minimum=0)
     transform: bool = option()
 
 
-@dataclass(frozen=True)
-class ProtoFedHparams(Hparams):
+class ProtoFedHparams(OwnHparams):
     weighting = "uniform"  # fixed: no setting
     prototypes: str = option(choices=("last-round", "every-round"))
 
@@ -86,8 +85,7 @@ class ProtoFedHparams(Hparams):
         return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
 
 
-@dataclass(frozen=True)
-class FedPCLHparams(Hparams):
+class FedPCLHparams(OwnHparams):
     temperature: float = option(above=0)
     prototypes: str = option(choices=("both", "global", "local"))
     loss: str = option(choices=("contrast", "supcon", "ce-protodist", "ce"))
@@ -100,13 +98,11 @@ class FedPCLHparams(Hparams):
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
 
-@dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
     sample_ratio: float = option(above=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class GaussianHparams(Hparams):
+class GaussianHparams(OwnHparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
@@ -114,8 +110,7 @@ class GaussianHparams(Hparams):
     start_from: str = option()
 
 
-@dataclass(frozen=True)
-class FedPLVMHparams(Hparams):
+class FedPLVMHparams(OwnHparams):
     lambda_: float = option(minimum=0)
     alpha: float = option(above=0, maximum=1)
     temperature: float = option(above=0)
@@ -127,8 +122,7 @@ class FedPLVMHparams(Hparams):
     kmeans_clusters: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FPLHparams(Hparams):
+class FPLHparams(OwnHparams):
     global_clusters, kmeans_clusters = "finch", 0  # fixed: no settings
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
@@ -136,38 +130,32 @@ class FPLHparams(Hparams):
     consistency: str = option(choices=("squared-l2", "mse", "none"))
 
 
-@dataclass(frozen=True)
-class FedNHHparams(Hparams):
+class FedNHHparams(OwnHparams):
     smoothing: float = option(minimum=0, maximum=1)
     scale: float = option(above=0)
 
 
-@dataclass(frozen=True)
 class FedORGPHparams(ServerTrainingHparams):
     lambda_: float = option(minimum=0)
     gamma: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FedSAHparams(Hparams):
+class FedSAHparams(OwnHparams):
     regularization: float = option(minimum=0)
     contrast: float = option(minimum=0)
     calibration: float = option(minimum=0)
     smoothing: float = option(minimum=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class FedProxHparams(Hparams):
+class FedProxHparams(OwnHparams):
     mu: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class SCAFFOLDHparams(Hparams):
+class SCAFFOLDHparams(OwnHparams):
     server_lr: float = option(above=0)
 
 
-@dataclass(frozen=True)
-class FedPerHparams(Hparams):
+class FedPerHparams(OwnHparams):
     personal_layers: int = option(minimum=0)
 
     def exchange(self, declared: Exchange) -> Exchange:
@@ -176,13 +164,11 @@ class FedPerHparams(Hparams):
         return Exchange(down=shared, up=shared)
 
 
-@dataclass(frozen=True)
-class FedRepHparams(Hparams):
+class FedRepHparams(OwnHparams):
     head_epochs: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FedDistillHparams(Hparams):
+class FedDistillHparams(OwnHparams):
     gamma: float = option(minimum=0)
     outputs: str = option(choices=("probabilities", "logits"))
 
@@ -191,16 +177,14 @@ class FedDistillHparams(Hparams):
         return declared if self.outputs == "probabilities" else Exchange(down=declared.down, up=declared.down)
 
 
-@dataclass(frozen=True)
-class FMLHparams(Hparams):
+class FMLHparams(OwnHparams):
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
     meme: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     mutual: str = option(choices=("detached", "coupled"))
 
 
-@dataclass(frozen=True)
-class FedGenHparams(Hparams):
+class FedGenHparams(OwnHparams):
     lambda_: float = option(minimum=0)
     noise_dim: int = option(minimum=1, maximum=4096)
     server_steps: int = option(minimum=1)
@@ -208,13 +192,11 @@ class FedGenHparams(Hparams):
     server_batch_size: int = option(minimum=2)
 
 
-@dataclass(frozen=True)
-class FeSEMHparams(Hparams):
+class FeSEMHparams(OwnHparams):
     centres: int = option(minimum=1)
 
 
-@dataclass(frozen=True)
-class FedKDHparams(Hparams):
+class FedKDHparams(OwnHparams):
     student: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
@@ -224,22 +206,18 @@ class FedKDHparams(Hparams):
         return self.energy_start + (self.energy_end - self.energy_start) * server_round / rounds
 
 
-@dataclass(frozen=True)
-class FedFAHparams(Hparams):
+class FedFAHparams(OwnHparams):
     probability: float = option(minimum=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class PerFedAvgHparams(Hparams):
+class PerFedAvgHparams(OwnHparams):
     alpha: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class DittoHparams(Hparams):
+class DittoHparams(OwnHparams):
     lambda_: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
 class PFedMeHparams(DittoHparams):
     personal_steps: int = option(minimum=1)
     eta: float = option(above=0)
