@@ -75,7 +75,6 @@ class Visit:
     """One message that is being answered: the client and its algorithm, which has received what the server sent.
 
     Within its context an error counts as the answer, too: it tells of the samples that caused it.
-    RefusedMessage, SettingsError, StateError or LedgerError where the client does not answer.
     """
 
     def __init__(self, message: Message, context: Context) -> None:

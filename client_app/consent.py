@@ -2,8 +2,7 @@
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
-shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
-So it does after one of a package that the settings name for a method, a network or a metric.
+shown: after an upgrade of the code, or of a package that the settings name, the site asks again.
 """
 
 import json

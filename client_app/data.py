@@ -1,8 +1,7 @@
 """This client's own data, as tensors on its device.
 
-Training images may be changed at random, anew for each batch (setting ``augment``). Source: the authors' code of
-FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and ``RandomRotation(30)``. Here each
-image of a batch has its own draw, as there, but the whole batch is changed at once.
+Training images may be changed at random (setting ``augment``), each by a draw of its own, as FedPLVM's authors' code
+flips and turns DomainNet's; here the whole batch is changed at once.
 """
 
 import math

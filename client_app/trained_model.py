@@ -1,7 +1,6 @@
-"""The model as it was evaluated, left in this site's own folder for ``protofl export``.
+"""The model as it was evaluated, left in this site's own folder for ``protofl export``; nothing of it travels.
 
-That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels. Whether it can be
-written changes nothing for the federation.
+That is after the last round, and with ``keep-best`` at every evaluation. A disk that is full stops no federation.
 """
 
 from contextlib import suppress

@@ -1,8 +1,7 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and, as JSON
-beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
-Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
+``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and the rest as
+JSON. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
 """
 
 import json

@@ -1,8 +1,7 @@
 """One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
 
 A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
-much as from one of thousands. The record is written when the reply, or an error in its place, is ready: a task that was
-killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
+much as from one of thousands. A task that was killed before its reply was ready may be done again.
 """
 
 from collections.abc import Iterator

@@ -31,7 +31,6 @@ from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shamir import FEWEST_SUMMED, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import (
     MASKED,
     figure_names,
@@ -105,11 +104,11 @@ class SecureSum:
             purpose = masks.introducing(self.algo, progress.sum, both)
             if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
-        if len(keys) < FEWEST_SUMMED:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST_SUMMED}")
-        secret, threshold, points = progress.secret, self._threshold(keys), points_of(keys)
+        if len(keys) < masks.FEWEST_SUMMED:
+            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
+        secret, threshold, points = progress.secret, self._threshold(keys), masks.points_of(keys)
         halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
-        pair, own = (split(half, threshold, points.values()) for half in halves)
+        pair, own = (masks.split(half, threshold, points.values()) for half in halves)
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
@@ -155,7 +154,9 @@ class SecureSum:
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._remember(set(sent))
-        halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
+        halves = {
+            site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share
+        }
         shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in halves.items()})
         if self.next_sum:
             begun = _Progress(self.run_id, self.next_sum, self.sum_number, "advertise", progress.following)
@@ -169,10 +170,9 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
-        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
-        settings change uploads by little. A client that trains nothing would send the same in every round, so it is
-        asked for one only.
+        The server has every earlier sum of the same uploads: if one or two sites make the difference, it shows what
+        they sent. Sums of one kind of upload in one round count as the same, for most settings change uploads by
+        little.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
@@ -182,7 +182,7 @@ class SecureSum:
         with record_in(path, "whom this site was summed with") as cohorts:
             earlier: list[list[str]] = cohorts.setdefault(use, [])
             differences = [sites.symmetric_difference(cohort) for cohort in earlier]
-            if shown := next((few for few in differences if 0 < len(few) < FEWEST_SUMMED), None):
+            if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
             if set() not in differences:
@@ -190,7 +190,7 @@ class SecureSum:
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        return needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()

@@ -1,7 +1,6 @@
 """Files that are written whole or not at all: beside, onto the disk, then renamed; and one writer at a time.
 
-A process that is killed while writing leaves the old file; so does a full disk. `tensorfile` writes tensors so: this
-module loads no torch.
+A process that is killed while writing, or a full disk, leaves the old file. This module loads no torch.
 """
 
 import hashlib

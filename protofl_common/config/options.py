@@ -41,8 +41,7 @@ def option(
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
 
     Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
-    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages; this project's
-    stand in ``pyproject.toml``.
+    list of such values. ``default`` is for other packages; this project's stand in ``pyproject.toml``.
     """
     legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
     legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
@@ -99,6 +98,25 @@ def read_section(
         )
         problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
     return section(**values) if len(problems) == before else None
+
+
+def read_pairs(section: type[Section], name: str, text: str) -> Section:
+    """Build ``section`` from its defaults and the setting ``name``, "KEY=VALUE, …"; SettingsError for a wrong pair."""
+    kinds, chosen = types_of(section), dict[str, Scalar]()
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise SettingsError(f"{name} = {text!r}: {part!r} is not KEY=VALUE")
+        if key in chosen:
+            raise SettingsError(f"{name} = {text!r}: {key} stands twice")
+        chosen[key] = typed(value, kinds.get(key, str))
+    defaults = {key_of(field.name): field.default for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    given = {key: value for key, value in (defaults | chosen).items() if value is not dataclasses.MISSING}
+    problems = [f"{line}; it has {', '.join(kinds)}" for line in unknown_keys(chosen, kinds)]
+    read = read_section(section, given, problems)
+    if problems or read is None:
+        raise SettingsError("\n".join(f"{name}: {line}" for line in problems))
+    return read
 
 
 def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:

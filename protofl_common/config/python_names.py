@@ -71,8 +71,7 @@ def check_allowed(name: str, what: str) -> None:
 def load(name: str, what: str) -> Any:
     """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
 
-    The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
-    module is not allowed or cannot be imported, or has no such object of its own.
+    SettingsError unless it is one of an allowed module itself, not one that such a module has imported.
     """
     check_allowed(name, what)
     module_name, _, attribute = name.partition(":")

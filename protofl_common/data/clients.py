@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import placed, shares_of
+from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import Inputs, Ints, are_images, filled, statistics
-from protofl_common.data.shares import shuffled_by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 
@@ -58,9 +58,8 @@ def open_client_data(
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
 
-    With ``domain``, from the client's own configuration, and the partitions ``own``, ``feature-shift`` and
-    ``feature-label-shift`` it gets that domain as if it were its only client. With ``shared_scale`` all clients
-    standardise alike. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+    With ``domain``, from the client's own configuration, it gets that domain as if it were its only client. With
+    ``shared_scale`` all clients standardise alike. The first call on a machine decodes the data set into the cache.
     """
     check_data_settings(settings)
     data = open_data(settings)

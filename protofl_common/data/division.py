@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
+from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.raw import VALIDATION, DataError, Ints
-from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.store import StoredData
 
 UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
@@ -58,7 +57,7 @@ class Division:
         self.marked = self.official == VALIDATION
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
-    def random(self, *purpose: str | int) -> Generator:
+    def random(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
@@ -108,8 +107,7 @@ class Division:
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
         """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
 
-        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
-        has two, one to test on.
+        By ``balanced`` a class has a sample to train on in every domain that it occurs in, and of two, one to test on.
         """
         settings, groups = self.settings, pool.labels
         if settings.test_from == "official-own":
@@ -142,7 +140,7 @@ class Division:
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)
 
-    def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+    def _tested(self, train: Ints, tests: Ints, rng: np.random.Generator) -> Ints:
         """The rows among ``tests`` that a client is tested on; ``balanced``: of the domains of its training rows."""
         settings, labels, limit = self.settings, self.labels, self.settings.test_samples
         if settings.test_from == "official-all":

@@ -181,10 +181,9 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 
-    The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. From the hub's cache without the
-    network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
-    column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
-    inputs are the column of images, else the columns of text, else those of numbers.
+    The parts ``test`` and ``validation`` are that, all others for training. The column ``label`` (or the only one of
+    ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the inputs are images, else texts, else
+    numbers.
     """
     try:
         import datasets

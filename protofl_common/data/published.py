@@ -144,8 +144,7 @@ def _torchvision(
 def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings: DataSettings) -> RawData:
     """Decode a data set of torchvision: official training part first, then the official test part.
 
-    Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
-    training. EMNIST's images, stored on their side, are turned upright.
+    Flowers-102 is read at ``image-size``; its validation part counts as training. EMNIST's images are turned upright.
     """
     import torchvision
 

@@ -1,21 +1,23 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
-nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
-the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another's.
-Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions. The
+server half stands in ``server_app/strategies``, the client half in ``client_app/algorithms``, in files of the
+algorithm's name, unless the row names another's. Defaults are in ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
-from protofl_common.config.options import SettingsError, Table, option
+from protofl_common.config.options import SettingsError, Table, did_you_mean, option, read_pairs
+from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.wire import schema
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
+GROUP = "protofl.algorithms"  # of the entry points of other packages
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
 
@@ -482,3 +484,40 @@ CATALOG: dict[str, Algorithm] = {
     )
     for name, row in _ROWS.items()
 }
+
+
+# -- algorithms of other packages: entry points of the group ``protofl.algorithms``, each a row such as those above.
+# Their hyper-parameters come from the setting ``hparams``: Flower takes no keys that this app does not have.
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The entry points by name; those of the catalog's names are not used."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}
+
+
+@cache
+def algorithm_named(name: str) -> Algorithm:
+    """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
+    if name in CATALOG:
+        return CATALOG[name]
+    packages = installed()
+    if name not in packages:
+        names = [*CATALOG, *packages]
+        choices = f"{', '.join(names)}{did_you_mean(name, names)}"
+        raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
+    if at_worker():
+        check_allowed(packages[name].value, "algo")
+    try:
+        row = packages[name].load()
+    except Exception as error:
+        raise SettingsError(f"algo = {name!r}: {packages[name].value}: {type(error).__name__}: {error}") from error
+    if not isinstance(row, Algorithm):
+        raise SettingsError(f"algo = {name!r}: {packages[name].value} is a {type(row).__name__}, not an Algorithm")
+    return row
+
+
+def read_hparams(row: Algorithm, text: str) -> Hparams:
+    """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
+    if not (issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)):
+        raise SettingsError(f"hparams: write @dataclass(frozen=True) above class {row.hparams.__name__}(Hparams)")
+    return read_pairs(row.hparams, "hparams", text)

@@ -12,8 +12,7 @@ from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.plugins import installed
+from protofl_common.experiment.catalog import CATALOG, installed
 
 REQUIRE_SECAGG = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults

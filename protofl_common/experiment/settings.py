@@ -24,9 +24,8 @@ from protofl_common.config.options import Scalar, SettingsError, did_you_mean, k
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
-from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS

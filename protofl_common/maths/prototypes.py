@@ -1,10 +1,8 @@
 """Class prototypes: computing them, as means or by clusters (FedPLVM, FPL), and predicting with them.
 
-Probabilities, and the distance of a strange sample, are calibrated by a site's own samples outside training. Symbols:
-N samples, P prototypes, C classes, D feature dimension, K clusters.
-
-FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the connected components
-as clusters, and repeats on their means: a hierarchy of partitions without a parameter.
+Symbols: N samples, P prototypes, C classes, D feature dimension, K clusters. FINCH (Sarfraz et al., CVPR 2019;
+finch-clust) links every vector to its first neighbour, takes the connected components as clusters, and repeats on their
+means: a hierarchy of partitions without a parameter.
 """
 
 from __future__ import annotations
@@ -85,8 +83,8 @@ def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
 def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
     """Distances [N, P] of features from prototypes; the nearest one predicts (FedProto Eq. 2).
 
-    ``similarity``: ``l2``, the Euclidean distance, or ``cosine`` (FedPCL), that of the vectors scaled to length 1,
-    √(2 − 2 cos), which has the order of the angle.
+    ``similarity``: ``l2``, or ``cosine`` (FedPCL), the distance of the vectors scaled to length 1: the order of the
+    angle.
     """
     means = prototypes.means
     if similarity == "cosine":
@@ -125,8 +123,7 @@ def unknown_above(distances_N: Tensor, share: float) -> float:
 def margins(prototypes: Prototypes, num_classes: int) -> Tensor:
     """The prototype margin [C] of each class: the least Euclidean distance of its prototypes to those of other classes.
 
-    FedTGP, Figure 1; there a class has one prototype. NaN for a class without prototypes, and for all where there is
-    but one class, or more than `MAX_COMPARED` prototypes.
+    NaN for a class without prototypes, and for all of but one class, or of more than `MAX_COMPARED` prototypes.
     """
     nearest_C = torch.full((num_classes,), torch.inf, dtype=torch.float64)
     if 0 < len(prototypes) <= MAX_COMPARED:

@@ -31,12 +31,10 @@ def fused_linears(
 ) -> Iterator[list[nn.Linear]]:
     """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
 
-    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the parameter group, and
-    both state dicts keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
-    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before this begins.
-
-    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
-    step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
+    Yields the layers concerned: none if the optimizer is not plain SGD, none on a GPU. Learning rate, momentum, weight
+    decay and state dicts stay as they are. Not for training that looks at the gradients (clipping, DP-SGD) or calls
+    ``backward`` several times before a step. A layer used twice in a forward pass, or a loss of the weight itself, is a
+    RuntimeError.
     """
     layers = _fusible(model, optimizer, min_weights)
     for layer, group in layers:

@@ -3,27 +3,24 @@
 Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs. The
 convolutions are unpadded, as published, where the image is large enough, else (two of them below 16×16) padded by 2.
 
-- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code (Tan et al., AAAI 2022), which fixes D = 50.
-  With 18, 20 or 22 channels in the second convolution it is FedProto-mh.
-- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP (Zhang et al., AAAI 2024), as in HtFLlib, with D = 512; ``cnn4``: the
-  "4-layer CNN" of its HtFE groups.
+- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code, which fixes D = 50. With 18, 20 or 22
+  channels in the second convolution it is FedProto-mh.
+- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP, as in HtFLlib, with D = 512; ``cnn4``: the "4-layer CNN" of its HtFE
+  groups.
 
-ResNets (He et al., 2016). Those of 4, 6 and 8 layers (Zhong et al., 2017) are ResNet-10 cut after its first, second and
-third stage: 64, 128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
+ResNets (He et al., 2016). Those of 4, 6 and 8 layers are ResNet-10 cut after its first, second and third stage: 64,
+128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
 
 - ``resnet10``, ``resnet18``: a 3×3 stem of stride 1 and no max-pooling, for small images.
-- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: maps of a quarter of the side, at about
-  a fifteenth of the cost. FedTGP's: its authors' code has it for 32×32 images and for up to 10 layers too.
-- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4. The text on FedProto says only
-  that strides differ between clients; its authors' code has this one and (2, 2).
+- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: FedTGP's, for 32×32 images too.
+- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4, as in FedProto's code.
 - ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
 
-GoogLeNet (Szegedy et al., 2015) and MobileNet_v2 (Sandler et al., 2018) belong to FedTGP's HtFE groups: torchvision's,
-untrained, with ImageNet stems, GoogLeNet without auxiliary heads. As in the authors' code, the dropout of 0.2 on the
-pooled features stays, inside the body: features are noisy in training, but not those that prototypes are made of.
+GoogLeNet and MobileNet_v2, of FedTGP's HtFE groups, are torchvision's, untrained, with ImageNet stems. The dropout of
+0.2 on the pooled features stays inside the body: features are noisy in training, not those that prototypes are made of.
 
 BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
-ImageNet stem, of up to 32×32. There even batches of two leave it little to go by.
+ImageNet stem, of up to 32×32.
 """
 
 from collections.abc import Callable
@@ -44,8 +41,7 @@ SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling
 class ChannelsLast(nn.Module):
     """The same images in the memory order [B, H, W, channels], which convolutions pass on; weights keep torch's order.
 
-    On a CPU max-pooling is over ten times as fast so, which saves the small CNNs half of an evaluation; networks with
-    many 1×1 and depthwise convolutions train 1.3 to 1.8 times as fast. Plain 3×3 ones gain nothing.
+    On a CPU max-pooling is over ten times as fast so; 1×1 and depthwise convolutions train 1.3 to 1.8 times as fast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,8 +51,8 @@ class ChannelsLast(nn.Module):
 def reach_width(width: int, feature_dim: int) -> nn.Module:
     """From the features of a published network to the D that all clients share: [B, width] -> [B, D].
 
-    As in FedTGP, neighbouring features are averaged until D are left. More than ``width`` features come from a linear
-    projection instead, and can be negative; the authors' code repeats features there.
+    As in FedTGP, neighbouring features are averaged until D are left; more than ``width`` come from a linear
+    projection.
     """
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
 

@@ -13,7 +13,7 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy.shamir import FEWEST_SUMMED
+from protofl_common.privacy.masks import FEWEST_SUMMED
 from protofl_common.wire.records import MOST_SITES, SiteCard
 
 Cards = Mapping[str, SiteCard]

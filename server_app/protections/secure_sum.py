@@ -1,9 +1,8 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two also begin the next sum, which then takes only two if all its sites were in this one. The client's half
-is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long as the threshold
-of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask. A site
-that is caught lying is asked nothing more in the run.
+The last two also begin the next sum, which then takes only two if all its sites were in this one. A site that is lost
+on the way costs only itself, as long as the threshold of sites stays: before its upload the sum goes on without it,
+afterwards the others' shares reveal its mask. A site that is caught lying is asked nothing more in the run.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,6 @@ from flwr.app import RecordDict
 
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shamir import SHARE, needed, points_of, recovered
 from protofl_common.privacy.sums import (
     MASKED,
     figure_names,
@@ -130,7 +128,7 @@ class SecureSum(Channel):
         begun = {site: content for site, content in answers.items() if site in keys and NEXT_SUM in content}
         sealed = self._unpacked(begun, masks.SEALED, NEXT_SUM)
         self.exchange.begun = self.next_number, keys, self._true_shares(sealed, keys)
-        return self._unpacked(answers, SHARE)
+        return self._unpacked(answers, masks.SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
         """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
@@ -156,17 +154,17 @@ class SecureSum(Channel):
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
-        return needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
-        total, points = np.zeros(self.size, np.uint64), points_of(self.keys)
+        total, points = np.zeros(self.size, np.uint64), masks.points_of(self.keys)
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
             public = masks.part(self.keys[site], which)
             its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            solution = recovered(its_shares, self.threshold, partial(_fit, public))
+            solution = masks.recovered(its_shares, self.threshold, partial(_fit, public))
             if solution is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that
