@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_typ
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
+Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
@@ -83,9 +84,7 @@ def types_of(section: type) -> dict[str, type]:
     return {key_of(field.name): _hints(section)[field.name] for field in dataclasses.fields(section)}
 
 
-def read_section(
-    section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
-) -> Section | None:
+def read_section(section: type[Section], config: Values, problems: list[str], prefix: str = "") -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
     types, values, before = types_of(section), {}, len(problems)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
@@ -119,7 +118,7 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
     return read
 
 
-def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
+def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
     """A line for each key of ``config`` that is not legal, with the nearest legal one, of the ``likely`` ones first."""
     legal = dict.fromkeys(legal)
     return [f"{key}: unknown key{_nearest(key, list(legal), likely)}" for key in config if key not in legal]

@@ -20,12 +20,20 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
+from protofl_common.config.options import (
+    Scalar,
+    SettingsError,
+    Values,
+    did_you_mean,
+    keys_of,
+    read_section,
+    unknown_keys,
+)
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
-from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
+from protofl_common.experiment.node import NODE_KEYS, instead, is_site, refusals
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
@@ -68,7 +76,7 @@ class Settings(Sections):
     """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
     hparams: Hparams
-    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
+    given: Values = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
 
     @property
     def row(self) -> Algorithm:
@@ -148,7 +156,7 @@ class Settings(Sections):
         return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
-    def from_run_config(cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None) -> Self:
+    def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
         SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
@@ -165,7 +173,7 @@ class Settings(Sections):
         return cls._read(*pickle.loads(configs))
 
     @classmethod
-    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
+    def _read(cls, given: Values, node: Values) -> Self:
         config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
@@ -185,7 +193,7 @@ class Settings(Sections):
         return settings
 
 
-def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
+def check_chosen(chosen: Values, *runs: Settings) -> None:
     """SettingsError with a line for each ``chosen`` setting of an algorithm or a partition that no run has."""
     acting, reads = {""}, dict[str, str]()
     for settings in runs:
@@ -204,18 +212,18 @@ def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
         raise SettingsError("\n".join(problems))
 
 
-def digest_of(run_config: Mapping[str, Scalar]) -> str:
+def digest_of(run_config: Values) -> str:
     """16 hexadecimal digits that stand for a run configuration, but for the server's folder, which is no site's."""
     return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
 
 
-def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
+def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
     merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
 
-def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
+def baselines_of(settings: Settings, run_config: Values) -> dict[str, Settings]:
     baselines = {}
     for algo in settings.baselines:
         try:
@@ -226,17 +234,7 @@ def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[s
     return baselines
 
 
-def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings with which a run meets what a site demands of its protections."""
-    config: dict[str, Scalar] = {}
-    if limits := required_dp(node):
-        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
-    if node.get(REQUIRE_SECAGG):
-        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
-    return config
-
-
-def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
+def _hparams(config: Values, tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
     algo, text = str(config.get("algo")), str(config.get("hparams", ""))
     try:
         row = algorithm_named(algo)

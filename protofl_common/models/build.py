@@ -38,15 +38,8 @@ def initial_model(
 
     With the ``input_shape`` () it has a head and no body, whose code need not be here.
     """
-    if owner == "global" and arch in ARCHITECTURES:  # a network of the user's own may not be copied whole
-        return deepcopy(_shared_model(arch, input_shape, num_classes, settings, seed, owner))
-    return _first_model(arch, input_shape, num_classes, settings, seed, owner)
-
-
-def _first_model(
-    arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
-) -> SplitModel:
-    model = build_model(
+    shared = owner == "global" and arch in ARCHITECTURES  # a network of the user's own need not bear to be copied
+    model = (_shared_model if shared else build_model)(
         arch,
         input_shape=input_shape,
         num_classes=num_classes,
@@ -55,10 +48,8 @@ def _first_model(
         head=settings.head,
         head_seed=derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
     )
+    model = deepcopy(model) if shared else model
     return with_group_norm(model) if settings.norm == "group" else model
-
-
-_shared_model = lru_cache(maxsize=4)(_first_model)
 
 
 def build_model(
@@ -83,6 +74,9 @@ def build_model(
     with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim) if input_shape else nn.Identity()
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
+
+
+_shared_model = lru_cache(maxsize=4)(build_model)
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
