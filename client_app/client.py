@@ -82,8 +82,8 @@ class Client:
     def data(self) -> ClientData:
         """This site's share of the data; with ``image-noise``, its training images with noise.
 
-        SettingsError for classes of a site's own data that nobody named: their names may be anything, so its log alone
-        has them.
+        SettingsError for classes of a site's own that nobody named: the names may be anything, so its log alone has
+        them.
         """
         settings, own = self.settings, self.node.has_own_data
         private, least = settings.privacy.dp != "none", settings.privacy.min_class_samples
@@ -232,10 +232,7 @@ def with_public_scale(data: ClientData) -> ClientData:
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:
-    """Return the data without test and validation samples of classes with fewer than ``least`` training samples.
-
-    A server could else count them: it chooses what is evaluated, such as weights that take each sample for one of them.
-    """
+    """Drop the tests of classes with fewer than ``least`` training samples, which a server could count."""
     large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
     for part in ("test", "validation"):
         inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")

@@ -1,7 +1,6 @@
-"""This client's own data, as tensors on its device.
+"""This client's own data, as tensors on its device; training images may be changed at random (``augment``).
 
-Training images may be changed at random (setting ``augment``), each by a draw of its own, as FedPLVM's authors' code
-flips and turns DomainNet's; here the whole batch is changed at once.
+Each has a draw of its own, as in FedPLVM's code, which flips and turns DomainNet's; here a batch is changed at once.
 """
 
 import math

@@ -121,10 +121,7 @@ class Step:
 
 
 class FusedStep(Step):
-    """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
-
-    There is no moment at which gradients could be corrected; losses must be as `fused_linears` says.
-    """
+    """The same, with wide layers' SGD inside the backward pass (`fused_linears`): no gradients to be corrected."""
 
     def session(self) -> AbstractContextManager[object]:
         return fused_linears(self.model, self.optimizer)
@@ -133,8 +130,7 @@ class FusedStep(Step):
 class Proximal:
     """The correction for the loss plus (λ/2) · ‖w − c‖²: adds λ (w − c) to the gradient of each parameter.
 
-    w are the parameters of ``model``, c those of ``centre``; ``strength`` is λ. The loss's terms are without the
-    distance.
+    w are the parameters of ``model``, c those of ``centre``; ``strength`` is λ. The terms are without the distance.
     """
 
     def __init__(self, model: nn.Module, centre: nn.Module, strength: float) -> None:

@@ -30,8 +30,7 @@ FORMAT = "protofl-checkpoint-4"
 FOLDER = "checkpoints"
 NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
-MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
-"""Settings that a resumed run may change; but without the clients' models these would begin anew."""
+MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}  # of a resumed run
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_whole(folder: Path, without: str) -> Checkpoint:
-    """The newest checkpoint that is not damaged, with a line for each that is.
-
-    TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
-    """
+    """The newest checkpoint that is not damaged; SettingsError, which begins with ``without``, where there is none."""
     if not (paths := checkpoints(folder)):
         raise SettingsError(f"{without}, there is no checkpoint in {folder / FOLDER}")
     for path in paths[:-1]:

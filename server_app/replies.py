@@ -72,10 +72,7 @@ class Expected:
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
-    """RefusedMessage if the reply claims more samples or other classes than the site's introduction.
-
-    What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on.
-    """
+    """RefusedMessage if the reply claims more samples or other classes than the site's introduction."""
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
     for what in ("train_samples", "test_samples", "validation_samples"):

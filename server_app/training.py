@@ -9,8 +9,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
 from protofl_common.experiment.catalog import ServerTrainingHparams
 
-SMALL_STEP = 2**24
-"""Multiplications of a forward pass; threads make no smaller one faster, and beside other processes 40 times slower."""
+SMALL_STEP = 2**24  # Multiplications of a forward pass; threads make no smaller one faster
 
 
 def server_device(machine: MachineSettings) -> torch.device:

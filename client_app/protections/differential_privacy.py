@@ -37,8 +37,7 @@ Ledger = dict[str, Spending]  # By run and Flower run: a server may change eithe
 class DifferentialPrivacy(Protection):
     """``dp = "sample"``: each message is charged to the ledger before a model is trained or evaluated for it.
 
-    An algorithm's base makes its tables of classes and begins its training here: what the ledger does not cover is
-    refused.
+    An algorithm's base makes its tables and begins its training here: what the ledger does not cover is refused.
     """
 
     name = "differential privacy"

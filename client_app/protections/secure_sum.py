@@ -6,11 +6,9 @@
                 and upload goes, and the secret is forgotten
     unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
-The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
-Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
-sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
-remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it. Every
+stage is passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one secret, or
+both shares of one peer, would reveal what they hide. Symbols: `privacy/masks.py`.
 """
 
 import json

@@ -66,10 +66,7 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed.
-
-    Noise on images is added in `Client.data`.
-    """
+    """The papers' noise on gradients and prototypes. It guarantees nothing: a server knows the seed."""
 
     name = "a paper's noise"
 

@@ -1,12 +1,8 @@
 """From a backbone's name to the frozen network: embedded, of a package, torchvision's and timm's.
 
-The features are what enters the last linear layer, which is taken off. Files are read as tensors only: no code in them
-is ever run. The embedded weights are JSON, the largest format that Flower's app bundle carries along: ``size``,
-``mean`` and ``std`` of the training images, ``made`` (how, in words) and ``weights``, a safetensors file in base64,
-float16.
-
-The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three residual blocks (He et
-al., CVPR 2016), each halving the map, and a 1×1 convolution to the features, which are its global average.
+The features are what enters the last linear layer, which is taken off. Files are read as tensors only: no code in
+them is ever run. The embedded weights are JSON, the largest format that Flower's app bundle carries along: ``size``,
+``mean`` and ``std`` of the training images, ``made`` (how, in words) and ``weights``, a safetensors file in base64.
 """
 
 import base64
@@ -174,7 +170,7 @@ def without_head(network: nn.Module, arch: str) -> str:
 
 
 class SmallResNet(nn.Module):
-    """x [B, 3, H, W] -> features [B, 128] (any size works; 64×64 is what the weights know)."""
+    """x [B, 3, H, W] -> features [B, 128], made for 64×64: a stem and three residual blocks, each halving the map."""
 
     def __init__(self) -> None:
         super().__init__()

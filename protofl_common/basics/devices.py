@@ -13,8 +13,7 @@ from protofl_common.config.options import SettingsError
 def open_device(name: str, precision: str) -> torch.device:
     """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU; or SettingsError.
 
-    On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any, and
-    no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
+    On CUDA, for the whole process: kernels that repeat exactly, as far as PyTorch has any; TF32 by ``precision`` only.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,8 +18,7 @@ Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
-Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
-"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
+Affects = Literal["result", "data", "name", "machine", "waiting", "display"]  # what a setting changes
 
 
 class SettingsError(ValueError):
@@ -41,8 +40,8 @@ def option(
 ) -> Any:
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
 
-    Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
-    list of such values. ``default`` is for other packages; this project's stand in ``pyproject.toml``.
+    Beside the choices, a value may match ``or_like``, which errors call ``or_words``; ``several``: a list with commas.
+    ``default`` is for other packages; this project's stand in ``pyproject.toml``.
     """
     legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
     legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
@@ -110,12 +109,12 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
             raise SettingsError(f"{name} = {text!r}: {key} stands twice")
         chosen[key] = typed(value, kinds.get(key, str))
     defaults = {key_of(field.name): field.default for field in dataclasses.fields(section)}  # type: ignore[arg-type]
-    given = {key: value for key, value in (defaults | chosen).items() if value is not dataclasses.MISSING}
+    values = {key: value for key, value in (defaults | chosen).items() if value is not dataclasses.MISSING}
     problems = [f"{line}; it has {', '.join(kinds)}" for line in unknown_keys(chosen, kinds)]
-    read = read_section(section, given, problems)
-    if problems or read is None:
+    built = read_section(section, values, problems)
+    if problems or built is None:
         raise SettingsError("\n".join(f"{name}: {line}" for line in problems))
-    return read
+    return built
 
 
 def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:

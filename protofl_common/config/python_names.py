@@ -69,10 +69,7 @@ def check_allowed(name: str, what: str) -> None:
 
 
 def load(name: str, what: str) -> Any:
-    """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
-
-    SettingsError unless it is one of an allowed module itself, not one that such a module has imported.
-    """
+    """Return the object ``module:name`` of an allowed module itself, or SettingsError; only this imports by name."""
     check_allowed(name, what)
     module_name, _, attribute = name.partition(":")
     try:

@@ -39,8 +39,7 @@ class ClientData:
     classes: tuple[str, ...]  # class names of the whole data set, of which the client may have a few only
     domain: str  # the client's domain; "" when the data have none, or when the client's samples are of several
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel of images in [0, 1], or feature of numbers, of what ``standardise`` names; () for tokens."""
+    std: tuple[float, ...]  # per channel of images in [0, 1], or feature of numbers; () for tokens
     fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
     columns: tuple[str, ...]  # of a table or texts, see `RawData`
     found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names

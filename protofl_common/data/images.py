@@ -109,10 +109,7 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
-
-    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
-    """
+    """A PIL image as uint8 [3, size, size], stretched; ValueError for more than 8 bits, which PIL would cut off."""
     if image.mode.startswith(("I", "F")):
         cure = "save it with 8 bits, or bring arrays of floating point"
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")

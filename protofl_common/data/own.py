@@ -43,10 +43,7 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
-
-    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
-    """
+    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it."""
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     files = [rows.file.parent / name for name in rows.columns["file"]]
@@ -150,10 +147,9 @@ def _npz(file: Path) -> dict[str, Any]:
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:
-    """Data from a function of the user's: ``dataset = "module:function"``.
+    """Data from a function of the user's, ``function(data_dir)``: ``dataset = "module:function"``.
 
-    It is called as ``function(data_dir)``, once on a machine until its file, or a file in ``data-dir``, changes, and
-    returns a dictionary of arrays as `from_arrays` describes, or an object with attributes of these names.
+    It is called once, until its file, or one in ``data-dir``, changes, and returns arrays as `from_arrays` describes.
     """
     function = load(name, "dataset")
     try:

@@ -1,8 +1,4 @@
-"""The division of a data set among clients: one function for each legal value of ``partition``.
-
-Every function returns for each client the positions (int64) of its share in the pool. Shares are disjoint, except where
-`n_way_k_shot` says otherwise.
-"""
+"""The division of a data set among clients: for each value of ``partition`` a function to positions in the pool."""
 
 from __future__ import annotations
 
@@ -122,10 +118,9 @@ def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
 
 
 def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
+    """``classes_per_client`` classes for each client, those with the fewest clients so far, ties at random.
 
-    Each client takes the classes that the fewest clients have so far, ties at random. A holder's weight is uniform in
-    [0.1, 1], on top of 2 samples.
+    A class is divided among its holders in random, unequal amounts: weights uniform in [0.1, 1], on top of 2 samples.
     """
     decks, classes_per_client = shuffled_by_class(pool.labels, rng), settings.classes_per_client
     if classes_per_client > len(decks):
@@ -221,8 +216,7 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
 
-    The samples thinned out are used by nobody. Where only one would be left, there are two, of the most frequent
-    classes.
+    The samples thinned out are nobody's. Where only one would be left, there are two, of the most frequent classes.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):

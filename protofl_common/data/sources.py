@@ -26,8 +26,7 @@ class Source:
     """A data set that ``dataset`` can name."""
 
     read: Read  # settings -> the decoded data, at their own size or already at ``image-size``
-    locate: Locate = lambda settings: ()
-    """Settings -> the files or folders that hold the data, downloaded if need be; none for the embedded data sets."""
+    locate: Locate = lambda settings: ()  # settings -> the data's files or folders, downloaded if need be
     num_classes: int = 0  # number of classes where it is known without reading; 0 where the data decide
     domains: tuple[str, ...] = ()  # names of the domains where they are known without reading
     has_domains: bool = False  # the data come, or may come, in domains
@@ -91,8 +90,7 @@ def check_data_settings(settings: DataSettings) -> None:
 def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
     dataset, text = settings.dataset, settings.clients_per_domain
     if settings.test_from.startswith("official") and not source.has_official:
-        without = f"dataset {dataset!r} has no official test part"
-        yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
+        yield f"test-from = {settings.test_from!r}: {dataset!r} has no official test part; use split or balanced"
     if settings.partition in DOMAIN_PARTITIONS and not source.has_domains:
         several = ", ".join(name for name, other in SOURCES.items() if other.has_domains)
         without = f"dataset {dataset!r} has no domains"

@@ -1,7 +1,6 @@
 """Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
 
-A data set is a folder ``DATASET-KEY`` in the cache; its key covers everything that its content depends on. One process
-at a time builds it, under a temporary name; a damaged entry is built anew.
+The name of a data set's folder covers everything that its content depends on. One process at a time builds it.
 """
 
 import json

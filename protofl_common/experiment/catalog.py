@@ -18,8 +18,7 @@ from protofl_common.wire import schema
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
 GROUP = "protofl.algorithms"  # of the entry points of other packages
-CLUSTERINGS = ("finch", "kmeans", "average")
-"""How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
+CLUSTERINGS = ("finch", "kmeans", "average")  # of `prototypes.cluster`
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Hparams:
 
 
 class OwnHparams(Hparams, Table):
-    """Those of an algorithm here; another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`."""
+    """A base for algorithms here; another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`."""
 
 
 class AlignmentHparams(OwnHparams):

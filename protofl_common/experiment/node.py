@@ -42,8 +42,7 @@ LIMITED = {  # settings of a run -> their limit at a site
     "pfedme.personal-steps": "max-epochs",
 }
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
-DIVISION = ("test-from", "train-fraction", "validation-fraction")
-"""Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+DIVISION = ("test-from", "train-fraction", "validation-fraction")  # of a site's own data: never the run's
 TABLE = ("columns", "drop", "one-hot")
 """Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
 categories that a run tries out would tell what a site has."""

@@ -159,8 +159,8 @@ class Settings(Sections):
     def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
-        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
-        range or not among its choices; and where there is none, for each value that does not fit the others.
+        SettingsError has a line for each wrong key or value; and where there is none, for each that does not fit the
+        others.
         """
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
@@ -270,17 +270,19 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
         choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
         yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
     if run.early_stopping and last:
-        asked = f"{run.algo} does a part of its work in the last round only; set {last}"
-        yield f"early-stopping = {run.early_stopping}: {asked}"
+        yield f"early-stopping = {run.early_stopping}: {run.algo} does a part of its work in the last round; set {last}"
 
 
-def _merging_problems(settings: Settings) -> Iterator[str]:
+def _upload_problems(settings: Settings) -> Iterator[str]:
     merging, algo = settings.bounds.merging, settings.run.algo
     if merging not in ("auto", "mean") and "merging" not in settings.row.supports:
         why = f"the row of {algo} does not declare that its server merges by it"
         if not settings.row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
         yield f"merging = {merging!r}: {why}; choose mean"
+    noise, sent = settings.noise.prototype_noise, vectors_in(settings.exchange.up).values()
+    if noise != "none" and any(entry.probabilities for entry in sent):
+        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
@@ -295,12 +297,6 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
         yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
     if augment != "none" and frozen:
         yield f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"
-
-
-def _noise_problems(settings: Settings) -> Iterator[str]:
-    noise, algo, sent = settings.noise.prototype_noise, settings.run.algo, vectors_in(settings.exchange.up).values()
-    if noise != "none" and any(entry.probabilities for entry in sent):
-        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
@@ -330,8 +326,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"{setting}: secagg = true {why}; choose {only!r}"
     same = "the same in every round, and the sums' differences show single uploads"
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
-        why = f"without training a client sends {same}"
-        yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+        yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
@@ -343,7 +338,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
 
 RULES = (  # what values must mean together
-    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
+    *(_upload_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
     *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
 

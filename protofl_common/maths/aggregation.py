@@ -40,8 +40,8 @@ def merge_prototypes(
 def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """One prototype per class: the mean over the clients that have the class (FedProto Eq. 4), at least one of any.
 
-    ``weighting``: ``"counts"`` by the samples behind each prototype; ``"uniform"``: every client weighs the same. Eq.
-    4's further factor 1/\\|N_c\\| is left out: with it a prototype would shrink with the number of clients.
+    ``weighting``: ``"counts"`` by the samples behind each prototype; ``"uniform"``: every client weighs the same. A
+    further factor 1/|N_c| of Eq. 4 is left out: with it a prototype would shrink with the number of clients.
     """
     every = Prototypes.joined(sets)
     if weighting == "uniform":

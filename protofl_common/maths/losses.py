@@ -164,8 +164,7 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
 def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
     """φ of every pair, [P, K], by matrix products: their gradient is many times faster than that of `torch.cdist`.
 
-    Both are moved to the targets' mean first, which keeps the products small. Distances below 3·10⁻⁵ count as it and
-    pass no gradient.
+    Both are moved to the targets' mean first. Distances below 3·10⁻⁵ count as it and pass no gradient.
     """
     middle_D = targets_KD.detach().mean(dim=0)
     samples_PD, targets_KD = samples_PD - middle_D, targets_KD - middle_D
@@ -231,13 +230,10 @@ def positive_unlabelled_risk(
 
         R = 1/|K| · Σ_{c∈K} ( E_{x∈U} [ −log(1 − p_c(x)) ]  −  π_c · E_{x labelled c} [ −log(1 − p_c(x)) ] )
 
-    Labels are hidden at random within each class, so π_c is the part of class c among the labelled samples. As in
-    FedPU's code, −log(1 − p_c + ε) stands for −log(1 − p_c): without ε the risk has no lower bound. (That code also
-    divides the first expectation by C in place of |K|.)
-
-    The expectations are the batch's sums over the numbers of U and of class c that a batch of B has on average: the
-    mean over an epoch is the risk of all samples, whatever the batch size. With ``non_negative``, each class's
-    difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017).
+    Labels are hidden at random, so π_c is the part of class c among the labelled samples. As in FedPU's code, −log(1 −
+    p_c + ε) stands for −log(1 − p_c): without ε the risk has no lower bound. The expectations are the batch's sums over
+    the numbers of U and of class c that a batch of B has on average: the mean over an epoch is the risk of all samples.
+    With ``non_negative``, each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017).
     """
     present_K = torch.nonzero(labelled_C).flatten()
     counts_K = labelled_C[present_K].to(logits_BC.dtype)

@@ -83,8 +83,7 @@ def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
 def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
     """Distances [N, P] of features from prototypes; the nearest one predicts (FedProto Eq. 2).
 
-    ``similarity``: ``l2``, or ``cosine`` (FedPCL), the distance of the vectors scaled to length 1: the order of the
-    angle.
+    ``similarity``: ``l2``, or ``cosine`` (FedPCL), the distance of vectors scaled to length 1: the order of the angle.
     """
     means = prototypes.means
     if similarity == "cosine":

@@ -16,9 +16,8 @@ from protofl_common.config.options import SettingsError, did_you_mean
 from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
+from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION, Embedded, reach_width
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, freeze_orthogonally
-from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
-from protofl_common.models.vision import CNN_PLANS, VISION, reach_width
 
 M = TypeVar("M", bound=nn.Module)
 SMALLEST_IMAGE = 8
@@ -64,8 +63,7 @@ def build_model(
 ) -> SplitModel:
     """A model on the CPU; its initial weights are a function of the arguments alone, torch's global RNG is untouched.
 
-    A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can have the same one, as in
-    FedNH, or else from ``seed``. ValueError for an unknown architecture, and for inputs that it cannot have.
+    A frozen last layer is drawn from ``head_seed``, so that bodies can share it, as in FedNH, or else from ``seed``.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))

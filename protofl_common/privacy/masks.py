@@ -7,13 +7,10 @@ Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv) − Σ_{v: v<u} PRG(s_u
 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
 
 A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
-the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode.
-Flower's (`flwr.common.secure_aggregation`) folds its key to 32 bits and seeds a Mersenne twister: all 2^32 keys can
-be tried.
-
-Lost keys come back by Shamir's secret sharing ("How to Share a Secret", CACM 1979): a secret is f(0) mod p of a random
-polynomial f of degree t − 1, and client x has the share f(x): any t shares give the secret, fewer tell nothing of it.
-p = 2^256 + 297 is the least prime above all secrets. Flower's own neither names a wrong share nor does without it.
+the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode;
+Flower's folds its key to 32 bits. Lost keys come back by Shamir's secret sharing ("How to Share a Secret", CACM 1979):
+a secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share f(x): any t shares give the
+secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
 """
 
 import math

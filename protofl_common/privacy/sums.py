@@ -42,10 +42,6 @@ def scale(clients: int) -> float:
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
 
 
-def with_masked(limits: Limits, size: int) -> Limits:
-    return replace(limits, weights={"masked": {"sum": ("int64", (size,))}})
-
-
 def length(declared: Declared, limits: Limits) -> int:
     codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
     return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())

@@ -23,8 +23,7 @@ MAX_SETS = 10_000  # clients whose prototypes a message may carry
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation; a negative variance gives NaN
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
-MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""In a sum, the largest weight of a client or of a class, and the largest magnitude of a number; more is cut."""
+MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16  # in a sum, of weights and of magnitudes; more is cut
 StateDict = dict[str, Tensor]
 
 
@@ -158,8 +157,7 @@ class Codec(ABC):
     def unpack(self, record: ArrayRecord) -> Value:
         template, rows = self.template(), 0
         if odd := sorted(set(record) ^ set(template)):
-            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
-            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}")
+            raise RefusedMessage(f"{self.name} whose arrays do not fit: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
@@ -175,8 +173,7 @@ class Codec(ABC):
         if (most := int(labels_N.bincount().max())) > per_class:
             raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
         if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
-            limit = f"above {self.limits.max_norm:g} (max-prototype-norm)"
-            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, {limit}")
+            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} (max-prototype-norm)")
 
 
 class VectorsCodec(Codec):

@@ -79,10 +79,7 @@ class MessageExchange:
         return answers
 
     def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
-        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
-
-        Flower looks for replies every 3 seconds; here the pause is 2 % of the time already waited, 10 to 250 ms.
-        """
+        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`."""
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
         self.late, self._replies, self._away, self._pending = {}, {}, {}, {}

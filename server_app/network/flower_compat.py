@@ -1,7 +1,4 @@
-"""Flower's private names, and sending and fetching through it, so that a bad message costs no more than it must.
-
-Look here first when Flower moves on.
-"""
+"""Flower's private names, and sending and fetching through it; look here first when Flower moves on."""
 
 import sys
 from collections import defaultdict
@@ -36,8 +33,7 @@ def is_simulated(grid: Grid) -> bool:
 def find_messages_by_node(grid: Grid) -> None:
     """In simulation, let Flower find the messages for a node without a look at those for all others.
 
-    Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all messages for each
-    answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes.
+    Flower 1.41 looks through all of them ten times a second for each node: 5.9 s for 1,000 messages to 1,000 nodes.
     """
     if not is_simulated(grid):
         return

@@ -58,8 +58,8 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
 def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
     """Return whether the server averages vectors of classes that can be compared number by number.
 
-    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
-    what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
+    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights are not
+    trimmed: among honest sites with unlike classes that costs accuracy.
     """
     one_network = settings.starts_alike and len({card.arch for card in cards}) == 1
     of_classes = all(entry.width != "features" for entry in vectors_in(settings.exchange.up).values())

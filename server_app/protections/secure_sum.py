@@ -6,6 +6,7 @@ afterwards the others' shares reveal its mask. A site that is caught lying is as
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,16 +14,7 @@ from flwr.app import RecordDict
 
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.sums import (
-    MASKED,
-    figure_names,
-    from_sums,
-    from_whole,
-    length,
-    means_of,
-    sum_after,
-    with_masked,
-)
+from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, sum_after
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange, Records
@@ -65,7 +57,7 @@ class SecureSum(Channel):
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
-        limits = with_masked(expected.limits, self.size)
+        limits = replace(expected.limits, weights={"masked": {"sum": ("int64", (self.size,))}})
         super().__init__(Expected(expected.server_round, MASKED, limits, counts_samples=False))
         self.keys: Mapping[str, bytes] = {}
         self.shared: list[str] = []
@@ -131,10 +123,7 @@ class SecureSum(Channel):
         return self._unpacked(answers, masks.SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
-
-        No site goes on with keys that two have: these are the two sites' own doing, for nobody sees others' before.
-        """
+        """Return the keys for a sum that are no other site's, and signed where a study names sites."""
         run_id, study, true = self.federation.run_history.run_id, self.settings.study, dict[str, bytes]()
         publics = [key[: masks.PUBLIC] for its in keys.values() for key in its.values()]
         for site, its in keys.items():
