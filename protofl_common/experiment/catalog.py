@@ -502,8 +502,7 @@ def algorithm_named(name: str) -> Algorithm:
     packages = installed()
     if name not in packages:
         names = [*CATALOG, *packages]
-        choices = f"{', '.join(names)}{did_you_mean(name, names)}"
-        raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
+        raise SettingsError(f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}")
     if at_worker():
         check_allowed(packages[name].value, "algo")
     try:

@@ -156,8 +156,7 @@ def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
         yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
         return
     if not Path(str(node.get("state-dir", ""))).is_absolute():
-        place = "with require-dp it must be absolute, so that the privacy ledger is found again"
-        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: {place}"
+        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be absolute"
     if config.get("dp") != "sample":
         limits = f"dp = 'sample', dp-epsilon at most {wanted[0]:g} and dp-delta at most {wanted[1]:g}"
         yield f"dp = {config.get('dp')!r}: this site takes part only with {limits} (node config: {demand})"
@@ -226,8 +225,7 @@ def _about_data(node: Values, config: Values) -> Iterator[str]:
 def _not_named(allowed: Values, config: Values, own_choice: Values) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
-        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SECAGG}); set secagg = true"
-        yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
+        yield f"secagg = false: this site demands it (node config: {REQUIRE_SECAGG}); set secagg = true"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):

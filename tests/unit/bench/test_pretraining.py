@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones.load import WEIGHTS, WIDTH, load_backbone
+from protofl_common.backbones import load
+from protofl_common.backbones.load import WEIGHTS
 from protofl_common.config.backbones import EMBEDDED
 from tests.bench.pretraining import glyphs, train
 from tests.bench.pretraining.augment import augmented
@@ -85,11 +86,14 @@ def test_command_line_writes_weights(
 ) -> None:
     corpus = few_classes("scenes")
     monkeypatch.setattr("tests.bench.pretraining.scenes.corpus", lambda: corpus)
-    out = tmp_path / "own.json"
+    out = tmp_path / "glyphs.json"
     monkeypatch.setattr("sys.argv", ["pretrain", "scenes", "--steps", "2", "--seed", "5", "--out", str(out)])
     train.main()
     made = json.loads(out.read_text())["made"]
     assert (made["steps"], made["seed"], made["classes"]) == (2, 5, [5, 11])
     assert len(made["held-out accuracy"]) == 2
     assert "held-out accuracy" in capsys.readouterr().out
-    assert load_backbone(f"file:small:{out}", torch.device("cpu")).width == WIDTH
+    monkeypatch.setattr(load, "WEIGHTS", tmp_path)
+    load.load_backbone.cache_clear()
+    assert load.load_backbone("glyphs", torch.device("cpu")).width == load.WIDTH
+    load.load_backbone.cache_clear()
