@@ -11,18 +11,16 @@ stage is passed once in a sum, and no sum follows a later one of the same Flower
 both shares of one peer, would reveal what they hide. Symbols: `privacy/masks.py`.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from pydantic import ConfigDict, TypeAdapter
 
 from client_app.client import Client
 from client_app.state import record_in
@@ -47,6 +45,8 @@ from protofl_common.wire.schema import Limits, RefusedMessage
 class _Progress:
     """How far this site is in a sum, as the file stores it."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex", hide_input_in_errors=True)
+
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
     sent: int  # The last sum for which an upload was sent, -1 for none
@@ -55,6 +55,9 @@ class _Progress:
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
     shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
     following: bytes = b""  # The secret of the next sum, once its keys have gone with the upload of this one
+
+
+_STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
@@ -198,25 +201,10 @@ class SecureSum:
         return progress
 
     def _read(self) -> _Progress | None:
-        if not self.path.exists():
-            return None
-        values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        for name in ("keys", "shares"):
-            values[name] = {site: bytes.fromhex(text) for site, text in values[name].items()}
-        values.setdefault("sent", values["sum"])  # A version before has not recorded it
-        secrets = {name: bytes.fromhex(values.get(name, "")) for name in ("secret", "following")}
-        return _Progress(**values | secrets)
+        return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
 
     def _write(self, progress: _Progress) -> None:
-        write_text(self.path, json.dumps(asdict(progress), default=bytes.hex), private=True)
-
-
-def blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
-    for file in folder.glob("*.secagg"):
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
-        write_text(file, json.dumps(rows), private=True)
+        write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
 
 
 def _called(number: int) -> str:

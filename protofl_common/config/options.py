@@ -43,9 +43,7 @@ def option(
     Beside the choices, a value may match ``or_like``, which errors call ``or_words``; ``several``: a list with commas.
     ``default`` is for other packages; this project's stand in ``pyproject.toml``.
     """
-    legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
-    legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
-    legal |= {"or_like": or_like, "or_words": or_words, "several": several, "affects": affects}
+    legal: dict[str, Any] = {**locals(), "choices": None if choices is None else tuple(choices)}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 

@@ -82,8 +82,6 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
-
-
 def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
     """Dark strokes on slightly yellowed paper."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
@@ -141,8 +139,6 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
 
 
 # -- strokes
-
-
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
     from PIL import Image
 

@@ -144,8 +144,6 @@ def _npz(file: Path) -> dict[str, Any]:
 
 
 # -- a function
-
-
 def read_python(name: str, settings: DataSettings) -> RawData:
     """Data from a function of the user's, ``function(data_dir)``: ``dataset = "module:function"``.
 
@@ -172,8 +170,6 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
 
 
 # -- Hugging Face
-
-
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 

@@ -250,8 +250,6 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
 
 
 # -- stratified dealing: labels int64 [n] of some samples -> positions into these (int64)
-
-
 def shuffled_by_class(labels: Ints, rng: Generator) -> list[Ints]:
     """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
     shuffled = rng.permutation(len(labels))

@@ -181,8 +181,6 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
 
 
 # -- inputs
-
-
 def described(inputs: Inputs) -> str:
     """Type and shape of a sample: ``"float32 [30]"``."""
     return f"{inputs.dtype} {list(inputs.shape[1:])}"

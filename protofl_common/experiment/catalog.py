@@ -287,7 +287,7 @@ def half(path: str, kind: type[Half]) -> type[Half]:
 
 MODEL: dict[str, Entry] = {"weights": Weights()}
 HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
-PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
+MEANS: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
 BODY: dict[str, Entry] = {"weights": Weights(parts=("body.",))}
@@ -300,44 +300,40 @@ of_private_models = partial(of_models, private=("weights",))
 of_parts = partial(of_private_models, client="base", server="fedavg")  # clients train alone, and share a part
 with_merging = partial(Algorithm, supports=("merging",))
 of_prototypes = partial(
-    with_merging, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=(CE, "prototype"), private=("prototypes",)
+    with_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",)
 )
 of_means = partial(of_prototypes, averages_prototypes=True, supports=("merging", "secagg"))
-of_both = partial(
-    of_means, exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES), private=("weights", "prototypes")
-)
+of_both = partial(of_means, exchange=Exchange(MODEL | MEANS, MODEL | MEANS), private=("weights", "prototypes"))
+of_frozen = partial(Algorithm, losses=(), frozen_backbones=True)
 _ROWS = {
     "local": Algorithm("Local", "baseline: every client trains alone", client="base", server="base"),
     "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedproto": of_means(
-        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(PROTOTYPES, COUNTED)
+        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(MEANS, COUNTED)
     ),
     "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client="fedproto", hparams=FedTGPHparams),
     "fedpcl": of_means(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
-        exchange=Exchange({**PROTOTYPES, "local_sets": VectorSets()}, COUNTED),
+        exchange=Exchange({**MEANS, "local_sets": VectorSets()}, COUNTED),
         losses=("contrast", "global", "local", CE, "prototype"),
         frozen_backbones=True,
     ),
-    "mpft": with_merging(
+    "mpft": of_frozen(
         "MPFT",
         "Zhang et al., ICLR 2025",
         hparams=MPFTHparams,
         exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
-        losses=(),
-        frozen_backbones=True,
+        supports=("merging",),
     ),
-    "gaussian": Algorithm(
+    "gaussian": of_frozen(
         "Gaussian head",
         "FedCGS, Guan et al., AAAI 2025",
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
-        losses=(),
         private=("moments",),
         one_shot=True,
-        frozen_backbones=True,
         supports=("secagg",),
     ),
     "fedplvm": with_merging(
@@ -352,7 +348,7 @@ _ROWS = {
         "Huang et al., CVPR 2023",
         server="fedplvm",
         hparams=FPLHparams,
-        exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
+        exchange=Exchange(MODEL | SEVERAL, MODEL | MEANS),
         losses=(CE, "contrast", "consistency"),
         private=("weights", "prototypes"),
     ),
@@ -368,13 +364,13 @@ _ROWS = {
         "FedProto + averaging",
         "FedProto with FedAvg's model, a baseline of FedPLVM",
         hparams=FedProtoHparams,
-        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
+        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
     ),
     "fednh": of_both(
         "FedNH",
         "Dai et al., AAAI 2023",
         hparams=FedNHHparams,
-        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
+        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
         losses=(CE,),
         single_uploads="its server scales every client's prototypes to length 1",
         supports=("merging",),
@@ -384,7 +380,7 @@ _ROWS = {
         "FedSA",
         "Zhou et al., AAAI 2025",
         hparams=FedSAHparams,
-        exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
+        exchange=Exchange({"anchors": Vectors()} | MEANS, MEANS),
         losses=(CE, "regularization", "contrast", "calibration"),
     ),
     "fedprox": of_private_models(
@@ -426,7 +422,7 @@ _ROWS = {
         "Yi et al., ACM Multimedia 2023",
         client="base",
         hparams=ServerTrainingHparams,
-        exchange=Exchange(HEAD, PROTOTYPES),
+        exchange=Exchange(HEAD, MEANS),
         losses=(CE,),
     ),
     "fedgen": Algorithm(
@@ -487,8 +483,6 @@ CATALOG: dict[str, Algorithm] = {
 
 # -- algorithms of other packages: entry points of the group ``protofl.algorithms``, each a row such as those above.
 # Their hyper-parameters come from the setting ``hparams``: Flower takes no keys that this app does not have.
-
-
 def installed() -> dict[str, EntryPoint]:
     """The entry points by name; those of the catalog's names are not used."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}

@@ -15,8 +15,6 @@ SMALLEST = 1e-8  # task losses below it count as it: both may be 0 to the precis
 
 
 # -- holding features near the prototype of their class (FedProto, FedTGP, FedORGP)
-
-
 def one_hot(labels_B: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """[B, C]. PyTorch's own looks at single labels, which ``vmap`` cannot: DP-SGD would go sample by sample."""
     return torch.eye(classes, dtype=dtype, device=labels_B.device)[labels_B]
@@ -66,8 +64,6 @@ def angular_alignment(features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tens
 
 
 # -- contrast of samples with prototypes (FedPCL, FedPLVM), and within a batch (SupCon)
-
-
 def prototype_contrast(
     features_BD: Tensor, labels_B: Tensor, sets_MCD: Tensor, present_MC: Tensor, temperature: float, with_own: bool
 ) -> Tensor:
@@ -147,8 +143,6 @@ def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
 
 
 # -- losses over client prototypes, at the server (FedTGP, FedORGP)
-
-
 def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
     """FedTGP's contrastive loss with margin (Eq. 10), averaged over client prototypes; a scalar.
 
@@ -190,8 +184,6 @@ def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamm
 
 # -- learning from class probabilities: another model's (FedKD), or a mean of them in the place of a label (FD);
 # Wu et al., Nature Communications 2022; Jeong et al., 2018
-
-
 def divergence(logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
     """KL(q ‖ p), p, q the probabilities of logits and targets (detach them if fixed); averaged over samples."""
     targets_BC = log_softmax(targets_BC, dim=1)
@@ -217,8 +209,6 @@ def class_distillation(logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, 
 
 
 # -- learning from unlabelled samples beside labelled ones (FedPU: Lin et al., ICML 2022)
-
-
 def positive_unlabelled_risk(
     logits_BC: Tensor, labels_B: Tensor, labelled_C: Tensor, unlabelled: int, non_negative: bool
 ) -> Tensor:

@@ -74,8 +74,6 @@ def fusion_coefficients(averages_MC: Tensor) -> Tensor:
 
 
 # -- where stages end ------------------------------------------------------------------------------------------------
-
-
 def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, int]:
     """The layers that end a stage, and their channels; {}: no convolution has maps of more than one pixel.
 

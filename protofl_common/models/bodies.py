@@ -44,8 +44,6 @@ def fully_connected(*widths: int) -> list[nn.Module]:
 
 
 # -- images
-
-
 class ChannelsLast(nn.Module):
     """The same images in the memory order [B, H, W, channels], which convolutions pass on; weights keep torch's order.
 
@@ -167,8 +165,6 @@ VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 # -- tables, signals and texts
-
-
 class Embedded(nn.Module):
     """Tokens x [B, length] -> [B, E, length]; 0 is padding, with a zero vector; large ones take their remainder's."""
 

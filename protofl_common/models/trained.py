@@ -24,8 +24,6 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
-
-
 Text = Annotated[str, Field(max_length=LONGEST_NAME, pattern=r"^[[^\p{C}\p{Z}] ]*$")]  # no control characters
 Whole = Annotated[int, Field(ge=0, le=2**24)]
 

@@ -109,8 +109,6 @@ def _stream(key: bytes, length: int) -> np.ndarray:
 
 
 # -- shares of a secret
-
-
 def needed(clients: int, fraction: float) -> int:
     """t, the threshold of so many clients."""
     return max(FEWEST_SUMMED, math.ceil(fraction * clients))

@@ -25,8 +25,6 @@ NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16  # in a sum, of weights and of magnitudes; more is cut
 StateDict = dict[str, Tensor]
-
-
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
 Kind = TypeVar("Kind")
 
