@@ -82,8 +82,7 @@ class Client:
     def data(self) -> ClientData:
         """This site's share of the data; with ``image-noise``, its training images with noise.
 
-        SettingsError for classes of a site's own that nobody named: the names may be anything, so its log alone has
-        them.
+        SettingsError for classes of a site's own that nobody named: they may be anything, so its log alone has them.
         """
         settings, own = self.settings, self.node.has_own_data
         private, least = settings.privacy.dp != "none", settings.privacy.min_class_samples

@@ -209,9 +209,8 @@ def train(
 ) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
-    With ``local-steps`` the settings' part ends after as many batches. Returns the mean over all samples seen of each
-    loss term and of their ``total``. TrainingError if a weight stops being finite, or the loss of a step that is not
-    private.
+    With ``local-steps`` the settings' part ends after as many batches. Returns the mean over all samples of each loss
+    term and of their ``total``. TrainingError if a weight, or the loss of a step that is not private, is not finite.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)

@@ -170,9 +170,8 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads: if one or two sites make the difference, it shows what
-        they sent. Sums of one kind of upload in one round count as the same, for most settings change uploads by
-        little.
+        The server has every earlier sum of the same uploads: one or two sites more or less would show in it. Sums
+        of one kind of upload in one round count as the same, for most settings change uploads by little.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same

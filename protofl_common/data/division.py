@@ -1,7 +1,6 @@
 """From a data set to each client's training, test and validation samples: the same in every process, from the seed.
 
-Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
-validation part aside.
+Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
 """
 
 from dataclasses import dataclass, replace

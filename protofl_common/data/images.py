@@ -1,8 +1,7 @@
 """Image files, and folders of them: every image becomes uint8 [3, size, size], RGB and stretched to a square.
 
 ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image; images may lie in folders below CLASS, too.
-``classes`` names the classes in label order: of an ``image-folder``, which each site may have of its own, every folder;
-of a ``domain-folder`` those to pick.
+``classes`` names the classes in label order: of an ``image-folder`` every folder, of a ``domain-folder`` those to pick.
 """
 
 import math

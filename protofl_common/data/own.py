@@ -174,8 +174,7 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 
     The parts ``test`` and ``validation`` are that, all others for training. The column ``label`` (or the only one of
-    ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the inputs are images, else texts, else
-    numbers.
+    ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; inputs are images, texts, or numbers.
     """
     try:
         import datasets

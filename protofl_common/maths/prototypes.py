@@ -147,8 +147,7 @@ def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
 def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
     """The means [K, D] of the clusters of ``vectors_ND`` [N, D], and how many vectors are in each, [K].
 
-    ``method``: ``finch``, the partition with the fewest clusters; ``kmeans``, ``clusters`` many, or with 0 as many as
-    FINCH finds (FedPLVM Table 9); ``average``, one.
+    ``method``: ``finch``, the fewest clusters; ``kmeans``, ``clusters`` many, or with 0 as FINCH; ``average``, one.
     """
     if method == "average" or len(vectors_ND) == 1:
         return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])

@@ -1,7 +1,6 @@
 """Bodies x -> z [B, D]: for square images, for tables and backbone features [F], signals [channels, steps], texts.
 
-A text becomes a signal by an embedding of its tokens. For images: small CNNs, and torchvision's ResNets, GoogLeNet and
-MobileNet_v2 for any image size.
+A text becomes a signal by an embedding of its tokens. ResNets, GoogLeNet and MobileNet_v2 are torchvision's.
 
 Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs. The
 convolutions are unpadded, as published, where the image is large enough, else (two of them below 16×16) padded by 2.
@@ -57,8 +56,7 @@ class ChannelsLast(nn.Module):
 def reach_width(width: int, feature_dim: int) -> nn.Module:
     """From the features of a published network to the D that all clients share: [B, width] -> [B, D].
 
-    As in FedTGP, neighbouring features are averaged until D are left; more than ``width`` come from a linear
-    projection.
+    As in FedTGP, neighbouring features are averaged until D are left; more than ``width`` are a projection.
     """
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
 

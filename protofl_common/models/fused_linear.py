@@ -31,8 +31,7 @@ def fused_linears(
 
     Yields the layers concerned: none if the optimizer is not plain SGD, none on a GPU. Learning rate, momentum, weight
     decay and state dicts stay as they are. Not for training that looks at the gradients (clipping, DP-SGD) or calls
-    ``backward`` several times before a step. A layer used twice in a forward pass, or a loss of the weight itself, is a
-    RuntimeError.
+    ``backward`` several times before a step. RuntimeError: a layer used twice, or a loss of the weight itself.
     """
     layers = _fusible(model, optimizer, min_weights)
     for layer, group in layers:

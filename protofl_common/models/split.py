@@ -42,8 +42,7 @@ class LinearHead(nn.Linear):
 class HiddenHead(LinearHead):
     """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
 
-    The deeper heads of HtC4 (FedTGP), without the ReLU on the logits of its authors' code. Dropout is on the hidden
-    units.
+    The deeper heads of HtC4 (FedTGP), without the ReLU on the logits of its authors' code. Dropout is on hidden units.
     """
 
     def __init__(self, feature_dim: int, hidden: int, num_classes: int) -> None:

@@ -62,8 +62,7 @@ def bound_samples(uploads: list[Upload], federation: Federation, result: RoundRe
 def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     """As how many samples a client may weigh, and which setting says so (``max-samples-ratio``, ``max-samples-lead``).
 
-    A multiple of the median bounds any minority of liars, but must be large; the next largest claim bounds a few
-    closely.
+    A multiple of the median bounds any minority of liars, but must be large; the next largest claim bounds a few.
     """
     limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
     if len(claims) >= FEWEST:
