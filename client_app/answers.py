@@ -27,7 +27,7 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes
-from protofl_common.wire.records import pack_head
+from protofl_common.wire.records import AUDIT
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -57,7 +57,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
                 head = audit.append(site_folder(node), **about, **audit.of_reply(content))
-                content = RecordDict({**content, **pack_head(head)})
+                content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from flwr.app import RecordDict
 from torch import Tensor
@@ -47,8 +47,7 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     return every.means, every.labels
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(NamedTuple):
     """The content of a valid reply."""
 
     server_round: int

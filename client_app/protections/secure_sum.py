@@ -27,15 +27,7 @@ from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.sums import (
-    MASKED,
-    figure_names,
-    sum_after,
-    to_sums,
-    to_whole,
-    weighted_figures,
-    without_figures,
-)
+from protofl_common.privacy.sums import MASKED, figure_names, sum_after, to_vector, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
@@ -134,9 +126,8 @@ class SecureSum:
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
-        parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
-        vector = np.concatenate(parts)
+        names = figure_names(settings.row.reported_losses, self.client.metrics)
+        vector = to_vector(report, names, upload, summed, bounded, samples, len(progress.keys))
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)

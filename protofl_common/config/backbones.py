@@ -5,7 +5,7 @@ embedded ones see images of that many pixels a side instead of their own size.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 EMBEDDED: dict[str, str] = {  # small ResNets for 64×64 images, made by `tests/bench/pretraining`
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
@@ -20,8 +20,7 @@ OTHERS: dict[str, str] = {
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 
-@dataclass(frozen=True)
-class BackboneName:
+class BackboneName(NamedTuple):
     kind: str  # ``embedded``, ``package``, ``torchvision`` or ``timm``
     arch: str  # the embedded backbone's name, or the architecture
     size: int = 0  # pixels a side asked for; 0: the backbone's own

@@ -2,8 +2,7 @@
 
 Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes are scikit-learn's
 scanned digits, of which no two domains share one, or in matplotlib's fonts. The images depend on the versions of these
-packages, not on the seed. ``digit-mix`` stands in for Digit-5: photographs behind the digit (MNIST-M), noise
-(SynthDigits), SVHN's coloured numbers with neighbours.
+packages, not on the seed. ``digit-mix`` stands in for Digit-5: its looks are like MNIST-M, SynthDigits and SVHN.
 """
 
 from collections.abc import Callable

@@ -3,8 +3,9 @@
 Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,7 @@ COMMON = ("official", "official-all")  # values of ``test-from`` with test sampl
 DEALT_AGAIN = ("n-way-k-shot",)  # clients may share samples: split into training and test before they are dealt out
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One client's rows of the data set, int64 [n], in rising order."""
 
     train: Ints
@@ -93,7 +93,8 @@ class Division:
             if settings.partition not in allowed:
                 raise DataError(f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}")
             if self.domain not in names:
-                raise DataError(f"{which}: {settings.dataset!r} has no such domain, but {', '.join(names) or 'none'}")
+                has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
+                raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
             pool = pool.only(self.domain)
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
             without = "the data name no clients or domains; give them a column 'client', or choose another partition"

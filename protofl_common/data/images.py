@@ -33,7 +33,8 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
         raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
-        raise DataError(f"data-dir = {settings.data_dir!r}: there is no such folder (of {settings.dataset!r}){hint}")
+        where = f"data-dir = {settings.data_dir!r}"
+        raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
     return root
 
 

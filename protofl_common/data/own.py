@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -223,28 +224,22 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         (folder,) = locate_hugging_face(name, settings)
         saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
         return datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder), cache_dir=scratch)
-    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, not settings.download
-    try:
+    with patch.object(datasets.config, "HF_HUB_OFFLINE", not settings.download):
         return datasets.load_dataset(name.removeprefix("hf:"))
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> Any:
     kinds = {column: kind for column, kind in whole.features.items() if column not in others}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    if images:
-        size = settings.image_size or DEFAULT_SIZE
-        try:
-            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
-        except ValueError as error:
-            raise DataError(f"dataset = {name!r}: an image cannot be used: {error}") from error
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
-    if texts:
-        joined = zip(*(whole[column][:] for column in texts), strict=True)
-        return tokens((" ".join(parts) for parts in joined), settings.text_length)
     try:
+        if images:
+            size = settings.image_size or DEFAULT_SIZE
+            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+        if texts:
+            joined = zip(*(whole[column][:] for column in texts), strict=True)
+            return tokens((" ".join(parts) for parts in joined), settings.text_length)
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
         return np.concatenate(columns, axis=1)
     except ValueError as error:
-        raise DataError(f"dataset = {name!r}: columns {', '.join(kinds)} are no numbers ({error})") from error
+        raise DataError(f"dataset = {name!r}: columns {', '.join(kinds)} cannot be used: {error}") from error

@@ -243,7 +243,8 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
     if not counts:
         return [client % len(domain_names) for client in range(clients)]
     if len(counts) != len(domain_names):
-        raise DataError(f"clients-per-domain = {text!r} names {len(counts)} domains, of {', '.join(domain_names)}")
+        has = f"the data have {len(domain_names)}: {', '.join(domain_names)}"
+        raise DataError(f"clients-per-domain = {text!r} names {len(counts)} domains; {has}")
     if sum(counts) != clients:
         raise DataError(f"clients-per-domain = {text!r} sums to {sum(counts)} clients, but num-partitions is {clients}")
     return [domain for domain, count in enumerate(counts) for _ in range(count)]

@@ -64,7 +64,8 @@ def from_arrays(
             raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
     inputs = _inputs(arrays["inputs"], where, place, gaps)
     if lists := [label for label in arrays["labels"] if np.ndim(label)]:
-        raise DataError(f"{where}: the first label is {lists[0]!r}: several labels of a sample cannot be learned")
+        several = "several labels of a sample (multi-label) cannot be learned, only one class of each"
+        raise DataError(f"{where}: the first label is {lists[0]!r}: {several}")
     columns = {key: np.asarray(arrays[key]) for key in ("labels", "client", "split") if arrays.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):

@@ -90,7 +90,8 @@ def check_data_settings(settings: DataSettings) -> None:
 def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
     dataset, text = settings.dataset, settings.clients_per_domain
     if settings.test_from.startswith("official") and not source.has_official:
-        yield f"test-from = {settings.test_from!r}: {dataset!r} has no official test part; use split or balanced"
+        without = f"dataset {dataset!r} has no official test part"
+        yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
     if settings.partition in DOMAIN_PARTITIONS and not source.has_domains:
         several = ", ".join(name for name, other in SOURCES.items() if other.has_domains)
         without = f"dataset {dataset!r} has no domains"
@@ -101,7 +102,8 @@ def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
         yield str(error)
         return
     if counts and source.domains and len(counts) != len(source.domains):
-        yield f"clients-per-domain = {text!r} has {len(counts)} numbers for {', '.join(source.domains)}"
+        several = f"{len(source.domains)} domains: {', '.join(source.domains)}"
+        yield f"clients-per-domain = {text!r} has {len(counts)} numbers; dataset {dataset!r} has {several}"
 
 
 def _about_classes(settings: DataSettings, source: Source) -> Iterator[str]:

@@ -481,8 +481,7 @@ CATALOG: dict[str, Algorithm] = {
 }
 
 
-# -- algorithms of other packages: entry points of the group ``protofl.algorithms``, each a row such as those above.
-# Their hyper-parameters come from the setting ``hparams``: Flower takes no keys that this app does not have.
+# -- algorithms of other packages: entry points, each a row; their hyper-parameters come from the setting ``hparams``
 def installed() -> dict[str, EntryPoint]:
     """The entry points by name; those of the catalog's names are not used."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}

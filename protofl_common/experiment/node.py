@@ -32,14 +32,10 @@ LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaul
 }
 LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
-    "local-epochs": "max-epochs",
-    "new-client-epochs": "max-epochs",
     "local-steps": "max-steps",
-    "batch-size": "max-batch-size",
-    "eval-batch-size": "max-batch-size",
     "image-size": "max-image-size",
-    "fedrep.head-epochs": "max-epochs",
-    "pfedme.personal-steps": "max-epochs",
+    **dict.fromkeys(("local-epochs", "new-client-epochs", "fedrep.head-epochs", "pfedme.personal-steps"), "max-epochs"),
+    **dict.fromkeys(("batch-size", "eval-batch-size"), "max-batch-size"),
 }
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")  # of a site's own data: never the run's
@@ -225,7 +221,8 @@ def _about_data(node: Values, config: Values) -> Iterator[str]:
 def _not_named(allowed: Values, config: Values, own_choice: Values) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
-        yield f"secagg = false: this site demands it (node config: {REQUIRE_SECAGG}); set secagg = true"
+        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SECAGG}); set secagg = true"
+        yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):

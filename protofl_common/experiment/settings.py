@@ -4,7 +4,6 @@ A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
-import dataclasses
 import pickle
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -143,13 +142,6 @@ class Settings(Sections):
         training, every = self.training, self.federation.evaluate_every
         epochs = 0 if self.row.one_shot else training.local_epochs
         return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
-
-    def plan_of_paper(self, samples: int) -> Plan | None:
-        """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
-        if not self.noise.gradient_noise:
-            return None
-        privacy, training = dataclasses.replace(self.privacy, dp_epsilon=self.noise.gradient_noise), self.training
-        return plan_of(privacy, samples, training.batch_size, training.local_epochs, (0,) * self.run.rounds, 0)
 
     def architecture(self, client: int, named: str = "") -> str:
         """Return the architecture: the projection behind frozen backbones, else the one ``named``, else the group's."""

@@ -44,12 +44,9 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     further factor 1/|N_c| of Eq. 4 is left out: with it a prototype would shrink with the number of clients.
     """
     every = Prototypes.joined(sets)
-    if weighting == "uniform":
-        weights_P = torch.ones(len(every), dtype=torch.float64)
-    elif every.counts is None:
-        raise ValueError("weighting by counts needs the counts of every client")
-    else:
-        weights_P = every.counts.double()
+    counts_P = torch.ones(len(every)) if weighting == "uniform" else every.counts
+    assert counts_P is not None  # a row that weighs by them declares them
+    weights_P = counts_P.double()
     labels_C, class_P = every.labels.unique(return_inverse=True)
     totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
     sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])

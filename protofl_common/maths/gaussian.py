@@ -63,7 +63,7 @@ class ClassMoments(nn.Module):
     def repair(self, least: float, longest: float) -> None:
         """Replace moments with noise by those that samples of length ``longest`` at most can have.
 
-        Classes with a share below ``least`` go, but the largest; means are cut to ``longest``; no eigenvalue is below 0.
+        Classes with a share below ``least`` go, but one; means are cut to ``longest``; no eigenvalue is below 0.
         """
         left_C, positive_C = self.shares >= least, self.shares.clamp(min=LEAST_VARIANCE)
         left_C[self.shares.argmax()] = True

@@ -154,13 +154,11 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
     vectors = vectors_ND.double().numpy()
     if method == "finch":
         return _means(vectors_ND, finch_partitions(vectors)[-1])
-    if method == "kmeans":
-        wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
-        distinct = len(np.unique(vectors, axis=0))
-        from sklearn.cluster import KMeans
+    from sklearn.cluster import KMeans
 
-        return _means(vectors_ND, KMeans(min(wanted, distinct), n_init=4, random_state=0).fit_predict(vectors))
-    raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
+    wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
+    distinct = len(np.unique(vectors, axis=0))
+    return _means(vectors_ND, KMeans(min(wanted, distinct), n_init=4, random_state=0).fit_predict(vectors))
 
 
 def cluster_classes(

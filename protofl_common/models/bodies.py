@@ -22,9 +22,9 @@ ImageNet stem, of up to 32×32. The dropout of GoogLeNet and MobileNet_v2 stays,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,7 @@ def reach_width(width: int, feature_dim: int) -> nn.Module:
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
 
 
-@dataclass(frozen=True)
-class CnnPlan:
+class CnnPlan(NamedTuple):
     """``channels`` of the convolutions, widths of the ``hidden`` fully connected layers before the one of width D."""
 
     channels: tuple[int, ...]

@@ -63,11 +63,8 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     """The declared entries as array records, in the order of the declaration; ValueError if one is undeclared."""
     if odd := [name for name in payload.entries if name not in declared]:
         raise ValueError(f"{odd[0]} is not declared for this direction; declared: {', '.join(declared) or 'nothing'}")
-    content = RecordDict()
-    for name, entry in declared.items():
-        if name in payload.entries:
-            content[name] = array_record(codec_of(name, entry, Limits()).pack(payload.entries[name]))
-    return content
+    sent = {name: codec_of(name, entry, Limits()) for name, entry in declared.items() if name in payload.entries}
+    return RecordDict({name: array_record(codec.pack(payload.entries[name])) for name, codec in sent.items()})
 
 
 def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, required: bool) -> Payload:
@@ -275,11 +272,9 @@ class WeightsCodec(Codec):
         return [n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST) for key in self.summed()]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
-        means = {}
-        for key, (dtype, _) in self.template().items():
-            mean = sums[key] / n
-            means[key] = (mean.round() if dtype == "int64" else mean).to(getattr(torch, dtype))
-        return means
+        means = {key: (sums[key] / n, dtype) for key, (dtype, _) in self.template().items()}
+        whole = {key: mean.round() if dtype == "int64" else mean for key, (mean, dtype) in means.items()}
+        return {key: whole[key].to(getattr(torch, dtype)) for key, (_, dtype) in means.items()}
 
 
 class UpdateCodec(WeightsCodec):

@@ -5,8 +5,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 
@@ -30,8 +29,7 @@ UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this
 Records = Mapping[str, Any]
 
 
-@dataclass
-class _Away:
+class _Away(NamedTuple):
     """A site whose node died: what it was asked, the error that says so, and until when it may come back."""
 
     message: Message

@@ -1,8 +1,7 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two also begin the next sum, which then takes only two if all its sites were in this one. A site that is lost
-on the way costs only itself, as long as the threshold of sites stays: before its upload the sum goes on without it,
-afterwards the others' shares reveal its mask. A site that is caught lying is asked nothing more in the run.
+The last two also begin the next sum, which then takes only two. A site that is lost on the way costs only itself, as
+long as the threshold stays: the others' shares reveal its mask. One that is caught lying is asked nothing more.
 """
 
 from collections.abc import Collection, Mapping, Sequence
