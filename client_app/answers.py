@@ -1,7 +1,6 @@
 """The answer to a message: a reply, or an error with its reason. Either way the server need not wait any longer.
 
-The whole error goes to the client's own log. Errors about data, weights and states may quote files, folders and
-classes: of those a site says only the kind and the setting. A simulated client's log is the server's, so it says all.
+The whole error goes to the client's own log. Of one about data, weights or states a site says kind and setting.
 """
 
 import re

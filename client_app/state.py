@@ -1,8 +1,7 @@
 """The state that never leaves a client: its algorithm's, after the last round that counts and the one it trains.
 
-One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
-round again, or for the one before it, so the state that a round started from, and the one before that, stay until the
-next round is over. On a site with an operator, the server's word alone removes nothing of other Flower runs.
+A server that died may ask for its last round again, or for the one before it, so the state that a round started from,
+and the one before that, stay until the next is over. At a site the server's word removes nothing of other Flower runs.
 """
 
 import json

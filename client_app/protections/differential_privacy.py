@@ -1,8 +1,7 @@
 """Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
 
-A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site has two over all
-runs, by its name and by its data, which ``require-dp`` bounds: neither another name nor a copy of the data is new. A
-simulated client has one for each run. A message is charged before its work, and again if it is repeated.
+A ledger, on the client's own disk, has what its messages have cost. A site has two over all runs, by its name and by
+its data, which ``require-dp`` bounds; a simulated client one for each run. A message is charged before its work.
 """
 
 import json

@@ -1,7 +1,6 @@
 """One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
 
-A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
-much as from one of thousands. A task that was killed before its reply was ready may be done again.
+A server that could repeat a question, with weights of its choice, would learn from a few rounds as from thousands.
 """
 
 from collections.abc import Iterator

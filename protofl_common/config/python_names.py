@@ -1,8 +1,7 @@
 """Python names in settings: ``arch = "mynets:TinyViT"`` is ``TinyViT`` of the module ``mynets``.
 
-An import runs code, and settings, recipes, tables and models may come from strangers. So a module is imported only if
-a person named it: on the command line (``--allow-python``, KEY=VALUE), in the settings of a run that this person has
-submitted, or, at a site, in the node config. A worker's operator names them for all runs (`allow_only`).
+An import runs code, and settings may come from strangers. So a module is imported only if a person named it: on the
+command line, in the settings of a run of this person's, in the node config, or a worker's operator (`allow_only`).
 """
 
 import re

@@ -45,7 +45,8 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """
     every = Prototypes.joined(sets)
     counts_P = torch.ones(len(every)) if weighting == "uniform" else every.counts
-    assert counts_P is not None  # a row that weighs by them declares them
+    if counts_P is None:
+        raise ValueError("weighting by counts needs the counts of every client")
     weights_P = counts_P.double()
     labels_C, class_P = every.labels.unique(return_inverse=True)
     totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)

@@ -35,6 +35,8 @@ def prototype_alignment(
     if granularity == "sample":
         distances_B = _distance(features_BD - prototypes_CD[labels_B], distance)
         return (distances_B * present_C[labels_B]).sum() / len(labels_B)
+    if granularity not in ("class", "class-mean"):
+        raise ValueError(f"granularity is {granularity!r}, not class, class-mean or sample")
     one_hot_BC = one_hot(labels_B, len(present_C), features_BD.dtype)
     counts_C = one_hot_BC.sum(0)
     means_CD = (one_hot_BC.T @ features_BD) / counts_C.clamp(min=1).unsqueeze(1)
@@ -50,6 +52,8 @@ def _distance(difference_ND: Tensor, distance: str) -> Tensor:
         return norms_N
     if distance == "l1":
         return difference_ND.abs().sum(1)
+    if distance not in ("mse", "squared-l2"):
+        raise ValueError(f"distance is {distance!r}, not l2, squared-l2, l1 or mse")
     return difference_ND.square().mean(1) if distance == "mse" else difference_ND.square().sum(1)
 
 

@@ -154,6 +154,8 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
     vectors = vectors_ND.double().numpy()
     if method == "finch":
         return _means(vectors_ND, finch_partitions(vectors)[-1])
+    if method != "kmeans":
+        raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
     from sklearn.cluster import KMeans
 
     wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
