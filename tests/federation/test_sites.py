@@ -61,17 +61,27 @@ def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None
 
 # -- what an error tells ----------------------------------------------------------------------------------------------
 
+SOURCES = {"json": "file:small:{file}", "safetensors": "file:resnet18:{file}", "pth": "file:resnet18:{file}",
+    "image": ""}  # fmt: skip
 
-@pytest.mark.parametrize("node", [SIMULATED, SITE], ids=["simulated", "site"])
+
+@pytest.mark.parametrize("suffix", SOURCES)
+@pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
-def test_no_file_content_leaves_with_an_error(node: dict[str, Any], tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "data/cats/x.png"
+def test_no_file_content_leaves_with_an_error(
+    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
-    data = {"data-dir": str(tmp_path / "data")}
-    config = run_config(tmp_path, dataset="image-folder", partition="own") | data
-    reply = answer(node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config)
+    if suffix == "image":
+        data = {"data-dir": str(tmp_path / "data")}
+        config = run_config(tmp_path, dataset="image-folder", partition="own") | data
+        reply = answer(node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config)
+    else:
+        config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=5)
+        reply = answer(node, config | {"backbones": SOURCES[suffix].format(file=file)})
     assert reply.has_error()
     reason = str(reply.error.reason)
     assert reason.isprintable()
@@ -174,6 +184,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path,
         ({"backbones": "package:efficientnet-lite0"}, {"allow-backbones": "package:efficientnet-lite0"}),
         ({"backbones": "package:efficientnet-lite0@96"}, {"allow-backbones": "package:"}),
         ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
+        ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
         ({"arch": "torchvision:resnet18"}, {"allow-arch": "torchvision:"}),
         ({"models": "cnn4,timm:tiny.a"}, {"allow-arch": "torchvision:, timm:tiny.a"}),
         ({"fml.meme": "torchvision:resnet18"}, {"allow-arch": "torchvision:resnet18"}),
@@ -205,6 +216,9 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str)
 @pytest.mark.parametrize(
     ("backbones", "allowed"),
     [
+        ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
+        ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
+        ("file:small:/srv/x.json", "timm:,torchvision:"),
         ("timm:hf-hub:any/repo", "timm:hf-hub"),
         ("timm:resnet18", ","),
         ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),

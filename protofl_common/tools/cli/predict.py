@@ -57,7 +57,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the model")
 
 
-_BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:…"
+_BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
 _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models of numbers or texts also CSV"
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from protofl_common.backbones import load
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone, SmallResNet
 from protofl_common.data.raw import DataError, Images
@@ -55,14 +54,13 @@ def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: l
     assert len(list(tmp_path.glob("features/*.safetensors"))) == 4
 
 
-def test_other_weights_have_their_own_entry(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = [cached_features(images, ["glyphs"], CPU, tmp_path, "x")]
-    write_weights(tmp_path / "glyphs.json", StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.5,) * 3))
-    monkeypatch.setattr(load, "WEIGHTS", tmp_path)
-    load.load_backbone.cache_clear()
-    features.append(cached_features(images, ["glyphs"], CPU, tmp_path, "x"))
-    load.load_backbone.cache_clear()
-    assert not torch.equal(*features)
+def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+    names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
+    for seed, name in enumerate(("a", "b")):
+        torch.manual_seed(seed)
+        write_weights(tmp_path / f"{name}.json", StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.5,) * 3))
+    first, second = (cached_features(images, [name], CPU, tmp_path, "x") for name in names)
+    assert not torch.equal(first, second)
 
 
 OTHERS = [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6, 256).double()]

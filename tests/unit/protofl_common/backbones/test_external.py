@@ -1,6 +1,7 @@
-"""Backbones of packages, torchvision's and timm's; nothing is downloaded."""
+"""Backbones of packages, torchvision's and timm's, and files of weights; nothing is downloaded."""
 
 import hashlib
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
 from protofl_common.backbones import load
-from protofl_common.backbones.features import extract_features
+from protofl_common.backbones.features import extract_features, feature_widths
 from protofl_common.backbones.load import BackboneError, load_backbone
 
 CPU = torch.device("cpu")
@@ -26,6 +28,29 @@ def network() -> nn.Module:
     return models.get_model(ARCH, weights=None, num_classes=345).eval()
 
 
+@pytest.fixture(params=["x.pth", "x.safetensors", "wrapped.pth"])
+def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> Path:
+    path, state = tmp_path / request.param, network.state_dict()
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if path.stem == "wrapped" else state, path)
+    return path
+
+
+def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
+    name = f"file:{ARCH}@64:{file}"
+    features = extract_features(IMAGES, [name, "glyphs"], CPU)
+    assert feature_widths([name, "glyphs"]) == (1024, 128)
+    backbone = load_backbone(name, CPU)
+    pixels = nn.functional.interpolate(torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    with torch.no_grad():
+        logits = network((pixels / 255 - mean) / std)
+        torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
+    assert backbone.size == 64
+
+
 class _Code:
     """Its pickle would run code."""
 
@@ -33,13 +58,29 @@ class _Code:
         return print, ("code was run",)
 
 
-def test_unknown_architectures_name_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackboneError, match=r"'resnet19' is not one of alexnet, .*resnet18"):
-        extract_features(IMAGES, ["torchvision:resnet19"], CPU)
-    real = models.get_model
-    monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
+@pytest.mark.parametrize("kind", ["pickle", "torch", "text", "list", "missing", "safetensors", "other"])
+def test_wrong_files_are_refused(
+    kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
+    contents = {"torch": {"fc.weight": _Code()}, "list": [torch.zeros(2)], "other": network.state_dict()}
+    if kind == "pickle":
+        file.write_bytes(pickle.dumps(_Code()))
+    elif kind in contents:
+        torch.save(contents[kind], file)
+    elif kind != "missing":
+        file.write_text("no tensors here")
+    with pytest.raises(BackboneError, match="x.safetensors" if kind == "safetensors" else "x.pth"):
+        extract_features(IMAGES, [f"file:{'resnet18' if kind == 'other' else ARCH}:{file}"], CPU)
+    assert "code was run" not in capsys.readouterr().out
+
+
+def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
+    for name in ("torchvision:resnet19", f"file:resnet19:{tmp_path}/x.pth"):
+        with pytest.raises(BackboneError, match=r"'resnet19' is not one of alexnet, .*resnet18"):
+            extract_features(IMAGES, [name], CPU)
     with pytest.raises(BackboneError, match="'squeezenet1_0' does not end in a linear layer"):
-        extract_features(IMAGES, ["torchvision:squeezenet1_0"], CPU)
+        extract_features(IMAGES, [f"file:squeezenet1_0:{tmp_path}/x.pth"], CPU)
 
 
 def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from protofl_common.backbones import load
 from protofl_common.backbones.load import WEIGHTS, WIDTH, Backbone, BackboneError, SmallResNet, load_backbone
 from protofl_common.config.backbones import EMBEDDED
 from tests.bench.pretraining.weights import StoredWeights, write_weights
@@ -21,14 +19,13 @@ LARGEST = 500 * 1024
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    write_weights(tmp_path / "glyphs.json", StoredWeights(SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
-    return tmp_path / "glyphs.json"
+    write_weights(tmp_path / "own.json", StoredWeights(SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    return tmp_path / "own.json"
 
 
 def read(file: Path) -> Backbone:
     load_backbone.cache_clear()
-    with patch.object(load, "WEIGHTS", file.parent):
-        return load_backbone(file.stem, torch.device("cpu"))
+    return load_backbone(f"file:small:{file}", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -46,6 +43,7 @@ def test_round_trip(file: Path) -> None:
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
     assert (backbone.mean, backbone.std, backbone.size, backbone.width) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 64, WIDTH)
+    assert load_backbone(f"file:small@32:{file}", torch.device("cpu")).size == 32
     stored = backbone.network.state_dict()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)
@@ -69,16 +67,16 @@ def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    with pytest.raises(BackboneError, match="glyphs: cannot be had"):
+    with pytest.raises(BackboneError, match=r"own\.json: cannot be had"):
         read(file)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7", b'{"weights": ', b"\x80\x04\xff", None])
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
-        (tmp_path / "glyphs.json").write_bytes(content)
-    with pytest.raises(BackboneError, match="glyphs: cannot be had"):
-        read(tmp_path / "glyphs.json")
+        (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(BackboneError, match=r"x\.json: cannot be had"):
+        read(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +94,6 @@ def test_other_networks_are_refused(
 ) -> None:
     state = SmallResNet().state_dict()
     change(state)
-    write_weights(tmp_path / "glyphs.json", StoredWeights(state, (0.5,) * 3, (0.5,) * 3))
+    write_weights(tmp_path / "x.json", StoredWeights(state, (0.5,) * 3, (0.5,) * 3))
     with pytest.raises(BackboneError, match=words):
-        read(tmp_path / "glyphs.json")
+        read(tmp_path / "x.json")
