@@ -24,7 +24,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.raw import Ints
+from protofl_common.data.raw import Ints, StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.experiment.study import Study, about_site
@@ -107,7 +107,7 @@ class Client:
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
-        return replace(data, train_inputs=release.noised_images(data.train_inputs, noise, seed))
+        return replace(data, train_inputs=release.noised_images(np.asarray(data.train_inputs), noise, seed))
 
     @cached_property
     def train_set(self) -> Samples:
@@ -128,7 +128,7 @@ class Client:
         if not names:
             return to_device(inputs, labels, self.data, self.device)
         cache, key = cache_folder(self.settings.data.cache_dir), f"{self.settings.data.dataset}-{self.name}"
-        features_NF = cached_features(inputs, names, self.device, cache, key)
+        features_NF = cached_features(np.asarray(inputs), names, self.device, cache, key)
         return split_unlabelled(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
 
     @cached_property
@@ -235,7 +235,8 @@ def without_rare_tests(data: ClientData, least: int) -> ClientData:
     large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
     for part in ("test", "validation"):
         inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")
-        rows = np.isin(labels, large)
-        changes |= {f"{part}_inputs": inputs[rows], f"{part}_labels": labels[rows]}
-        changes["found"] -= int((~rows).sum())
+        rows = np.flatnonzero(np.isin(labels, large))
+        if len(rows) < len(labels):
+            changes |= {f"{part}_inputs": StoredRows(inputs, rows), f"{part}_labels": labels[rows]}
+            changes["found"] -= len(labels) - len(rows)
     return replace(data, **changes)

@@ -1,9 +1,11 @@
-"""This client's own data, as tensors on its device; training images may be changed at random (``augment``).
+"""This client's own data, as tensors on its device or, where they are too many for the memory, on the disk.
 
-Each has a draw of its own, as in FedPLVM's code, which flips and turns DomainNet's; here a batch is changed at once.
+Training images may be changed at random (``augment``). Each has a draw of its own, as in FedPLVM's code, which flips
+and turns DomainNet's; here a batch is changed at once.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +15,23 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from protofl_common.basics.text import names_in
 from protofl_common.data import UNLABELLED, ClientData
-from protofl_common.data.raw import DataError, are_images, described, normalised
+from protofl_common.data.raw import DataError, StoredRows, are_images, described, normalised
 
 MOST_DEGREES = 30.0
+
+
+class StoredInputs:
+    """Inputs [N, …] that stay on the disk: of the rows that are asked for, the tensor that others are part of."""
+
+    def __init__(self, rows: StoredRows, data: ClientData, device: torch.device) -> None:
+        self.rows, self.data, self.device = rows, data, device
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        for index in torch.arange(len(self.rows)).split(size):
+            yield self[index]
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Augment:
 class Samples:
     """Labels [N] int64 and inputs [N, …] on the device: images or numbers, normalised, tokens, or features."""
 
-    inputs: Tensor
+    inputs: Tensor | StoredInputs
     labels: Tensor
     unlabelled: Tensor | None = None  # Further inputs [U, …] without a label (``positive-rate`` below 1), not of N
     augment: Augment | None = None  # Changes inputs of a batch to train on, and no others
@@ -53,18 +69,26 @@ class Samples:
         inputs = self.inputs[rows]
         return self.augment(inputs, generator) if self.augment else inputs, self.labels[rows], rows
 
+    @property
+    def in_memory(self) -> Tensor:
+        """The inputs where they are a tensor: features of backbones always are."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
+
     def with_unlabelled(self) -> "Samples":
         """All N + U samples, those without a label at the end, with the label `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self
         nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
-        inputs = torch.cat([self.inputs, self.unlabelled])
+        inputs = torch.cat([self.in_memory, self.unlabelled])
         return Samples(inputs, torch.cat([self.labels, nothing]), augment=self.augment)
 
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
     """Images and numbers as floats, normalised by the mean and deviation of the data set; tokens as they are."""
     labels_N = torch.from_numpy(labels.astype(np.int64)).to(device)
+    if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
+        return Samples(StoredInputs(inputs, data, device), labels_N)
     return split_unlabelled(normalised(inputs, data.mean, data.std, device), labels_N)
 
 

@@ -54,5 +54,5 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         data, large = self.client.train_set, torch.from_numpy(self.client.large_classes)
         chosen_N = torch.isin(data.labels.cpu(), large)
         moments = ClassMoments(*self.sizes)
-        self.privacy.measure(moments, data.inputs.cpu()[chosen_N], data.labels.cpu()[chosen_N], self.round)
+        self.privacy.measure(moments, data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N], self.round)
         return moments

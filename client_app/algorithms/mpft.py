@@ -24,4 +24,4 @@ class MPFT(FedAvg[MPFTHparams]):
     def local_prototypes(self) -> Prototypes:
         """The clusters' centres in the space of the frozen features, which no training changes."""
         data, ratio = self.client.train_set, self.hparams.sample_ratio
-        return cluster_classes(data.inputs.cpu(), data.labels.cpu(), "kmeans", ratio=ratio)
+        return cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio)

@@ -18,6 +18,7 @@ DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10, 32×32 RGB",
     "cifar100": "CIFAR-100, 32×32 RGB",
     "flowers102": "Oxford Flowers-102, RGB",
+    "digit5": "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)",
     "pacs": "PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
     "office10": "Office-Caltech-10: 4 domains, 10 classes",
     "tiny-imagenet": "Tiny-ImageNet, 64×64 RGB, 200 classes",

@@ -1,10 +1,11 @@
 """A client's own data, for the rest of the project."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import placed, shares_of
 from protofl_common.data.partitions import shuffled_by_class
-from protofl_common.data.raw import Inputs, Ints, are_images, filled, statistics
+from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 
@@ -26,8 +27,9 @@ UNLABELLED = -1  # the label of a training sample whose label the client does no
 class ClientData:
     """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
 
-    Inputs are as `RawData.inputs`; no sample is in two parts, and for validation there may be none. Labels are int64
-    [n], indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    Inputs are as `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
+    `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into ``classes``; with
+    ``positive-rate`` below 1, -1 for the unlabelled training samples.
     """
 
     train_inputs: Inputs
@@ -120,6 +122,8 @@ def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
 
 def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArray[Any]:
     """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
+    if array.ndim > 1 and 4 * len(rows) * math.prod(array.shape[1:]) > MOST_IN_MEMORY:
+        return cast(NDArray[Any], StoredRows(array, rows, fill))
     in_turn = len(rows) and rows[-1] - rows[0] == len(rows) - 1
     return filled(np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows]), fill)
 

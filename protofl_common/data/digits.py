@@ -5,7 +5,10 @@ scanned digits, of which no two domains share one, or in matplotlib's fonts. The
 packages, not on the seed. ``digit-mix`` stands in for Digit-5: its looks are like MNIST-M, SynthDigits and SVHN.
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.images import data_dir_of, read_image
 from protofl_common.data.published import locate_public, read_public
-from protofl_common.data.raw import Images, Ints, RawData, resized
+from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays, resized
 
 PER_CLASS = 50
 SEED = 20240229
 SIDE = 28  # pixels a side
 REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")  # the domains of ``digit-mix``
 REAL_PER_CLASS = 200  # images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part
+DIGIT5 = ("mnist", "mnist-m", "usps", "svhn")  # its domains but for SynthDigits, which cannot be had
+MNIST_M = tuple(f"mnist_m/mnist_m_{name}" for name in ("train", "test", "train_labels.txt", "test_labels.txt"))
+MOST_OF_DIGIT5 = 7500, 2000  # images of a domain for training and for testing, as in the first papers on it
 PRINTED_FONTS = (
     "DejaVuSans DejaVuSans-BoldOblique DejaVuSerif DejaVuSerif-Italic DejaVuSansMono "
     "DejaVuSansMono-Bold STIXGeneral STIXGeneralBolIta cmr10 cmtt10"
@@ -71,6 +78,46 @@ def read_mix(settings: DataSettings) -> RawData:
         rows = np.flatnonzero(drawn.domains == drawn.domain_names.index(look))
         parts.append((drawn.inputs[rows], drawn.labels[rows]))
     return _of_domains(parts, REAL + LOOKS)
+
+
+def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
+    """The files of the domains of Digit-5 that are in ``data-dir``; DataError for fewer than two domains."""
+    if len(files := _digit5_files(settings)) < 2:
+        wanted = f"two of {', '.join(DIGIT5)}: torchvision's files, and {', '.join(MNIST_M)}"
+        raise DataError(f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have {wanted}")
+    return tuple(path for paths in files.values() for path in paths)
+
+
+def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
+    data_dir, complete = data_dir_of(settings), dict[str, tuple[Path, ...]]()
+    for name in DIGIT5:
+        with suppress(DataError):
+            ours = name == "mnist-m"
+            paths = tuple(data_dir / file for file in MNIST_M) if ours else locate_public(name, settings)
+            complete |= {name: paths} if all(path.exists() for path in paths) else {}
+    return complete
+
+
+def read_digit5(settings: DataSettings) -> RawData:
+    """The domains that are there, at 32×32 RGB: the first 7,500 training and 2,000 test images of each."""
+    parts, official, files = [], [], _digit5_files(settings)
+    if absent := ", ".join(name for name in DIGIT5 if name not in files):
+        print(f"protofl: digit5 without {absent}, not in data-dir = {settings.data_dir!r}", file=sys.stderr)
+    for name, paths in files.items():
+        data = _mnist_m(*paths) if name == "mnist-m" else read_public(name, settings)
+        marks = (np.flatnonzero(data.official == part)[:most] for part, most in enumerate(MOST_OF_DIGIT5))
+        images = resized(data.inputs[rows := np.concatenate([*marks])], 32)
+        parts.append((np.broadcast_to(images, (len(rows), 3, 32, 32)), data.labels[rows]))
+        official.append(data.official[rows])
+    return replace(_of_domains(parts, tuple(files)), official=np.concatenate(official))
+
+
+def _mnist_m(*paths: Path) -> RawData:
+    """Two folders, and a list of the files of each, ``00000000.png 5`` (Ganin et al., JMLR 2016)."""
+    rows = [(part, line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
+    images = np.stack([read_image(paths[part] / name, 32) for part, (name, _) in rows])
+    labels, split = [int(label) for _, (_, label) in rows], [part for part, _ in rows]
+    return from_arrays({"inputs": images, "labels": labels, "split": split, "classes": range(10)}, str(paths[0].parent))
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:

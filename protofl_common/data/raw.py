@@ -23,6 +23,7 @@ SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": 
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
+MOST_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
 class DataError(ValueError):
@@ -182,6 +183,25 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
 
 
 # -- inputs
+
+
+class StoredRows:
+    """Rows int64 [N] of a memory-mapped array [M, …]: like an array, but each index reads from the disk."""
+
+    def __init__(self, array: Inputs, rows: Ints, fill: Sequence[float] = ()) -> None:
+        self.array, self.rows, self.fill = array, rows, fill
+        self.shape, self.dtype, self.ndim = (len(rows), *array.shape[1:]), array.dtype, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Inputs:
+        return filled(np.asarray(self.array[self.rows[index]]), self.fill)
+
+    def __array__(self, *_: Any, **__: Any) -> Inputs:
+        return self[:]
+
+
 def described(inputs: Inputs) -> str:
     """Type and shape of a sample: ``"float32 [30]"``."""
     return f"{inputs.dtype} {list(inputs.shape[1:])}"
@@ -234,7 +254,7 @@ def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and deviation of each feature, chunk by chunk: float64 of all would not fit."""
+    """Mean and deviation of each feature, chunk by chunk: the numbers may lie on the disk."""
     others, total = (0, *range(2, numbers.ndim)), math.prod(numbers.shape) // numbers.shape[1]
     starts = range(0, len(numbers), CHUNK)
     mean = sum(numbers[start : start + CHUNK].sum(others, np.float64, keepdims=True) for start in starts) / total

@@ -59,6 +59,7 @@ SOURCES: dict[str, Source] = {
         name: Source(partial(read_public, name), partial(locate_public, name), row.classes, has_official=True)
         for name, row in OF_TORCHVISION.items()
     },
+    "digit5": Source(drawn.read_digit5, drawn.locate_digit5, num_classes=10, has_domains=True, has_official=True),
     **{name: _own(partial(read_public, name), partial(locate_public, name)) for name in OTHERS},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),

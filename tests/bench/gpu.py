@@ -68,7 +68,7 @@ def bare(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSetting
     """An epoch, as one would write it."""
     optimizer = make_optimizer((model,), settings)
     for rows in torch.randperm(len(data)).to(data.labels.device).split(BATCH):
-        inputs, labels = data.inputs[rows], data.labels[rows]
+        inputs, labels = data.in_memory[rows], data.labels[rows]
         features = model.body(inputs)
         total = torch.stack(list(loss(Batch(inputs, labels, rows, features, model.head(features))).values())).sum()
         optimizer.zero_grad()

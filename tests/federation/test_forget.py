@@ -30,7 +30,7 @@ def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
     sets = [client_of(outcome.grid.run_config, one, 4).train_set for one in partitions]
-    return torch.cat([one.inputs for one in sets]), torch.cat([one.labels for one in sets])
+    return torch.cat([one.in_memory for one in sets]), torch.cat([one.labels for one in sets])
 
 
 def stored(run: Path) -> dict[str, torch.Tensor]:

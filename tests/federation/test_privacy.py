@@ -151,7 +151,7 @@ class PlainLoop(FedAvg[Any]):
     def fit(self) -> dict[str, float]:
         with torch.no_grad():
             for weight in self.model.parameters():
-                weight += self.client.train_set.inputs.mean()
+                weight += self.client.train_set.in_memory.mean()
         return {}
 
 

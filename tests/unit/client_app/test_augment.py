@@ -72,11 +72,11 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
     samples = Samples(images(8), torch.arange(8), augment=Augment(frozenset({"flip"}), BLACK))
     for inputs, labels, rows in shuffled_batches(samples, 4, torch.Generator().manual_seed(0)):
         assert torch.equal(labels, rows)
-        kept = samples.inputs[rows]
+        kept = samples.in_memory[rows]
         assert all(
             torch.equal(one, two) or torch.equal(one, two.flip(2)) for one, two in zip(inputs, kept, strict=True)
         )
-    assert torch.equal(samples.inputs, images(8))
+    assert torch.equal(samples.in_memory, images(8))
     more = Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled()
     assert more.augment is samples.augment
 

@@ -43,7 +43,7 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     for client in range(clients):
         node = {"partition-id": client, "num-partitions": clients}
         sets.append(client_of(config, **node).train_set)
-    x = np.concatenate([one.inputs.numpy() for one in sets]).astype(np.float64)
+    x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
     return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
 
 

@@ -130,3 +130,24 @@ def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_
     data = read(data_settings, "har", tmp_path)
     assert data.inputs.shape == (3, 9, 128)
     np.testing.assert_allclose(data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6)
+
+
+def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
+    data_settings: MakeSettings, usps_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = read(data_settings, "digit5", usps_dir)
+    assert data.domain_names == ("mnist", "usps")
+    assert np.bincount(2 * data.domains + data.official).tolist() == [400, 100, 40, 20]
+    assert data.inputs.shape[1:] == (3, 32, 32)
+    assert "digit5 without mnist-m, svhn, not in data-dir" in capsys.readouterr().err
+    for part in ("train", "test"):
+        image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png", 200)
+        (usps_dir / "mnist_m" / f"mnist_m_{part}_labels.txt").write_text("00000000.png 7\n")
+    more = read(data_settings, "digit5", usps_dir / "." / ".." / usps_dir.name)
+    assert more.domain_names == ("mnist", "mnist-m", "usps")
+    assert more.labels[more.domains == 1].tolist() == [7, 7]
+
+
+def test_digit5_needs_two_domains(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train"):
+        read(data_settings, "digit5", mnist_dir)

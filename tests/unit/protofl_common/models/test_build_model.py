@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT
-from protofl_common.models.build import build_model, initial_model
+from protofl_common.models.build import build_model, copied, initial_model
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]
@@ -88,6 +88,21 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
+    """Not even one that no list of parameters, buffers or modules has: it would go from client to client."""
+    shape = (3, 32) if arch in SIGNAL else (20,) if arch in TEXT else (1, 28, 28)
+    with torch.device("meta"):
+        original = build_model(arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=0)
+    twin = copied(original)
+    assert str(twin) == str(original)
+    for mine, other in zip(twin.modules(), original.modules(), strict=True):
+        assert mine is not other
+        assert not [name for name, value in vars(mine).items() if isinstance(value, (Tensor, nn.Module))]
+        shared = [name for name, value in vars(mine).items() if value is vars(other)[name]]
+        assert not [name for name in shared if isinstance(vars(mine)[name], dict)]
 
 
 def test_everybodys_first_model_is_each_clients_own() -> None:
