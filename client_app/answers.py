@@ -1,8 +1,6 @@
 """The answer to a message: a reply, or an error with its reason. Either way the server need not wait any longer.
 
-The whole error goes to the client's own log, and the server gets what may leave this machine. Errors about data,
-weights and states may name files, folders and classes, or quote their content. A site says of those only the kind, and
-the setting that they are about. A simulated client's log is the server's, so it says the whole text.
+The whole error goes to the client's own log. Of one about data, weights or states a site says kind and setting.
 """
 
 import re
@@ -28,7 +26,7 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes
-from protofl_common.wire.records import pack_head
+from protofl_common.wire.records import AUDIT
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -58,7 +56,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
                 head = audit.append(site_folder(node), **about, **audit.of_reply(content))
-                content = RecordDict({**content, **pack_head(head)})
+                content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")

@@ -1,13 +1,11 @@
 """Ask a site's operator about each run. Before a run is approved, nothing of the data is read for it.
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
-It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
-shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
-So it does after one of a package that the settings name for a method, a network or a metric.
+It is looked up at every message, so a denial acts at once; after an upgrade of code that is shown the site asks again.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
@@ -18,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
@@ -61,9 +59,7 @@ class Request:
         return replace(self, until=until, runs=min(filter(None, (self.runs, self.study.runs)), default=0))
 
 
-def check_consent(
-    config: Mapping[str, Scalar], run_id: int, folder: Path, name: str, *, approves: bool, counts: bool
-) -> Study:
+def check_consent(config: Values, run_id: int, folder: Path, name: str, *, approves: bool, counts: bool) -> Study:
     """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
 
     ``approves``: its operator is asked; ``counts``: the message is no mere introduction, so its run counts.
@@ -82,9 +78,7 @@ def check_consent(
     return study
 
 
-def _check_approved(
-    config: Mapping[str, Scalar], study: Study, run_id: int, path: Path, name: str, counts: bool
-) -> None:
+def _check_approved(config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool) -> None:
     """RefusedMessage unless the run is approved, and it and its message are none too many, which this counts."""
     request = read(path) if path.exists() else None
     if request is None or (request.decision == APPROVED and request.code != code_of(config)):
@@ -106,7 +100,7 @@ def _check_approved(
     write(path, replace(request, run_ids=now if counts else request.run_ids, **{kind: number}))
 
 
-def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:
+def _check_room(config: Values, folder: Path) -> None:
     """RefusedMessage for a request that would help to fill the disk, or to hide the others."""
     if sum(not request.decision for request in requests(folder)) >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
@@ -114,14 +108,14 @@ def _check_room(config: Mapping[str, Scalar], folder: Path) -> None:
         raise RefusedMessage(f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read")
 
 
-def new_request(config: Mapping[str, Scalar], run_ids: Sequence[int] = ()) -> Request:
+def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
     """Return a request for the operator to decide, a new one or one after an upgrade; ``run_ids``: the runs so far."""
     settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return Request(settings, now, code_of(settings), run_ids=[*run_ids])
 
 
-def code_of(settings: Mapping[str, Scalar]) -> str:
+def code_of(settings: Values) -> str:
     """The version of this process's code, and of each package that the settings name."""
     return "-".join([CODE, *own_code(settings)])
 

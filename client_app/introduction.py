@@ -69,7 +69,14 @@ def _about_model(client: Client) -> tuple[int, str]:
     kind = repr((settings.run.algo, settings.hparams, *of_model, *noise))
     if kind in _KNOWN_MODELS:
         return _KNOWN_MODELS[kind]
-    _check_model(client)
+    if settings.backbones:
+        check_images(client.data.train_inputs, settings.backbones)
+    else:
+        try:
+            model = client.model
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+        check_model(model, client.arch, _zeros(client, 2), settings.model.feature_dim)
     algorithm = client_half(settings.row)(client, 0)
     if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
@@ -79,17 +86,6 @@ def _about_model(client: Client) -> tuple[int, str]:
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
-
-
-def _check_model(client: Client) -> None:
-    if client.settings.backbones:
-        check_images(client.data.train_inputs, client.settings.backbones)
-        return
-    try:
-        model = client.model
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-    check_model(model, client.arch, _zeros(client, 2), client.settings.model.feature_dim)
 
 
 def _check_batches(client: Client) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from flwr.app import RecordDict
 from torch import Tensor
@@ -47,8 +47,7 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     return every.means, every.labels
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(NamedTuple):
     """The content of a valid reply."""
 
     server_round: int
@@ -72,11 +71,7 @@ class Expected:
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
-    """RefusedMessage if the reply claims more samples or other classes than the site's introduction.
-
-    What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on: samples weigh
-    its model, counts its prototypes, and a class that it does not hold is one that it never declared.
-    """
+    """RefusedMessage if the reply claims more samples or other classes than the site's introduction."""
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
     for what in ("train_samples", "test_samples", "validation_samples"):

@@ -9,8 +9,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
 from protofl_common.experiment.catalog import ServerTrainingHparams
 
-SMALL_STEP = 2**24
-"""Multiplications of a forward pass; threads make no smaller one faster, and beside other processes 40 times slower."""
+SMALL_STEP = 2**24  # Multiplications of a forward pass; threads make no smaller one faster
 
 
 def server_device(machine: MachineSettings) -> torch.device:
@@ -29,9 +28,8 @@ def train(
 ) -> float:
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
-    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which need not be on the device of what is
-    trained; a minibatch of less than ``fewest`` is left out. ``passed`` says how many rows pass through what is
-    trained, if they are not the minibatch.
+    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …]; one of less than ``fewest`` is left out.
+    ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = trained[0].device

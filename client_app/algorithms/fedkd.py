@@ -16,8 +16,7 @@ teacher, of any architecture, W^h, and the student as it was received.
 Deviations: an update is the change over a round of local training, as in the authors' code, where the text has the
 gradient of a batch. H is the last features; attention maps, for Transformers only, are not matched. UΣ travels as one
 factor, a convolution is a matrix [out, in·k·k], and what would not get smaller goes as it is. HtFLlib compresses the
-weights instead of their updates. The authors' code lets each term move both models, and takes the mean of KL over
-classes too.
+weights instead of their updates. Their code lets each term move both models, and takes KL's mean over classes.
 """
 
 from torch import nn

@@ -1,9 +1,7 @@
 """Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
 
-A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator has
-two over all runs, by its name and by its data, which ``require-dp`` in its node config bounds: neither another name nor
-a copy of the data is new. A simulated client has one for each run. A message is charged before its evaluation or
-training begins: one that is repeated is charged twice, for its noise is new.
+A ledger, on the client's own disk, has what its messages have cost. A site has two over all runs, by its name and by
+its data, which ``require-dp`` bounds; a simulated client one for each run. A message is charged before its work.
 """
 
 import json
@@ -38,8 +36,7 @@ Ledger = dict[str, Spending]  # By run and Flower run: a server may change eithe
 class DifferentialPrivacy(Protection):
     """``dp = "sample"``: each message is charged to the ledger before a model is trained or evaluated for it.
 
-    An algorithm's base makes its tables of classes and begins its training here, so what the ledger does not cover is
-    refused. Without ``dp`` these are the exact ones.
+    An algorithm's base makes its tables and begins its training here: what the ledger does not cover is refused.
     """
 
     name = "differential privacy"
@@ -106,8 +103,7 @@ class DifferentialPrivacy(Protection):
     def check_covered(self, covered: bool) -> None:
         """SettingsError under differential privacy, unless the ledger covers what this client is about to do."""
         if self.client.plan is not None and not covered:
-            does = f"{self.client.settings.run.algo} makes use of training data that the privacy ledger does not cover"
-            raise SettingsError(f"dp = 'sample': {does}")
+            raise SettingsError(f"dp = 'sample': {self.client.settings.run.algo} does what the ledger does not cover")
 
     @property
     def _plan(self) -> Plan:
@@ -178,8 +174,7 @@ def _check_all_runs(client: Client, used: Spending) -> None:
 
 def _check(used: Spending, most: float, delta: float, what: str, cure: str = "") -> None:
     if (brought := _epsilon(used, delta)) > most:
-        would = f"this message would bring this client to ε = {brought:.3g} (δ = {delta:g})"
-        raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+        raise SettingsError(f"{what} = {most:g}: it would bring this client to ε = {brought:.3g} (δ = {delta:g}){cure}")
 
 
 def _epsilon(used: Spending, delta: float) -> float:

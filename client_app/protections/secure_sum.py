@@ -6,41 +6,28 @@
                 and upload goes, and the secret is forgotten
     unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
-The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
-Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
-sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
-remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it. Every
+stage is passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one secret, or
+both shares of one peer, would reveal what they hide. Symbols: `privacy/masks.py`.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from pydantic import ConfigDict, TypeAdapter
 
 from client_app.client import Client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shamir import FEWEST_SUMMED, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import (
-    MASKED,
-    figure_names,
-    sum_after,
-    to_sums,
-    to_whole,
-    weighted_figures,
-    without_figures,
-)
+from protofl_common.privacy.sums import MASKED, figure_names, sum_after, to_vector, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
@@ -50,6 +37,8 @@ from protofl_common.wire.schema import Limits, RefusedMessage
 class _Progress:
     """How far this site is in a sum, as the file stores it."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex", hide_input_in_errors=True)
+
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
     sent: int  # The last sum for which an upload was sent, -1 for none
@@ -58,6 +47,9 @@ class _Progress:
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
     shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
     following: bytes = b""  # The secret of the next sum, once its keys have gone with the upload of this one
+
+
+_STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
@@ -80,8 +72,7 @@ class SecureSum:
         last = self._read()
         sent = last.sent if last and last.run_id == self.run_id else -1
         if sent >= self.sum_number:
-            after = f"after the upload of {_called(sent)} was sent"
-            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, {after}")
+            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, after the upload of {_called(sent)}")
         secret = masks.new_secret()
         self._write(_Progress(self.run_id, self.sum_number, sent, "advertise", secret))
         return self._keys(secret, self.sum_number)
@@ -105,11 +96,11 @@ class SecureSum:
             purpose = masks.introducing(self.algo, progress.sum, both)
             if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
                 raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
-        if len(keys) < FEWEST_SUMMED:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST_SUMMED}")
-        secret, threshold, points = progress.secret, self._threshold(keys), points_of(keys)
+        if len(keys) < masks.FEWEST_SUMMED:
+            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
+        secret, threshold, points = progress.secret, self._threshold(keys), masks.points_of(keys)
         halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
-        pair, own = (split(half, threshold, points.values()) for half in halves)
+        pair, own = (masks.split(half, threshold, points.values()) for half in halves)
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
@@ -135,9 +126,8 @@ class SecureSum:
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
-        parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
-        vector = np.concatenate(parts)
+        names = figure_names(settings.row.reported_losses, self.client.metrics)
+        vector = to_vector(report, names, upload, summed, bounded, samples, len(progress.keys))
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
@@ -155,7 +145,9 @@ class SecureSum:
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._remember(set(sent))
-        halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
+        halves = {
+            site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share
+        }
         shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in halves.items()})
         if self.next_sum:
             begun = _Progress(self.run_id, self.next_sum, self.sum_number, "advertise", progress.following)
@@ -169,10 +161,8 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
-        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
-        settings change uploads by little. A client that trains nothing would send the same in every round, so it is
-        asked for one only.
+        The server has every earlier sum of the same uploads: one or two sites more or less would show in it. Sums
+        of one kind of upload in one round count as the same, for most settings change uploads by little.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
@@ -182,7 +172,7 @@ class SecureSum:
         with record_in(path, "whom this site was summed with") as cohorts:
             earlier: list[list[str]] = cohorts.setdefault(use, [])
             differences = [sites.symmetric_difference(cohort) for cohort in earlier]
-            if shown := next((few for few in differences if 0 < len(few) < FEWEST_SUMMED), None):
+            if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
             if set() not in differences:
@@ -190,7 +180,7 @@ class SecureSum:
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        return needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
@@ -201,25 +191,10 @@ class SecureSum:
         return progress
 
     def _read(self) -> _Progress | None:
-        if not self.path.exists():
-            return None
-        values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        for name in ("keys", "shares"):
-            values[name] = {site: bytes.fromhex(text) for site, text in values[name].items()}
-        values.setdefault("sent", values["sum"])  # A version before has not recorded it
-        secrets = {name: bytes.fromhex(values.get(name, "")) for name in ("secret", "following")}
-        return _Progress(**values | secrets)
+        return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
 
     def _write(self, progress: _Progress) -> None:
-        write_text(self.path, json.dumps(asdict(progress), default=bytes.hex), private=True)
-
-
-def blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
-    for file in folder.glob("*.secagg"):
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
-        write_text(file, json.dumps(rows), private=True)
+        write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
 
 
 def _called(number: int) -> str:

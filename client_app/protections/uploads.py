@@ -17,6 +17,7 @@ from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.release import large_enough, noised
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
@@ -24,11 +25,7 @@ from protofl_common.wire.records import Report
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
-
-    Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
-    evaluation, and losses. Weights do not.
-    """
+    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20); weights do."""
 
     name = "small classes"
 
@@ -70,10 +67,7 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed.
-
-    Noise on images is added in `Client.data`.
-    """
+    """The papers' noise on gradients and prototypes. It guarantees nothing: a server knows the seed."""
 
     name = "a paper's noise"
 
@@ -82,8 +76,12 @@ class PaperNoise(Protection):
         return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
 
     def step(self, step: Step) -> Step:
-        plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
-        return step if plan is None else PrivateStep.of(step, plan)
+        settings, training, samples = self.client.settings, self.client.settings.training, self.client.data.train_labels
+        if not (epsilon := settings.noise.gradient_noise):
+            return step
+        privacy, rounds = replace(settings.privacy, dp_epsilon=epsilon), (0,) * settings.run.rounds
+        plan = plan_of(privacy, len(samples), training.batch_size, training.local_epochs, rounds, 0)
+        return PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:
         kind = self.client.settings.noise.prototype_noise

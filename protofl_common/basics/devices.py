@@ -11,11 +11,9 @@ from protofl_common.config.options import SettingsError
 
 
 def open_device(name: str, precision: str) -> torch.device:
-    """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU.
+    """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU; or SettingsError.
 
-    On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
-    warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
-    SettingsError when the device is not usable.
+    On CUDA, for the whole process: kernels that repeat exactly, as far as PyTorch has any; TF32 by ``precision`` only.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,11 +40,3 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
         yield
-
-
-def seed_torch(seed: int) -> None:
-    """Seed PyTorch's own generators, as `torch.manual_seed`, which without a GPU spends a millisecond on tracebacks."""
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)

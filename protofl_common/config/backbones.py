@@ -5,7 +5,7 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 EMBEDDED: dict[str, str] = {  # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
@@ -22,8 +22,7 @@ OTHERS: dict[str, str] = {
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 
-@dataclass(frozen=True)
-class BackboneName:
+class BackboneName(NamedTuple):
     kind: str  # ``embedded``, ``package``, ``torchvision``, ``timm`` or ``file``
     arch: str  # the embedded backbone's name, or the architecture
     size: int = 0  # pixels a side asked for; 0: the backbone's own

@@ -1,6 +1,6 @@
 """Typed options: from a flat run configuration to frozen dataclasses, with errors a person can act on.
 
-A section is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
+A `Table` is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
 ``pyproject.toml``, so every key of a section must be present.
 """
 
@@ -10,15 +10,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
+Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
-Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
-"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
+Affects = Literal["result", "data", "name", "machine", "waiting", "display"]  # what a setting changes
 
 
 class SettingsError(ValueError):
@@ -40,14 +40,21 @@ def option(
 ) -> Any:
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
 
-    Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
-    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages; this project's
-    stand in ``pyproject.toml``.
+    Beside the choices, a value may match ``or_like``, which errors call ``or_words``; ``several``: a list with commas.
+    ``default`` is for other packages; this project's stand in ``pyproject.toml``.
     """
-    legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
-    legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
-    legal |= {"or_like": or_like, "or_words": or_words, "several": several, "affects": affects}
+    legal: dict[str, Any] = {**locals(), "choices": None if choices is None else tuple(choices)}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
+
+
+@dataclass_transform(frozen_default=True)
+class Table:
+    """A table of settings; its subclasses are frozen dataclasses by themselves."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True)(cls)
 
 
 def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
@@ -74,9 +81,7 @@ def types_of(section: type) -> dict[str, type]:
     return {key_of(field.name): _hints(section)[field.name] for field in dataclasses.fields(section)}
 
 
-def read_section(
-    section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
-) -> Section | None:
+def read_section(section: type[Section], config: Values, problems: list[str], prefix: str = "") -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
     types, values, before = types_of(section), {}, len(problems)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
@@ -91,7 +96,26 @@ def read_section(
     return section(**values) if len(problems) == before else None
 
 
-def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
+def read_pairs(section: type[Section], name: str, text: str) -> Section:
+    """Build ``section`` from its defaults and the setting ``name``, "KEY=VALUE, …"; SettingsError for a wrong pair."""
+    kinds, chosen = types_of(section), dict[str, Scalar]()
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise SettingsError(f"{name} = {text!r}: {part!r} is not KEY=VALUE")
+        if key in chosen:
+            raise SettingsError(f"{name} = {text!r}: {key} stands twice")
+        chosen[key] = typed(value, kinds.get(key, str))
+    defaults = {key_of(field.name): field.default for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    values = {key: value for key, value in (defaults | chosen).items() if value is not dataclasses.MISSING}
+    problems = [f"{line}; it has {', '.join(kinds)}" for line in unknown_keys(chosen, kinds)]
+    built = read_section(section, values, problems)
+    if problems or built is None:
+        raise SettingsError("\n".join(f"{name}: {line}" for line in problems))
+    return built
+
+
+def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
     """A line for each key of ``config`` that is not legal, with the nearest legal one, of the ``likely`` ones first."""
     legal = dict.fromkeys(legal)
     return [f"{key}: unknown key{_nearest(key, list(legal), likely)}" for key in config if key not in legal]

@@ -7,17 +7,15 @@ from typing import get_type_hints
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, OR_ANOTHER, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.config.options import Affects, Scalar, key_of, option
+from protofl_common.config.options import Affects, Scalar, Table, key_of, option
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
-FEWEST_TESTED = 20
-"""Samples of a figure under ``min-class-samples``, at least: one of few says of each whether the model is right."""
+FEWEST_TESTED = 20  # samples of a figure under ``min-class-samples``, at least: one of few tells of each
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
-@dataclass(frozen=True)
-class RunSettings:
+class RunSettings(Table):
     """The run itself."""
 
     algo: str = option()
@@ -36,8 +34,7 @@ class RunSettings:
     callback: str = option(affects="display")
 
 
-@dataclass(frozen=True)
-class FederationSettings:
+class FederationSettings(Table):
     """Who takes part, and how long the server waits."""
 
     num_clients: int = option(minimum=0, affects="waiting")
@@ -56,8 +53,7 @@ class FederationSettings:
     liars: int = option(minimum=-1, maximum=2)
 
 
-@dataclass(frozen=True)
-class BoundsSettings:
+class BoundsSettings(Table):
     """For experts: the bounds on single clients, where they shall not follow from `liars`."""
 
     max_prototype_norm: float = option(above=0)
@@ -70,8 +66,7 @@ class BoundsSettings:
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
 
-@dataclass(frozen=True)
-class DataSettings:
+class DataSettings(Table):
     """The data, and their division among the clients."""
 
     dataset: str = option(
@@ -105,8 +100,7 @@ class DataSettings:
     positive_rate: float = option(above=0, maximum=1, affects="data")
 
 
-@dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Table):
     """The networks."""
 
     models: str = option(choices=GROUPS, several=True, **OR_ANOTHER)
@@ -118,8 +112,7 @@ class ModelSettings:
     norm: str = option(choices=("batch", "group"))
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Table):
     """Local training and evaluation."""
 
     local_epochs: int = option(minimum=0)
@@ -141,8 +134,7 @@ class TrainingSettings:
     pu_risk: str = option(choices=("unbiased", "non-negative"))
 
 
-@dataclass(frozen=True)
-class PrivacySettings:
+class PrivacySettings(Table):
     """The protection of a client's data, beside that they stay where they are (`privacy`)."""
 
     min_class_samples: int = option(minimum=1)
@@ -160,8 +152,7 @@ class PrivacySettings:
         return self.secagg
 
 
-@dataclass(frozen=True)
-class NoiseSettings:
+class NoiseSettings(Table):
     """Noise of papers' experiments, which guarantees nothing (`privacy/release.py`)."""
 
     prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
@@ -169,8 +160,7 @@ class NoiseSettings:
     gradient_noise: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class MachineSettings:
+class MachineSettings(Table):
     """The machine a client runs on."""
 
     device: str = option(
@@ -181,8 +171,7 @@ class MachineSettings:
     state_dir: str = option(affects="machine")
 
 
-@dataclass(frozen=True)
-class StudySettings:
+class StudySettings(Table):
     """The study that a run belongs to (`experiment/study.py`)."""
 
     study: str = option(affects="waiting")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import placed, shares_of
+from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
-from protofl_common.data.shares import shuffled_by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 
@@ -41,8 +41,7 @@ class ClientData:
     classes: tuple[str, ...]  # class names of the whole data set, of which the client may have a few only
     domain: str  # the client's domain; "" when the data have none, or when the client's samples are of several
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel of images in [0, 1], or feature of numbers, of what ``standardise`` names; () for tokens."""
+    std: tuple[float, ...]  # per channel of images in [0, 1], or feature of numbers; () for tokens
     fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
     columns: tuple[str, ...]  # of a table or texts, see `RawData`
     found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
@@ -60,9 +59,8 @@ def open_client_data(
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
 
-    With ``domain``, from the client's own configuration, and the partitions ``own``, ``feature-shift`` and
-    ``feature-label-shift`` it gets that domain as if it were its only client. With ``shared_scale`` all clients
-    standardise alike. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+    With ``domain``, from the client's own configuration, it gets that domain as if it were its only client. With
+    ``shared_scale`` all clients standardise alike. The first call on a machine decodes the data set into the cache.
     """
     check_data_settings(settings)
     data = open_data(settings)

@@ -1,9 +1,8 @@
 """The digit data sets that are drawn: ``digit-domains`` in five looks, and ``digit-mix`` beside MNIST and USPS.
 
-Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come from scikit-learn's
-1,797 scanned digits, of which no two domains share one, or from matplotlib's fonts; the photographs are scikit-learn's
-two. The images depend on the versions of these packages, not on the run's seed. ``digit-mix`` stands in for Digit-5
-with looks like photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
+Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes are scikit-learn's
+scanned digits, of which no two domains share one, or in matplotlib's fonts. The images depend on the versions of these
+packages, not on the seed. ``digit-mix`` stands in for Digit-5: its looks are like MNIST-M, SynthDigits and SVHN.
 """
 
 import sys
@@ -129,8 +128,6 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
-
-
 def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
     """Dark strokes on slightly yellowed paper."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
@@ -188,8 +185,6 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
 
 
 # -- strokes
-
-
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
     from PIL import Image
 

@@ -1,20 +1,19 @@
 """From a data set to each client's training, test and validation samples: the same in every process, from the seed.
 
-Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
-validation part aside.
+Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
+from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.raw import VALIDATION, DataError, Ints
-from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.store import StoredData
 
 UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
@@ -22,8 +21,7 @@ COMMON = ("official", "official-all")  # values of ``test-from`` with test sampl
 DEALT_AGAIN = ("n-way-k-shot",)  # clients may share samples: split into training and test before they are dealt out
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One client's rows of the data set, int64 [n], in rising order."""
 
     train: Ints
@@ -58,7 +56,7 @@ class Division:
         self.marked = self.official == VALIDATION
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
-    def random(self, *purpose: str | int) -> Generator:
+    def random(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
@@ -108,8 +106,7 @@ class Division:
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
         """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
 
-        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
-        has two, one to test on.
+        By ``balanced`` a class has a sample to train on in every domain that it occurs in, and of two, one to test on.
         """
         settings, groups = self.settings, pool.labels
         if settings.test_from == "official-own":
@@ -142,7 +139,7 @@ class Division:
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)
 
-    def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+    def _tested(self, train: Ints, tests: Ints, rng: np.random.Generator) -> Ints:
         """The rows among ``tests`` that a client is tested on; ``balanced``: of the domains of its training rows."""
         settings, labels, limit = self.settings, self.labels, self.settings.test_samples
         if settings.test_from == "official-all":
@@ -157,8 +154,7 @@ class Division:
         if settings.test_from == "balanced":
             tests = tests[np.isin(self.domains[tests], self.domains[train])]
             if not len(tests):
-                none = "a client's domain has one sample of each class, and none to test on; use 'split'"
-                raise DataError(f"test-from = 'balanced': {none}")
+                raise DataError("test-from = 'balanced': a client's domain has no sample left to test on; use split")
             counts = np.trim_zeros(np.sort(np.bincount(labels[tests])))  # of the classes there are, rarest first
             return tests[balanced(labels[tests], limit or len(counts) * counts[0], rng)[0]]
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])

@@ -1,9 +1,7 @@
 """Image files, and folders of them: every image becomes uint8 [3, size, size], RGB and stretched to a square.
 
 ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image; images may lie in folders below CLASS, too.
-Files whose extension is not among `EXTENSIONS`, and names that begin with a dot, are skipped. ``classes`` names the
-classes in label order: of an ``image-folder``, which each site may have of its own, every folder; of a
-``domain-folder`` those to pick.
+``classes`` names the classes in label order: of an ``image-folder`` every folder, of a ``domain-folder`` those to pick.
 """
 
 import math
@@ -110,13 +108,9 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
-
-    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
-    """
+    """A PIL image as uint8 [3, size, size], stretched; ValueError for more than 8 bits, which PIL would cut off."""
     if image.mode.startswith(("I", "F")):
-        cure = "save it with 8 bits, or bring arrays of floating point"
-        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
+        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save 8 bits")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -43,10 +44,7 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
-
-    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
-    """
+    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it."""
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     files = [rows.file.parent / name for name in rows.columns["file"]]
@@ -147,13 +145,10 @@ def _npz(file: Path) -> dict[str, Any]:
 
 
 # -- a function
-
-
 def read_python(name: str, settings: DataSettings) -> RawData:
-    """Data from a function of the user's: ``dataset = "module:function"``.
+    """Data from a function of the user's, ``function(data_dir)``: ``dataset = "module:function"``.
 
-    It is called as ``function(data_dir)``, once on a machine until its file, or a file in ``data-dir``, changes, and
-    returns a dictionary of arrays as `from_arrays` describes, or an object with attributes of these names.
+    It is called once, until its file, or one in ``data-dir``, changes, and returns arrays as `from_arrays` describes.
     """
     function = load(name, "dataset")
     try:
@@ -176,15 +171,11 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
 
 
 # -- Hugging Face
-
-
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 
-    The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. From the hub's cache without the
-    network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
-    column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
-    inputs are the column of images, else the columns of text, else those of numbers.
+    The parts ``test`` and ``validation`` are that, all others for training. The column ``label`` (or the only one of
+    ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; inputs are images, texts, or numbers.
     """
     try:
         import datasets
@@ -233,28 +224,22 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         (folder,) = locate_hugging_face(name, settings)
         saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
         return datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder), cache_dir=scratch)
-    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, not settings.download
-    try:
+    with patch.object(datasets.config, "HF_HUB_OFFLINE", not settings.download):
         return datasets.load_dataset(name.removeprefix("hf:"))
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> Any:
     kinds = {column: kind for column, kind in whole.features.items() if column not in others}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    if images:
-        size = settings.image_size or DEFAULT_SIZE
-        try:
-            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
-        except ValueError as error:
-            raise DataError(f"dataset = {name!r}: an image cannot be used: {error}") from error
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
-    if texts:
-        joined = zip(*(whole[column][:] for column in texts), strict=True)
-        return tokens((" ".join(parts) for parts in joined), settings.text_length)
     try:
+        if images:
+            size = settings.image_size or DEFAULT_SIZE
+            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+        if texts:
+            joined = zip(*(whole[column][:] for column in texts), strict=True)
+            return tokens((" ".join(parts) for parts in joined), settings.text_length)
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
         return np.concatenate(columns, axis=1)
     except ValueError as error:
-        raise DataError(f"dataset = {name!r}: columns {', '.join(kinds)} are no numbers ({error})") from error
+        raise DataError(f"dataset = {name!r}: columns {', '.join(kinds)} cannot be used: {error}") from error

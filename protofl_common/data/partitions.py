@@ -1,12 +1,10 @@
-"""The division of a data set among clients: one function for each legal value of ``partition``.
+"""The division of a data set among clients: for each value of ``partition`` a function to positions in the pool."""
 
-Every function takes the pool of samples, the settings, the number of clients and a random generator, and returns for
-each client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says
-otherwise.
-"""
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import numpy as np
@@ -14,11 +12,32 @@ from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Ints
-from protofl_common.data.shares import Generator, Pool, Shares, dealt_evenly, shuffled_by_class
 
 Floats = NDArray[np.float64]
+Generator = np.random.Generator
+Shares = list[Ints]  # positions in the pool of each client's samples
 TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
 TINY = 1e-300  # a proportion where none was drawn; it changes no other one
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The samples to divide: ``rows`` int64 [n] of the data set, their ``labels`` and ``domains`` int64 [n]."""
+
+    rows: Ints
+    labels: Ints
+    domains: Ints
+    domain_names: tuple[str, ...]
+    for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
+
+    def take(self, positions: Ints) -> Pool:
+        """Only these samples, of which nothing is decided yet."""
+        return Pool(self.rows[positions], self.labels[positions], self.domains[positions], self.domain_names)
+
+    def only(self, domain: str) -> Pool:
+        """Only the samples of one domain, as a pool of a single domain."""
+        part = self.take(np.flatnonzero(self.domains == self.domain_names.index(domain)))
+        return replace(part, domains=np.zeros_like(part.domains), domain_names=(domain,))
 
 
 def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
@@ -99,10 +118,9 @@ def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
 
 
 def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
+    """``classes_per_client`` classes for each client, those with the fewest clients so far, ties at random.
 
-    Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
-    clients × classes-per-client allows it. A holder's weight is uniform in [0.1, 1], on top of 2 samples.
+    A class is divided among its holders in random, unequal amounts: weights uniform in [0.1, 1], on top of 2 samples.
     """
     decks, classes_per_client = shuffled_by_class(pool.labels, rng), settings.classes_per_client
     if classes_per_client > len(decks):
@@ -136,9 +154,8 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     """FedProto's clients of n random classes with k training samples each.
 
     n is uniform in ``ways`` ± ``ways-stdev`` within 2 … number of classes; so is k (at least 1). When a class runs out,
-    its samples are dealt out again from the start, so that clients come to share some; a client never has one twice.
-    Samples that the pool marks for testing are dealt from a deck of their own, as many as ``train_fraction`` says:
-    nobody trains on another's test samples.
+    its samples are dealt out again from the start; a client never has one twice. Samples for testing are dealt from a
+    deck of their own, as many as ``train_fraction`` says: nobody trains on another's test samples.
     """
     decks = shuffled_by_class(pool.labels, rng)
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
@@ -199,8 +216,7 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
 
-    So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody. Where
-    only one would be left, the client gets two, of its most frequent classes.
+    The samples thinned out are nobody's. Where only one would be left, there are two, of the most frequent classes.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):
@@ -232,6 +248,70 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
     if sum(counts) != clients:
         raise DataError(f"clients-per-domain = {text!r} sums to {sum(counts)} clients, but num-partitions is {clients}")
     return [domain for domain, count in enumerate(counts) for _ in range(count)]
+
+
+# -- stratified dealing: labels int64 [n] of some samples -> positions into these (int64)
+def shuffled_by_class(labels: Ints, rng: Generator) -> list[Ints]:
+    """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
+    shuffled = rng.permutation(len(labels))
+    deck = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return np.split(deck, np.flatnonzero(np.diff(labels[deck])) + 1) if len(deck) else []
+
+
+def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
+    """Shares of (nearly) equal size and equal class proportions; needs a sample at least."""
+    deck = np.concatenate(shuffled_by_class(labels, rng))
+    return [deck[client::clients] for client in range(clients)]
+
+
+def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, Ints]:
+    """Training and test positions; ``train_fraction`` of every class, rounded, is for training. Needs two samples.
+
+    A class of two samples or more has one at least on either side, a single sample is for training; one is for testing.
+    """
+    train, test = [], []
+    for positions in shuffled_by_class(labels, rng):
+        count = len(positions)
+        cut = min(max(round(train_fraction * count), 1), max(count - 1, 1))
+        train.append(positions[:cut])
+        test.append(positions[cut:])
+    for_training, for_testing = np.concatenate(train), np.concatenate(test)
+    if not len(for_testing):
+        return for_training[:-1], for_training[-1:]
+    return for_training, for_testing
+
+
+def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
+    """Positions that stay and about ``fraction`` of each class that go, in rising order; one of each class stays."""
+    spare = np.sort(np.concatenate([positions[1:] for positions in shuffled_by_class(labels, rng)]))
+    wanted = min(round(fraction * len(labels)), len(spare))
+    aside = spare[proportional(labels[spare], wanted, rng)[0]] if wanted else spare[:0]
+    return np.setdiff1d(np.arange(len(labels)), aside), aside
+
+
+def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """At most ``limit`` positions (0: all) with as equal class counts as possible, and the positions left over."""
+    turns = np.empty(len(labels))
+    for positions in shuffled_by_class(labels, rng):
+        turns[positions] = np.arange(len(positions))
+    return _first(turns, limit, rng)
+
+
+def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """At most ``limit`` positions (0: all) with about the class proportions of ``labels``, and those left over."""
+    turns = np.empty(len(labels))
+    for positions in shuffled_by_class(labels, rng):
+        turns[positions] = (np.arange(len(positions)) + rng.random()) / len(positions)
+    return _first(turns, limit, rng)
+
+
+def _first(turns: NDArray[np.float64], limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """The ``limit`` positions with the lowest turn (0: all), ties at random, and the others; both in rising order."""
+    limit, lots = min(limit or len(turns), len(turns)), rng.random(len(turns))
+    last = np.partition(turns, limit - 1)[limit - 1] if limit else -np.inf
+    within, tied = turns < last, np.flatnonzero(turns == last)
+    within[tied[np.argsort(lots[tied], kind="stable")[: limit - within.sum()]]] = True
+    return np.flatnonzero(within), np.flatnonzero(~within)
 
 
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {

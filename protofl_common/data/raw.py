@@ -1,7 +1,4 @@
-"""The decoded data set that every source delivers, made of checked arrays; its inputs, and how models see them.
-
-Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) or tokens (integers).
-"""
+"""The decoded data set that every source delivers, made of checked arrays; its inputs, and how models see them."""
 
 from __future__ import annotations
 
@@ -42,9 +39,7 @@ class RawData:
     steps]), standardised along their second axis; int64 [N, length]: tokens, given to models as they are."""
     labels: Ints  # int64 [N], indices into ``classes``
     domains: Ints  # int64 [N], indices into ``domain_names``; all 0 when the data have no domains
-    official: Images
-    """uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
-    data name, 0 for all others."""
+    official: Images  # uint8 [N]: 1 in the official test part, `VALIDATION` (2) in a validation part, 0 for all others
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
     columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, joined
@@ -59,14 +54,11 @@ def from_arrays(
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
     ``labels``   [N]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
-    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
-                 ``validation`` (2), which counts always.
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), or ``validation`` (2).
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
     The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
-    indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
-
-    DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``, numbers may be NaN.
+    indices. Without either the classes are the labels that occur, sorted. With ``gaps``, numbers may be NaN.
     """
     for key in ("inputs", "labels"):
         if arrays.get(key) is None:

@@ -26,8 +26,7 @@ class Source:
     """A data set that ``dataset`` can name."""
 
     read: Read  # settings -> the decoded data, at their own size or already at ``image-size``
-    locate: Locate = lambda settings: ()
-    """Settings -> the files or folders that hold the data, downloaded if need be; none for the embedded data sets."""
+    locate: Locate = lambda settings: ()  # settings -> the data's files or folders, downloaded if need be
     num_classes: int = 0  # number of classes where it is known without reading; 0 where the data decide
     domains: tuple[str, ...] = ()  # names of the domains where they are known without reading
     has_domains: bool = False  # the data come, or may come, in domains

@@ -1,8 +1,6 @@
 """Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
 
-A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labels.npy``, ``domains.npy``,
-``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that its content depends on. One process
-at a time builds it, under a temporary name; a damaged entry is built anew.
+The name of a data set's folder covers everything that its content depends on. One process at a time builds it.
 """
 
 import json
@@ -59,8 +57,7 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
                 if opened is None:
                     opened = build()
         except OSError as error:
-            where = f"cache-dir: {entry.parent} cannot be written ({error})"
-            raise DataError(f"{where}; set cache-dir to a folder with room") from error
+            raise DataError(f"cache-dir: {entry.parent} cannot be written ({error}); name one with room") from error
     if opened is None:
         raise DataError(f"cache-dir: {entry} cannot be read back after writing it; is the disk full?")
     return opened

@@ -1,23 +1,24 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
-nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
-the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another's.
-Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions. The
+server half stands in ``server_app/strategies``, the client half in ``client_app/algorithms``, in files of the
+algorithm's name, unless the row names another's. Defaults are in ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
-from protofl_common.config.options import SettingsError, option
+from protofl_common.config.options import SettingsError, Table, did_you_mean, option, read_pairs
+from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.wire import schema
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
-CLUSTERINGS = ("finch", "kmeans", "average")
-"""How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
+GROUP = "protofl.algorithms"  # of the entry points of other packages
+CLUSTERINGS = ("finch", "kmeans", "average")  # of `prototypes.cluster`
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Hparams:
         return ""
 
 
-@dataclass(frozen=True)
-class AlignmentHparams(Hparams):
+class OwnHparams(Hparams, Table):
+    """A base for algorithms here; another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`."""
+
+
+class AlignmentHparams(OwnHparams):
     """Hyper-parameters of `losses.prototype_alignment`."""
 
     lambda_: float = option(minimum=0)
@@ -47,7 +51,6 @@ class AlignmentHparams(Hparams):
     granularity: str = option(choices=("class", "class-mean", "sample"))
 
 
-@dataclass(frozen=True)
 class FedProtoHparams(AlignmentHparams):
     weighting: str = option(choices=("counts", "uniform"))
 
@@ -57,8 +60,7 @@ class FedProtoHparams(AlignmentHparams):
         return Exchange(down=declared.down, up={**declared.up, "prototypes": counted})
 
 
-@dataclass(frozen=True)
-class ServerTrainingHparams(Hparams):
+class ServerTrainingHparams(OwnHparams):
     """Hyper-parameters of a server that trains on the clients' vectors."""
 
     server_epochs: int = option(minimum=1)
@@ -66,15 +68,13 @@ class ServerTrainingHparams(Hparams):
     server_batch_size: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
 class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
     margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
     margin_threshold: float = option(minimum=0)
     transform: bool = option()
 
 
-@dataclass(frozen=True)
-class ProtoFedHparams(Hparams):
+class ProtoFedHparams(OwnHparams):
     weighting = "uniform"  # fixed: no setting
     prototypes: str = option(choices=("last-round", "every-round"))
 
@@ -86,8 +86,7 @@ class ProtoFedHparams(Hparams):
         return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
 
 
-@dataclass(frozen=True)
-class FedPCLHparams(Hparams):
+class FedPCLHparams(OwnHparams):
     temperature: float = option(above=0)
     prototypes: str = option(choices=("both", "global", "local"))
     loss: str = option(choices=("contrast", "supcon", "ce-protodist", "ce"))
@@ -100,13 +99,11 @@ class FedPCLHparams(Hparams):
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
 
-@dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
     sample_ratio: float = option(above=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class GaussianHparams(Hparams):
+class GaussianHparams(OwnHparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
@@ -114,8 +111,7 @@ class GaussianHparams(Hparams):
     start_from: str = option()
 
 
-@dataclass(frozen=True)
-class FedPLVMHparams(Hparams):
+class FedPLVMHparams(OwnHparams):
     lambda_: float = option(minimum=0)
     alpha: float = option(above=0, maximum=1)
     temperature: float = option(above=0)
@@ -127,8 +123,7 @@ class FedPLVMHparams(Hparams):
     kmeans_clusters: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FPLHparams(Hparams):
+class FPLHparams(OwnHparams):
     global_clusters, kmeans_clusters = "finch", 0  # fixed: no settings
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
@@ -136,38 +131,32 @@ class FPLHparams(Hparams):
     consistency: str = option(choices=("squared-l2", "mse", "none"))
 
 
-@dataclass(frozen=True)
-class FedNHHparams(Hparams):
+class FedNHHparams(OwnHparams):
     smoothing: float = option(minimum=0, maximum=1)
     scale: float = option(above=0)
 
 
-@dataclass(frozen=True)
 class FedORGPHparams(ServerTrainingHparams):
     lambda_: float = option(minimum=0)
     gamma: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FedSAHparams(Hparams):
+class FedSAHparams(OwnHparams):
     regularization: float = option(minimum=0)
     contrast: float = option(minimum=0)
     calibration: float = option(minimum=0)
     smoothing: float = option(minimum=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class FedProxHparams(Hparams):
+class FedProxHparams(OwnHparams):
     mu: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class SCAFFOLDHparams(Hparams):
+class SCAFFOLDHparams(OwnHparams):
     server_lr: float = option(above=0)
 
 
-@dataclass(frozen=True)
-class FedPerHparams(Hparams):
+class FedPerHparams(OwnHparams):
     personal_layers: int = option(minimum=0)
 
     def exchange(self, declared: Exchange) -> Exchange:
@@ -176,13 +165,11 @@ class FedPerHparams(Hparams):
         return Exchange(down=shared, up=shared)
 
 
-@dataclass(frozen=True)
-class FedRepHparams(Hparams):
+class FedRepHparams(OwnHparams):
     head_epochs: int = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class FedDistillHparams(Hparams):
+class FedDistillHparams(OwnHparams):
     gamma: float = option(minimum=0)
     outputs: str = option(choices=("probabilities", "logits"))
 
@@ -191,16 +178,14 @@ class FedDistillHparams(Hparams):
         return declared if self.outputs == "probabilities" else Exchange(down=declared.down, up=declared.down)
 
 
-@dataclass(frozen=True)
-class FMLHparams(Hparams):
+class FMLHparams(OwnHparams):
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
     meme: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     mutual: str = option(choices=("detached", "coupled"))
 
 
-@dataclass(frozen=True)
-class FedGenHparams(Hparams):
+class FedGenHparams(OwnHparams):
     lambda_: float = option(minimum=0)
     noise_dim: int = option(minimum=1, maximum=4096)
     server_steps: int = option(minimum=1)
@@ -208,13 +193,11 @@ class FedGenHparams(Hparams):
     server_batch_size: int = option(minimum=2)
 
 
-@dataclass(frozen=True)
-class FeSEMHparams(Hparams):
+class FeSEMHparams(OwnHparams):
     centres: int = option(minimum=1)
 
 
-@dataclass(frozen=True)
-class FedKDHparams(Hparams):
+class FedKDHparams(OwnHparams):
     student: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
@@ -224,22 +207,18 @@ class FedKDHparams(Hparams):
         return self.energy_start + (self.energy_end - self.energy_start) * server_round / rounds
 
 
-@dataclass(frozen=True)
-class FedFAHparams(Hparams):
+class FedFAHparams(OwnHparams):
     probability: float = option(minimum=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class PerFedAvgHparams(Hparams):
+class PerFedAvgHparams(OwnHparams):
     alpha: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
-class DittoHparams(Hparams):
+class DittoHparams(OwnHparams):
     lambda_: float = option(minimum=0)
 
 
-@dataclass(frozen=True)
 class PFedMeHparams(DittoHparams):
     personal_steps: int = option(minimum=1)
     eta: float = option(above=0)
@@ -308,7 +287,7 @@ def half(path: str, kind: type[Half]) -> type[Half]:
 
 MODEL: dict[str, Entry] = {"weights": Weights()}
 HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
-PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
+MEANS: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
 BODY: dict[str, Entry] = {"weights": Weights(parts=("body.",))}
@@ -321,44 +300,40 @@ of_private_models = partial(of_models, private=("weights",))
 of_parts = partial(of_private_models, client="base", server="fedavg")  # clients train alone, and share a part
 with_merging = partial(Algorithm, supports=("merging",))
 of_prototypes = partial(
-    with_merging, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=(CE, "prototype"), private=("prototypes",)
+    with_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",)
 )
 of_means = partial(of_prototypes, averages_prototypes=True, supports=("merging", "secagg"))
-of_both = partial(
-    of_means, exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES), private=("weights", "prototypes")
-)
+of_both = partial(of_means, exchange=Exchange(MODEL | MEANS, MODEL | MEANS), private=("weights", "prototypes"))
+of_frozen = partial(Algorithm, losses=(), frozen_backbones=True)
 _ROWS = {
     "local": Algorithm("Local", "baseline: every client trains alone", client="base", server="base"),
     "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedproto": of_means(
-        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(PROTOTYPES, COUNTED)
+        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(MEANS, COUNTED)
     ),
     "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client="fedproto", hparams=FedTGPHparams),
     "fedpcl": of_means(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
-        exchange=Exchange({**PROTOTYPES, "local_sets": VectorSets()}, COUNTED),
+        exchange=Exchange({**MEANS, "local_sets": VectorSets()}, COUNTED),
         losses=("contrast", "global", "local", CE, "prototype"),
         frozen_backbones=True,
     ),
-    "mpft": with_merging(
+    "mpft": of_frozen(
         "MPFT",
         "Zhang et al., ICLR 2025",
         hparams=MPFTHparams,
         exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
-        losses=(),
-        frozen_backbones=True,
+        supports=("merging",),
     ),
-    "gaussian": Algorithm(
+    "gaussian": of_frozen(
         "Gaussian head",
         "FedCGS, Guan et al., AAAI 2025",
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
-        losses=(),
         private=("moments",),
         one_shot=True,
-        frozen_backbones=True,
         supports=("secagg",),
     ),
     "fedplvm": with_merging(
@@ -373,7 +348,7 @@ _ROWS = {
         "Huang et al., CVPR 2023",
         server="fedplvm",
         hparams=FPLHparams,
-        exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
+        exchange=Exchange(MODEL | SEVERAL, MODEL | MEANS),
         losses=(CE, "contrast", "consistency"),
         private=("weights", "prototypes"),
     ),
@@ -389,13 +364,13 @@ _ROWS = {
         "FedProto + averaging",
         "FedProto with FedAvg's model, a baseline of FedPLVM",
         hparams=FedProtoHparams,
-        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
+        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
     ),
     "fednh": of_both(
         "FedNH",
         "Dai et al., AAAI 2023",
         hparams=FedNHHparams,
-        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
+        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
         losses=(CE,),
         single_uploads="its server scales every client's prototypes to length 1",
         supports=("merging",),
@@ -405,7 +380,7 @@ _ROWS = {
         "FedSA",
         "Zhou et al., AAAI 2025",
         hparams=FedSAHparams,
-        exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
+        exchange=Exchange({"anchors": Vectors()} | MEANS, MEANS),
         losses=(CE, "regularization", "contrast", "calibration"),
     ),
     "fedprox": of_private_models(
@@ -447,7 +422,7 @@ _ROWS = {
         "Yi et al., ACM Multimedia 2023",
         client="base",
         hparams=ServerTrainingHparams,
-        exchange=Exchange(HEAD, PROTOTYPES),
+        exchange=Exchange(HEAD, MEANS),
         losses=(CE,),
     ),
     "fedgen": Algorithm(
@@ -504,3 +479,36 @@ CATALOG: dict[str, Algorithm] = {
     )
     for name, row in _ROWS.items()
 }
+
+
+# -- algorithms of other packages: entry points, each a row; their hyper-parameters come from the setting ``hparams``
+def installed() -> dict[str, EntryPoint]:
+    """The entry points by name; those of the catalog's names are not used."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}
+
+
+@cache
+def algorithm_named(name: str) -> Algorithm:
+    """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
+    if name in CATALOG:
+        return CATALOG[name]
+    packages = installed()
+    if name not in packages:
+        names = [*CATALOG, *packages]
+        raise SettingsError(f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}")
+    if at_worker():
+        check_allowed(packages[name].value, "algo")
+    try:
+        row = packages[name].load()
+    except Exception as error:
+        raise SettingsError(f"algo = {name!r}: {packages[name].value}: {type(error).__name__}: {error}") from error
+    if not isinstance(row, Algorithm):
+        raise SettingsError(f"algo = {name!r}: {packages[name].value} is a {type(row).__name__}, not an Algorithm")
+    return row
+
+
+def read_hparams(row: Algorithm, text: str) -> Hparams:
+    """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
+    if not (issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)):
+        raise SettingsError(f"hparams: write @dataclass(frozen=True) above class {row.hparams.__name__}(Hparams)")
+    return read_pairs(row.hparams, "hparams", text)

@@ -11,9 +11,8 @@ from protofl_common.basics.text import as_file_name, is_site_name, names_in
 from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
-from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.plugins import installed
+from protofl_common.config.options import Scalar, SettingsError, Values
+from protofl_common.experiment.catalog import CATALOG, installed
 
 REQUIRE_SECAGG = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
@@ -33,18 +32,13 @@ LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaul
 }
 LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
-    "local-epochs": "max-epochs",
-    "new-client-epochs": "max-epochs",
     "local-steps": "max-steps",
-    "batch-size": "max-batch-size",
-    "eval-batch-size": "max-batch-size",
     "image-size": "max-image-size",
-    "fedrep.head-epochs": "max-epochs",
-    "pfedme.personal-steps": "max-epochs",
+    **dict.fromkeys(("local-epochs", "new-client-epochs", "fedrep.head-epochs", "pfedme.personal-steps"), "max-epochs"),
+    **dict.fromkeys(("batch-size", "eval-batch-size"), "max-batch-size"),
 }
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
-DIVISION = ("test-from", "train-fraction", "validation-fraction")
-"""Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+DIVISION = ("test-from", "train-fraction", "validation-fraction")  # of a site's own data: never the run's
 TABLE = ("columns", "drop", "one-hot")
 """Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
 categories that a run tries out would tell what a site has."""
@@ -79,7 +73,7 @@ class NodeConfig:
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
-    def of(cls, node: Mapping[str, Scalar]) -> Self:
+    def of(cls, node: Values) -> Self:
         """Read and check a node config; SettingsError names the key."""
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
@@ -100,7 +94,7 @@ class NodeConfig:
         )
 
 
-def site_folder(node: Mapping[str, Scalar]) -> Path:
+def site_folder(node: Values) -> Path:
     """Return the folder of a site's key, approvals and audit log; several sites may share a ``state-dir``."""
     return Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"])) / "sites" / as_file_name(site_name(node))
 
@@ -119,41 +113,36 @@ def has_own_data(node: Mapping[str, object]) -> bool:
     return "partition-id" not in node and bool(node.get("data-dir") or node.get("dataset"))
 
 
-def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
+def required_dp(node: Values) -> tuple[float, float] | None:
     """(ε, δ) that this site lets all runs together spend, of ``require-dp``; None without."""
     limits = _DP.fullmatch(str(node.get("require-dp")))
     return (float(limits[1]), float(limits[3] or DELTA)) if limits else None
 
 
-def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def allowed_by(node: Values) -> dict[str, Scalar]:
     """Return what a node config says, with the defaults of what it does not say."""
     return {**DEFAULTS, **node}
 
 
-def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return both as the site's operator asks: approved, and without secure aggregation, which would hide numbers."""
-    return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
-
-
-def own_division(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
     return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}
 
 
-def instead(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def instead(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings that a site, {} for a simulated client, puts in the place of a run's."""
     own = {key: node[key] for key in NODE_OVERRIDES if key in node}
     return (SITE_FOLDERS if node else {}) | own_division(node, defaults) | own
 
 
-def refusals(node: Mapping[str, Scalar], config: dict[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+def refusals(node: Values, config: dict[str, Scalar], asked: Values) -> list[str]:
     """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
     if wrong := [*wrong_values(node)]:
         return wrong
     return [*_demanded(node, config), *permission_problems(node, config), *definition_problems(node, asked)]
 
 
-def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
+def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
     if type(asked := config.get("min-class-samples")) is int:
         config["min-class-samples"] = max(asked, int(node.get("min-class-samples", 1)))
     if "require-dp" not in node:
@@ -163,8 +152,7 @@ def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator
         yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
         return
     if not Path(str(node.get("state-dir", ""))).is_absolute():
-        place = "with require-dp it must be absolute, so that the privacy ledger is found again"
-        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: {place}"
+        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be absolute"
     if config.get("dp") != "sample":
         limits = f"dp = 'sample', dp-epsilon at most {wanted[0]:g} and dp-delta at most {wanted[1]:g}"
         yield f"dp = {config.get('dp')!r}: this site takes part only with {limits} (node config: {demand})"
@@ -174,20 +162,20 @@ def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator
             yield f"{key} = {value}: this site takes at most {most:g} (node config: {demand})"
 
 
-def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
+def permission_problems(node: Values, config: Values) -> list[str]:
     """A line for each value of the run's ``config`` that the site does not allow."""
     allowed = allowed_by(node)
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
 
 
-def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+def definition_problems(node: Values, asked: Values) -> list[str]:
     """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
     beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
     return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
-def wrong_values(node: Mapping[str, Scalar]) -> Iterator[str]:
+def wrong_values(node: Values) -> Iterator[str]:
     """A line for each value of a node config that nobody could mean, whatever a run asks."""
     kinds = {bool: "true or false", str: "a string of names, separated by commas"}
     for key, default in DEFAULTS.items():
@@ -200,7 +188,7 @@ def wrong_values(node: Mapping[str, Scalar]) -> Iterator[str]:
             yield f"node-config: allow-algorithms: {name!r}: choose from {', '.join(['all', *CATALOG, *others])}"
 
 
-def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
     for key, limit in LIMITED.items():
         value, most, table = config.get(key), allowed[limit], key.rpartition(".")[0]
         chosen = table in ("", config.get("algo"))
@@ -208,7 +196,7 @@ def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) 
             yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
 
 
-def _about_data(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+def _about_data(node: Values, config: Values) -> Iterator[str]:
     """A line for each way in which the run, not the operator, would decide how a site's own files are read."""
     dataset, own = str(config["dataset"]), has_own_data(node)
     if own and "dataset" not in node:
@@ -230,9 +218,7 @@ def _about_data(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Ite
             yield f"node-config: {key}: only at a site with data of its own: with data-dir, without partition-id"
 
 
-def _not_named(
-    allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
-) -> Iterator[str]:
+def _not_named(allowed: Values, config: Values, own_choice: Values) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
         only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SECAGG}); set secagg = true"
@@ -253,19 +239,19 @@ def _not_named(
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
 
 
-def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
+def _modules_named(config: Values) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in _named_in(config) if key not in AT_THE_SERVER]
     return named + [(f"{key} = {name!r}", python_names.module_of(name)) for key, name in names]
 
 
-def own_code(config: Mapping[str, Scalar]) -> list[str]:
+def own_code(config: Values) -> list[str]:
     """Return the versions of the other packages that these settings name: with other code a run is another run."""
     return [version_of(module) for _, module in _modules_named(config)]
 
 
-def _named_in(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+def _named_in(config: Values) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in filter(python_names.is_python_name, names_in(config.get(key))):
@@ -273,12 +259,12 @@ def _named_in(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
                 yield key, name
 
 
-def allow_named(config: Mapping[str, Scalar]) -> None:
+def allow_named(config: Values) -> None:
     """Allow the modules that these settings name: a person who may say so has typed or submitted them."""
     python_names.allow([python_names.module_of(name) for _, name in _named_in(config)])
 
 
-def check_named(config: Mapping[str, Scalar]) -> None:
+def check_named(config: Values) -> None:
     """SettingsError where these settings name a module that is not allowed, or a network that is not there."""
     for key, name in _named_in(config):
         look = python_names.load if key in NETWORKS else python_names.check_allowed

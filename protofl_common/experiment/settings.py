@@ -4,7 +4,6 @@ A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
-import dataclasses
 import pickle
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,13 +19,20 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
+from protofl_common.config.options import (
+    Scalar,
+    SettingsError,
+    Values,
+    did_you_mean,
+    keys_of,
+    read_section,
+    unknown_keys,
+)
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
-from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
-from protofl_common.experiment.plugins import algorithm_named, read_hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
+from protofl_common.experiment.node import NODE_KEYS, instead, is_site, refusals
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
@@ -69,7 +75,7 @@ class Settings(Sections):
     """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
     hparams: Hparams
-    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
+    given: Values = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
 
     @property
     def row(self) -> Algorithm:
@@ -137,23 +143,15 @@ class Settings(Sections):
         epochs = 0 if self.row.one_shot else training.local_epochs
         return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
 
-    def plan_of_paper(self, samples: int) -> Plan | None:
-        """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
-        if not self.noise.gradient_noise:
-            return None
-        privacy, training = dataclasses.replace(self.privacy, dp_epsilon=self.noise.gradient_noise), self.training
-        return plan_of(privacy, samples, training.batch_size, training.local_epochs, (0,) * self.run.rounds, 0)
-
     def architecture(self, client: int, named: str = "") -> str:
         """Return the architecture: the projection behind frozen backbones, else the one ``named``, else the group's."""
         return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
-    def from_run_config(cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None) -> Self:
+    def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
-        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
-        range or not among its choices; and where there is none, for each value that does not fit the others.
+        SettingsError has a line for each wrong key or value; where there is none, for each that does not fit others.
         """
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
@@ -166,7 +164,7 @@ class Settings(Sections):
         return cls._read(*pickle.loads(configs))
 
     @classmethod
-    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
+    def _read(cls, given: Values, node: Values) -> Self:
         config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
@@ -186,7 +184,7 @@ class Settings(Sections):
         return settings
 
 
-def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
+def check_chosen(chosen: Values, *runs: Settings) -> None:
     """SettingsError with a line for each ``chosen`` setting of an algorithm or a partition that no run has."""
     acting, reads = {""}, dict[str, str]()
     for settings in runs:
@@ -205,18 +203,18 @@ def check_chosen(chosen: Mapping[str, Scalar], *runs: Settings) -> None:
         raise SettingsError("\n".join(problems))
 
 
-def digest_of(run_config: Mapping[str, Scalar]) -> str:
+def digest_of(run_config: Values) -> str:
     """16 hexadecimal digits that stand for a run configuration, but for the server's folder, which is no site's."""
     return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
 
 
-def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
+def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
     merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
 
-def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
+def baselines_of(settings: Settings, run_config: Values) -> dict[str, Settings]:
     baselines = {}
     for algo in settings.baselines:
         try:
@@ -227,17 +225,7 @@ def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[s
     return baselines
 
 
-def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings with which a run meets what a site demands of its protections."""
-    config: dict[str, Scalar] = {}
-    if limits := required_dp(node):
-        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
-    if node.get(REQUIRE_SECAGG):
-        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
-    return config
-
-
-def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
+def _hparams(config: Values, tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
     algo, text = str(config.get("algo")), str(config.get("hparams", ""))
     try:
         row = algorithm_named(algo)
@@ -273,17 +261,19 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
         choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
         yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
     if run.early_stopping and last:
-        asked = f"{run.algo} does a part of its work in the last round only; set {last}"
-        yield f"early-stopping = {run.early_stopping}: {asked}"
+        yield f"early-stopping = {run.early_stopping}: {run.algo} does a part of its work in the last round; set {last}"
 
 
-def _merging_problems(settings: Settings) -> Iterator[str]:
+def _upload_problems(settings: Settings) -> Iterator[str]:
     merging, algo = settings.bounds.merging, settings.run.algo
     if merging not in ("auto", "mean") and "merging" not in settings.row.supports:
         why = f"the row of {algo} does not declare that its server merges by it"
         if not settings.row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
         yield f"merging = {merging!r}: {why}; choose mean"
+    noise, sent = settings.noise.prototype_noise, vectors_in(settings.exchange.up).values()
+    if noise != "none" and any(entry.probabilities for entry in sent):
+        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
@@ -298,12 +288,6 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
         yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
     if augment != "none" and frozen:
         yield f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"
-
-
-def _noise_problems(settings: Settings) -> Iterator[str]:
-    noise, algo, sent = settings.noise.prototype_noise, settings.run.algo, vectors_in(settings.exchange.up).values()
-    if noise != "none" and any(entry.probabilities for entry in sent):
-        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
@@ -333,8 +317,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"{setting}: secagg = true {why}; choose {only!r}"
     same = "the same in every round, and the sums' differences show single uploads"
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
-        why = f"without training a client sends {same}"
-        yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+        yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
@@ -346,7 +329,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
 
 RULES = (  # what values must mean together
-    *(_merging_problems, _noise_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
+    *(_upload_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
     *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
 

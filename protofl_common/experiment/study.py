@@ -1,26 +1,22 @@
 """A study: a run's settings that somebody has signed, with the sites that may take part, an end and a purpose.
 
-It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id is a digest of all
-settings, defaults included, but for `UNSIGNED` (name and folder of a run, ``resume``). Whoever changes one setting
-asks for another study. A run that names no study has an id, too, so that a site's operator can approve it.
-
-Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
+Its id is a digest of all settings, defaults included, but for `UNSIGNED`; a run that names no study has one, too. Keys
+are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
 """
 
 import hashlib
 import json
 import re
-from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protofl_common.basics.text import is_site_name, names_in, printable
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError, Values
 from protofl_common.config.sections import StudySettings, keys_that_change
 
 UNSIGNED = keys_that_change("name") | {"study-signature"}
@@ -40,7 +36,7 @@ class Study:
     purpose: str
 
     @classmethod
-    def of(cls, config: Mapping[str, Scalar]) -> "Study":
+    def of(cls, config: Values) -> "Study":
         """Read the study of a run's settings, defaults included; SettingsError where the signature is not theirs."""
         name, by = str(config["study"]), str(config["study-by"])
         if name and not is_signed(by.rpartition(":")[2], str(config["study-signature"]), signed_part(config)):
@@ -58,11 +54,11 @@ def is_past(day: str) -> bool:
     return bool(day) and date.today() > date.fromisoformat(day)
 
 
-def signed_part(config: Mapping[str, Scalar]) -> bytes:
+def signed_part(config: Values) -> bytes:
     return json.dumps({key: config[key] for key in sorted(config.keys() - UNSIGNED)}).encode()
 
 
-def id_of(config: Mapping[str, Scalar]) -> str:
+def id_of(config: Values) -> str:
     return hashlib.sha256(signed_part(config)).hexdigest()[:32]
 
 
@@ -73,13 +69,6 @@ def keys_of_sites(text: str) -> dict[str, str]:
 
 def in_text(key: Ed25519PublicKey) -> str:
     return urlsafe_b64encode(key.public_bytes_raw()).decode().rstrip("=")
-
-
-def fingerprint(key: str) -> str:
-    """Return what ``ssh-keygen -l`` shows of the person's public ``key``."""
-    public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
-    blob = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
-    return f"SHA256:{b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 
 
 def is_signed(key: str, signature: str, about: bytes) -> bool:

@@ -1,11 +1,9 @@
 """The clients' prototypes, or their weights, as one: the mean, or a statistic that withstands some hostile clients.
 
 Median and trimmed mean: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
-2018, Definitions 1 and 2, there for gradients. Every client that sends a prototype or weights weighs the same: samples
-are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β ``trim``.
-
-Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M,
-here a multiple of the round's median length.
+2018, Definitions 1 and 2, there for gradients. Every client weighs the same: samples are its own claim. Sun et al.,
+"Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M, here a
+multiple of the round's median length. Symbols: n clients, D dimensions, β ``trim``.
 """
 
 import math
@@ -42,17 +40,14 @@ def merge_prototypes(
 def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """One prototype per class: the mean over the clients that have the class (FedProto Eq. 4), at least one of any.
 
-    ``weighting``: ``"counts"`` by the samples behind each prototype, which gives the mean over all clients' samples of
-    the class; ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it a
-    prototype would shrink with the number of clients (the weights already sum to 1).
+    ``weighting``: ``"counts"`` by the samples behind each prototype; ``"uniform"``: every client weighs the same. A
+    further factor 1/|N_c| of Eq. 4 is left out: with it a prototype would shrink with the number of clients.
     """
     every = Prototypes.joined(sets)
-    if weighting == "uniform":
-        weights_P = torch.ones(len(every), dtype=torch.float64)
-    elif every.counts is None:
+    counts_P = torch.ones(len(every)) if weighting == "uniform" else every.counts
+    if counts_P is None:
         raise ValueError("weighting by counts needs the counts of every client")
-    else:
-        weights_P = every.counts.double()
+    weights_P = counts_P.double()
     labels_C, class_P = every.labels.unique(return_inverse=True)
     totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
     sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])
@@ -61,12 +56,11 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
 
 
 def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
-    """The sets without the prototypes of the clients that are least like the others.
+    """The sets without the prototypes of the clients that are least like the others; with ``mean`` all.
 
-    For servers that train on prototypes or cluster them. A client has one vote on a class: the mean of its prototypes.
-    It is as unlike the others as its votes are on average far from those of its classes (`_distances`): one class
-    alone does not show who gives his prototypes to wrong classes. Of the n clients that have a class, those `dropped`
-    that are most unlike go; with ``mean`` none.
+    For servers that train on prototypes or cluster them. A client is as unlike the others as its votes are on average
+    far from those of its classes (`_distances`): one class alone does not show who gives his prototypes to wrong
+    classes. Of the n clients that have a class, those `dropped` that are most unlike go.
     """
     if merging == "mean":
         return list(sets)

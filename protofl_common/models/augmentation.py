@@ -1,7 +1,6 @@
 """FedFA's feature augmentation behind the stages of any network that has convolutions, without a change of the network.
 
-Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B, C] mean and standard deviation over the
-pixels of each map; M clients.
+Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B, C] means, deviations of pixels; M clients.
 """
 
 from functools import partial
@@ -74,8 +73,6 @@ def fusion_coefficients(averages_MC: Tensor) -> Tensor:
 
 
 # -- where stages end ------------------------------------------------------------------------------------------------
-
-
 def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, int]:
     """The layers that end a stage, and their channels; {}: no convolution has maps of more than one pixel.
 

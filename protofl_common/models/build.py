@@ -15,9 +15,8 @@ from protofl_common.config.options import SettingsError, did_you_mean
 from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
+from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION, Embedded, reach_width
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, freeze_orthogonally
-from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
-from protofl_common.models.vision import CNN_PLANS, VISION, reach_width
 
 M = TypeVar("M", bound=nn.Module)
 SMALLEST_IMAGE = 8
@@ -37,15 +36,8 @@ def initial_model(
 
     With the ``input_shape`` () it has a head and no body, whose code need not be here.
     """
-    if owner == "global" and arch in ARCHITECTURES:  # whose modules have no tensors but their weights
-        return copied(_shared_model(arch, input_shape, num_classes, settings, seed, owner))
-    return _first_model(arch, input_shape, num_classes, settings, seed, owner)
-
-
-def _first_model(
-    arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
-) -> SplitModel:
-    model = build_model(
+    shared = owner == "global" and arch in ARCHITECTURES  # a network of the user's own need not bear to be copied
+    model = (_shared_model if shared else build_model)(
         arch,
         input_shape=input_shape,
         num_classes=num_classes,
@@ -54,10 +46,8 @@ def _first_model(
         head=settings.head,
         head_seed=derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
     )
+    model = copied(model) if shared else model
     return with_group_norm(model) if settings.norm == "group" else model
-
-
-_shared_model = lru_cache(maxsize=4)(_first_model)
 
 
 def copied(module: M) -> M:
@@ -86,17 +76,18 @@ def build_model(
 ) -> SplitModel:
     """A model on the CPU; its initial weights are a function of the arguments alone, torch's global RNG is untouched.
 
-    ``head`` is as the setting. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can
-    have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
-
-    Raises ValueError for an unknown architecture, and for inputs that it cannot have.
+    A frozen last layer is drawn from ``head_seed``, so that bodies can share it, as in FedNH, or else from ``seed``.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
-    _check(arch)
+    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
+        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim) if input_shape else nn.Identity()
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
+
+
+_shared_model = lru_cache(maxsize=4)(build_model)
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
@@ -145,11 +136,10 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
 
 
 def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """An untrained network of a library, by name: ``torchvision:resnet18``, ``timm:convnext_atto``.
+    """An untrained network of a library, by name: ``torchvision:resnet18``, ``timm:convnext_atto``; ValueError: no fit.
 
     Only what a library lists as its classifiers has such a name: a name imports nothing else, and reads no weights. The
     first convolution gets the images' channels; what enters the last linear layer are the features, brought to D.
-    ValueError for an unknown name, and for images that it cannot take.
     """
     library, _, arch = name.partition(":")
     check_library(name)
@@ -160,8 +150,7 @@ def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> 
             features = trunk.eval()(torch.zeros(1, *input_shape))
         return nn.Sequential(trunk.train(), reach_width(features.flatten(1).shape[1], feature_dim))
     except Exception as error:  # of the library, about images
-        size = f"images {list(input_shape)}; image-size sets another size"
-        raise ValueError(f"arch = {name!r}: {error} ({size})") from error
+        raise ValueError(f"arch = {name!r}: {error} (images {list(input_shape)}; image-size sets another)") from error
 
 
 def check_library(name: str) -> None:
@@ -187,11 +176,6 @@ def _trunk(arch: str, channels: int) -> nn.Module:
         size, bias = (first.kernel_size, first.stride, first.padding), first.bias is not None
         network.set_submodule(name, nn.Conv2d(channels, first.out_channels, *size, bias=bias))
     return network
-
-
-def _check(arch: str) -> None:
-    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
-        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:

@@ -6,8 +6,7 @@ matrices (g [B, out] the gradient of the outputs, x [B, in] the inputs), and a m
     no momentum:  W ← (1 − lr·λ) W − lr·gᵀx
     momentum μ:   M ← μ M + gᵀx + λ W,   W ← W − lr·M                        (λ: weight decay)
 
-This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It is taken from blocks of rows that fit
-into a core's own cache, just after the block has served for the gradient of the inputs, gW.
+This is the step of ``torch.optim.SGD``, up to the rounding of the last bit, taken in blocks of rows that fit a cache.
 """
 
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_WEIGHTS = 2**17  # smaller layers gain nothing
-BLOCK_ROWS, BLOCK_FROM = 32, 2**21
-"""Layers of at least ``BLOCK_FROM`` weights are processed ``BLOCK_ROWS`` rows at a time, smaller ones at once."""
+BLOCK_ROWS, BLOCK_FROM = 32, 2**21  # rows at a time, of layers of at least so many weights
 
 
 @contextmanager
@@ -31,12 +29,9 @@ def fused_linears(
 ) -> Iterator[list[nn.Linear]]:
     """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
 
-    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the parameter group, and
-    both state dicts keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
-    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before this begins.
-
-    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
-    step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
+    Yields the layers concerned: none if the optimizer is not plain SGD, none on a GPU. Learning rate, momentum, weight
+    decay and state dicts stay as they are. Not for training that looks at the gradients (clipping, DP-SGD) or calls
+    ``backward`` several times before a step. RuntimeError: a layer used twice, or a loss of the weight itself.
     """
     layers = _fusible(model, optimizer, min_weights)
     for layer, group in layers:

@@ -24,8 +24,6 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
-
-
 Text = Annotated[str, Field(max_length=LONGEST_NAME, pattern=r"^[[^\p{C}\p{Z}] ]*$")]  # no control characters
 Whole = Annotated[int, Field(ge=0, le=2**24)]
 
@@ -56,10 +54,8 @@ class ModelCard:
     accuracy: dict[Text, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: Whole
     temperature: float  # T of the probabilities by prototype, see `fit_temperature`
-    calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]
-    """The data that choose ``inference``, T and the limit of unknown inputs."""
-    chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]
-    """The data that chose this round as the best; "": it is the run's last."""
+    calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]  # chooses ``inference``, T, unknown inputs
+    chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]  # the best round; "": the last one
     fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
     columns: tuple[Text, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined
 
@@ -71,9 +67,7 @@ class TrainedModel:
     card: ModelCard
     weights: dict[str, Tensor]  # state dict of the `SplitModel`
     prototypes: Prototypes | None  # those that predict; None where the algorithm has none
-    distances: Tensor
-    """[n] float32, ascending: of the site's validation samples, or test samples where it has none, from their nearest
-    prototypes; empty without prototypes."""
+    distances: Tensor  # [n] float32, ascending: of validation samples, or tests, from their nearest prototypes
 
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
@@ -136,16 +130,12 @@ class TrainedModel:
         prototypes = None
         if "prototypes.means" in tensors:
             prototypes = Prototypes(tensors["prototypes.means"], tensors.get("prototypes.labels", torch.empty(0)))
-            if not _fits(prototypes, card):
+            labels, shape = prototypes.labels, (len(prototypes), card.feature_dim)
+            of_classes = labels.dtype == torch.int64 and set(labels.tolist()) <= set(range(len(card.classes)))
+            if not (of_classes and len(labels) and prototypes.means.shape == shape):
                 raise SettingsError(f"{file}: its prototypes are not of the model on its card")
         return cls(card, weights, prototypes, tensors.get("distances", torch.empty(0)))
 
 
 def _has_statistics(weights: Iterable[str]) -> bool:
     return any(name.endswith("running_var") for name in weights)
-
-
-def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
-    labels = prototypes.labels
-    whole = labels.dtype == torch.int64 and prototypes.means.shape == (len(labels), card.feature_dim) and len(labels)
-    return bool(whole and labels.min() >= 0 and labels.max() < len(card.classes))

@@ -7,13 +7,16 @@ Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv) − Σ_{v: v<u} PRG(s_u
 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
 
 A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
-the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode.
-Flower's (`flwr.common.secure_aggregation`) folds its key to 32 bits and seeds a Mersenne twister: all 2^32 keys can
-be tried.
+the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode;
+Flower's folds its key to 32 bits. Lost keys come back by Shamir's secret sharing ("How to Share a Secret", CACM 1979):
+a secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share f(x): any t shares give the
+secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
 """
 
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -22,8 +25,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from protofl_common.privacy.shamir import SHARE
-
+PRIME = 2**256 + 297
+SHARE = 33  # bytes of a share
+FEWEST_SUMMED = 3  # clients whose sum hides one of them from the others
 KEY, NONCE = 32, 12
 SEALED = NONCE + 2 * SHARE + 16  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
 PUBLIC, SIGNATURE = 3 * KEY, 64  # bytes of a site's public keys, and of the signature of them, which follows
@@ -102,3 +106,46 @@ def _stream(key: bytes, length: int) -> np.ndarray:
     """PRG [L] uint64; a key is used once, so the counter may start at 0."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, "<u8").astype(np.uint64)
+
+
+# -- shares of a secret
+def needed(clients: int, fraction: float) -> int:
+    """t, the threshold of so many clients."""
+    return max(FEWEST_SUMMED, math.ceil(fraction * clients))
+
+
+def points_of(sites: Iterable[str]) -> dict[str, int]:
+    """At which point each site has its share, for everybody alike."""
+    return {site: point for point, site in enumerate(sorted(sites), start=1)}
+
+
+def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
+    """Shares of the 32 bytes of ``secret`` at ``points`` of at least 1: ``threshold`` of them give it back."""
+    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    values = {x: reduce(lambda value, factor: (value * x + factor) % PRIME, reversed(polynomial), 0) for x in points}
+    return {x: value.to_bytes(SHARE) for x, value in values.items()}
+
+
+def recovered(
+    shares: Mapping[int, bytes], threshold: int, fits: Callable[[bytes], bool]
+) -> tuple[bytes, set[int]] | None:
+    """The secret that ``fits``, and at which points the shares are wrong; None if no shares give one.
+
+    Tried are ``threshold`` shares in a row, from every share on: with one share more, one may be wrong, and so on.
+    """
+    points, values = list(shares), {x: int.from_bytes(share) for x, share in shares.items()}
+    for start in range(len(points) if len(points) >= threshold else 0):
+        chosen = {x: values[x] for x in (points[start:] + points[:start])[:threshold]}
+        secret = _at(0, chosen)
+        if secret < 2**256 and fits(secret.to_bytes(32)):
+            return secret.to_bytes(32), {x for x in points if x not in chosen and _at(x, chosen) != values[x]}
+    return None
+
+
+def _at(point: int, values: Mapping[int, int]) -> int:
+    total = 0
+    for x, value in values.items():
+        others = [other for other in values if other != x]
+        above, below = (math.prod(start - other for other in others) for start in (point, x))
+        total += value * above * pow(below, -1, PRIME)
+    return total % PRIME

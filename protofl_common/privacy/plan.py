@@ -1,9 +1,8 @@
 """The noise that the messages of a run need under differential privacy, and their cost after each round.
 
-In a round a client evaluates what it has received, trains by DP-SGD (`client_app/protections/private_step.py`), and
-sends a table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the
-table (`release.py`); all rounds and the final evaluation are composed by the accountant: Rényi differential privacy of
-the sampled Gaussian mechanism.
+In a round a client evaluates what it has received, trains by DP-SGD, and sends a table of class sums or counts. Noise
+is added to the numbers of right predictions, to the gradients and to the table (`release.py`); all rounds and the final
+evaluation are composed by the accountant: Rényi differential privacy of the sampled Gaussian mechanism.
 
 Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise multiplier, the noise's
 standard deviation over the most that one sample can change; α an order; δ.
@@ -15,9 +14,8 @@ standard deviation over the most that one sample can change; α an order; δ.
     (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
                     (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020)
 
-Two data sets are neighbours if they differ in one sample of one client, of its training, test or validation part, which
-in one of them counts nothing; how many samples each part has is public. Only whole orders are tried, which makes ε a
-little too large, never too small.
+Neighbours differ in one sample of one client, of its training, test or validation part; how many samples each part has
+is public. Only whole orders are tried, which makes ε a little too large, never too small.
 """
 
 import math
@@ -34,9 +32,8 @@ from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
-"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow. A quarter of ε
-for the evaluations makes the noise on gradients 3 to 5 % larger: costs do not add up linearly. They are added as if a
-sample could be of the training and of the test part, so nothing depends on who divides the data."""
+"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow: ¼ makes the
+noise on gradients 3 to 5 % larger. A sample may be of any part, so nothing depends on who divides the data."""
 UNPLANNED = 2  # evaluations beside those of the rounds: the final one, and one that a run repeats after a stop
 
 

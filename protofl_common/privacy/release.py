@@ -14,8 +14,7 @@ from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
-"""Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit. Four times as much
-for the means was as good as any of a dozen divisions, on features of digits and from ε = 1 to 8."""
+"""Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit."""
 
 
 def large_classes(labels_N: Ints, least: int) -> Ints:
@@ -35,11 +34,7 @@ def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
-    """The prototypes of at least ``least`` samples each, which must have counts.
-
-    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough. So a class of
-    enough samples retains a prototype. No prototype changes where all are large enough.
-    """
+    """The prototypes of at least ``least`` samples each; of smaller clusters of a class those merged to one that is."""
     counts = prototypes.counts
     assert counts is not None
     small = counts < least
@@ -84,8 +79,7 @@ def private_class_means(
 ) -> Prototypes:
     """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
 
-    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most;
-    features with NaN or infinity count as zeros.
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most.
     What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
     left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
     """

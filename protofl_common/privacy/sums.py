@@ -6,9 +6,9 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n:
-the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
-only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
+So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n.
+Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client only: the server never sees a
+single vector, and can only refuse sums that no honest clients can have.
 """
 
 import math
@@ -42,10 +42,6 @@ def scale(clients: int) -> float:
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
 
 
-def with_masked(limits: Limits, size: int) -> Limits:
-    return replace(limits, weights={"masked": {"sum": ("int64", (size,))}})
-
-
 def length(declared: Declared, limits: Limits) -> int:
     codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
     return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
@@ -59,6 +55,14 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
     return to_whole(np.concatenate(parts), clients)
+
+
+def to_vector(
+    report: Report, names: Sequence[str], payload: Payload, declared: Declared, limits: Limits, n: int, clients: int
+) -> NDArray[np.uint64]:
+    """The figures of a client with n training samples, and behind them its upload."""
+    figures = to_whole(weighted_figures(report, n, names), clients)
+    return np.concatenate([figures, to_sums(payload, declared, limits, n, clients)])
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:

@@ -23,11 +23,8 @@ MAX_SETS = 10_000  # clients whose prototypes a message may carry
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation; a negative variance gives NaN
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
-MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""In a sum, the largest weight of a client or of a class, and the largest magnitude of a number; more is cut."""
+MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16  # in a sum, of weights and of magnitudes; more is cut
 StateDict = dict[str, Tensor]
-
-
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
 Kind = TypeVar("Kind")
 
@@ -66,11 +63,8 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     """The declared entries as array records, in the order of the declaration; ValueError if one is undeclared."""
     if odd := [name for name in payload.entries if name not in declared]:
         raise ValueError(f"{odd[0]} is not declared for this direction; declared: {', '.join(declared) or 'nothing'}")
-    content = RecordDict()
-    for name, entry in declared.items():
-        if name in payload.entries:
-            content[name] = array_record(codec_of(name, entry, Limits()).pack(payload.entries[name]))
-    return content
+    sent = {name: codec_of(name, entry, Limits()) for name, entry in declared.items() if name in payload.entries}
+    return RecordDict({name: array_record(codec.pack(payload.entries[name])) for name, codec in sent.items()})
 
 
 def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, required: bool) -> Payload:
@@ -158,8 +152,7 @@ class Codec(ABC):
     def unpack(self, record: ArrayRecord) -> Value:
         template, rows = self.template(), 0
         if odd := sorted(set(record) ^ set(template)):
-            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
-            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}")
+            raise RefusedMessage(f"{self.name} whose arrays do not fit: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
@@ -175,8 +168,7 @@ class Codec(ABC):
         if (most := int(labels_N.bincount().max())) > per_class:
             raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
         if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
-            limit = f"above {self.limits.max_norm:g} (max-prototype-norm)"
-            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, {limit}")
+            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} (max-prototype-norm)")
 
 
 class VectorsCodec(Codec):
@@ -280,11 +272,9 @@ class WeightsCodec(Codec):
         return [n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST) for key in self.summed()]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
-        means = {}
-        for key, (dtype, _) in self.template().items():
-            mean = sums[key] / n
-            means[key] = (mean.round() if dtype == "int64" else mean).to(getattr(torch, dtype))
-        return means
+        means = {key: (sums[key] / n, dtype) for key, (dtype, _) in self.template().items()}
+        whole = {key: mean.round() if dtype == "int64" else mean for key, (mean, dtype) in means.items()}
+        return {key: whole[key].to(getattr(torch, dtype)) for key, (_, dtype) in means.items()}
 
 
 class UpdateCodec(WeightsCodec):

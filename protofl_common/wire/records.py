@@ -234,10 +234,6 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     return kind(**values)  # type: ignore[arg-type]
 
 
-def pack_head(head: str) -> dict[str, ConfigRecord]:
-    return {AUDIT: ConfigRecord({"head": head})}
-
-
 def head_of(content: RecordDict) -> str:
     """Return the head of the site's audit log in its reply, "" where there is none."""
     head = content.config_records.get(AUDIT, ConfigRecord()).get("head")

@@ -5,8 +5,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 
@@ -30,8 +29,7 @@ UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this
 Records = Mapping[str, Any]
 
 
-@dataclass
-class _Away:
+class _Away(NamedTuple):
     """A site whose node died: what it was asked, the error that says so, and until when it may come back."""
 
     message: Message
@@ -79,11 +77,7 @@ class MessageExchange:
         return answers
 
     def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
-        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
-
-        Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
-        waited, between 10 and 250 ms.
-        """
+        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`."""
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
         self.late, self._replies, self._away, self._pending = {}, {}, {}, {}

@@ -1,12 +1,11 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two also begin the next sum, which then takes only two if all its sites were in this one. The client's half
-is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long as the threshold
-of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask. A site
-that is caught lying is asked nothing more in the run.
+The last two also begin the next sum, which then takes only two. A site that is lost on the way costs only itself, as
+long as the threshold stays: the others' shares reveal its mask. One that is caught lying is asked nothing more.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,17 +13,7 @@ from flwr.app import RecordDict
 
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shamir import SHARE, needed, points_of, recovered
-from protofl_common.privacy.sums import (
-    MASKED,
-    figure_names,
-    from_sums,
-    from_whole,
-    length,
-    means_of,
-    sum_after,
-    with_masked,
-)
+from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, sum_after
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange, Records
@@ -67,7 +56,7 @@ class SecureSum(Channel):
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
-        limits = with_masked(expected.limits, self.size)
+        limits = replace(expected.limits, weights={"masked": {"sum": ("int64", (self.size,))}})
         super().__init__(Expected(expected.server_round, MASKED, limits, counts_samples=False))
         self.keys: Mapping[str, bytes] = {}
         self.shared: list[str] = []
@@ -130,13 +119,10 @@ class SecureSum(Channel):
         begun = {site: content for site, content in answers.items() if site in keys and NEXT_SUM in content}
         sealed = self._unpacked(begun, masks.SEALED, NEXT_SUM)
         self.exchange.begun = self.next_number, keys, self._true_shares(sealed, keys)
-        return self._unpacked(answers, SHARE)
+        return self._unpacked(answers, masks.SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
-
-        No site goes on with keys that two have: these are the two sites' own doing, for nobody sees others' before.
-        """
+        """Return the keys for a sum that are no other site's, and signed where a study names sites."""
         run_id, study, true = self.federation.run_history.run_id, self.settings.study, dict[str, bytes]()
         publics = [key[: masks.PUBLIC] for its in keys.values() for key in its.values()]
         for site, its in keys.items():
@@ -156,17 +142,17 @@ class SecureSum(Channel):
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
-        return needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
-        total, points = np.zeros(self.size, np.uint64), points_of(self.keys)
+        total, points = np.zeros(self.size, np.uint64), masks.points_of(self.keys)
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
             public = masks.part(self.keys[site], which)
             its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            solution = recovered(its_shares, self.threshold, partial(_fit, public))
+            solution = masks.recovered(its_shares, self.threshold, partial(_fit, public))
             if solution is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that

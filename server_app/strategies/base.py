@@ -2,8 +2,7 @@
 
 payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
 
-Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file has only its own
-mathematics.
+Every reply is checked against what the catalog declares before `merge` sees it.
 """
 
 from collections.abc import Mapping

@@ -32,8 +32,7 @@ from server_app.checkpoint import newest_whole
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 SAMPLES = "samples"
-Sent = dict[str, StateDict]
-"""Site -> the moments that it has sent, and under `SAMPLES` as how many samples these weigh."""
+Sent = dict[str, StateDict]  # Site -> the moments that it has sent, and under `SAMPLES` as how many these weigh
 ALIKE = ("gaussian.head", "dataset", "backbones", "dp", "dp-epsilon", "dp-delta", "dp-feature-clip")
 """Settings that moments must have in common to be added."""
 

@@ -25,7 +25,7 @@ from protofl_common.config.architectures import architecture_of
 from protofl_common.data import open_client_data
 from protofl_common.data.raw import normalised
 from protofl_common.experiment.settings import Settings
-from protofl_common.models.vision import CNN_PLANS
+from protofl_common.models.bodies import CNN_PLANS
 from tests.support import ROOT
 
 SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "FedTGP")}

@@ -170,7 +170,7 @@ a reply that could not be recorded leaves | -k recorded
 + return START
 @@ client_app/protections/secure_sum.py: tests/federation/test_studies.py
 a sum with one site fewer | -k difference
-- if 0 < len(few) < FEWEST_SUMMED
+- if 0 < len(few) < masks.FEWEST_SUMMED
 + if 0 < len(few) < 0
 another study's sum is another sum | -k difference
 - use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum_number}"
@@ -194,7 +194,7 @@ class means by sum
 - / counts_C[labels_P].unsqueeze(1)
 @@ protofl_common/maths/aggregation.py: tests/unit/reference/test_fedproto.py
 counts do not weigh
-- weights_P = every.counts.double()
+- weights_P = counts_P.double()
 + weights_P = torch.ones(len(every), dtype=torch.float64)
 @@ protofl_common/maths/aggregation.py: tests/unit/protofl_common/maths/test_prototypes.py
 an absent class is lost

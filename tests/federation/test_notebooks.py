@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protofl_common.experiment import plugins
+from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import main, parsed
 from protofl_common.tools.cli.arguments import read_assignments

@@ -21,8 +21,7 @@ from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SIGNATURE
-from protofl_common.privacy.shamir import SHARE
+from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SHARE, SIGNATURE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure

@@ -23,7 +23,7 @@ from client_app.protections.differential_privacy import charge, ledgers_of
 from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment import plugins
+from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.node import LIMITED, LIMITS
 from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel

@@ -9,8 +9,7 @@ from flwr.app import MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
 
-from protofl_common.privacy.masks import PUBLIC, SEALED, SIGNATURE
-from protofl_common.privacy.shamir import SHARE
+from protofl_common.privacy.masks import PUBLIC, SEALED, SHARE, SIGNATURE
 from protofl_common.wire.payloads import RAW
 from protofl_common.wire.records import NEXT_SUM, SECAGG
 from tests.support.declared import DECLARED, SITE, report_names

@@ -14,8 +14,7 @@ from rich.table import Column, Table
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS
-from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.plugins import installed
+from protofl_common.experiment.catalog import CATALOG, installed
 from protofl_common.tools.cli.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 

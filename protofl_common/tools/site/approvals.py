@@ -1,12 +1,17 @@
 """``protofl site requests``, ``approve``, ``deny`` and ``audit``: what an operator decides, and what was done."""
 
 import getpass
+import hashlib
 import json
+from base64 import b64decode, b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from client_app import audit
 from client_app.consent import APPROVED, FOLDER, Request, code_of, new_request, read, requests, write
@@ -16,7 +21,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.node import STRICT, site_folder, site_name
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
-from protofl_common.experiment.study import UNSIGNED, Study, fingerprint, is_past
+from protofl_common.experiment.study import UNSIGNED, Study, is_past
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
@@ -45,6 +50,13 @@ def state_of(request: Request) -> str:
     asks_again = request.decision == APPROVED and request.code != code_of(request.settings)
     upgraded = "; the code has changed since, so it will wait again" if asks_again else ""
     return f"{request.decision} {request.decided} by {request.by}{until}{runs}{upgraded}"
+
+
+def fingerprint(key: str) -> str:
+    """Return what ``ssh-keygen -l`` shows of the person's public ``key``."""
+    public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
+    blob = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
+    return f"SHA256:{b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 
 
 def described(settings: Settings) -> Iterator[str]:

@@ -5,8 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from protofl_common.data.partitions import DIVIDE, _filled_up, balanced_dirichlet, dirichlet
-from protofl_common.data.shares import Pool
+from protofl_common.data.partitions import DIVIDE, Pool, _filled_up, balanced_dirichlet, dirichlet
 
 from .conftest import MakeSettings
 

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.data.shares import _first, balanced, dealt_evenly, proportional, set_aside, shuffled_by_class, split
+from protofl_common.data.partitions import (
+    _first,
+    balanced,
+    dealt_evenly,
+    proportional,
+    set_aside,
+    shuffled_by_class,
+    split,
+)
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 

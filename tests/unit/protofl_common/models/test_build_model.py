@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT
 from protofl_common.models.build import build_model, copied, initial_model
-from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
-from protofl_common.models.vision import CNN_PLANS
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]

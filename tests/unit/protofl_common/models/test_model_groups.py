@@ -3,8 +3,7 @@
 import pytest
 
 from protofl_common.config.architectures import ARCHITECTURES, BODIES, GROUPS, architecture_of, body_and_hidden
-from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
-from protofl_common.models.vision import VISION
+from protofl_common.models.bodies import SIGNAL, TABLE, TEXT, VISION
 
 
 def test_every_body_is_built_somewhere() -> None:

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 from protofl_common.maths.aggregation import merge_by_class, merge_weights
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy import masks, shamir
+from protofl_common.privacy import masks
 from protofl_common.privacy.sums import (
     LARGEST,
     MOST_SAMPLES,
@@ -41,30 +41,30 @@ SECRET = bytes(range(32))
 def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """f(x) = 7 + 5x + 5x²."""
     monkeypatch.setattr("secrets.randbelow", lambda below: 5)
-    shares = shamir.split((7).to_bytes(32), 3, (1, 2, 10))
+    shares = masks.split((7).to_bytes(32), 3, (1, 2, 10))
     assert {x: int.from_bytes(share) for x, share in shares.items()} == {1: 17, 2: 37, 10: 557}
 
 
 def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
-    shares = shamir.split(SECRET, 3, range(1, 6))
+    shares = masks.split(SECRET, 3, range(1, 6))
     for chosen in itertools.combinations(shares, 3):
-        assert shamir.recovered({x: shares[x] for x in chosen}, 3, SECRET.__eq__) == (SECRET, set())
-    assert shamir.recovered({x: shares[x] for x in (1, 2)}, 3, SECRET.__eq__) is None
-    assert shamir.recovered({x: shares[x] for x in (1, 2)}, 2, SECRET.__eq__) is None
-    assert pow(3, shamir.PRIME - 1, shamir.PRIME) == 1  # Fermat: it is no prime otherwise
+        assert masks.recovered({x: shares[x] for x in chosen}, 3, SECRET.__eq__) == (SECRET, set())
+    assert masks.recovered({x: shares[x] for x in (1, 2)}, 3, SECRET.__eq__) is None
+    assert masks.recovered({x: shares[x] for x in (1, 2)}, 2, SECRET.__eq__) is None
+    assert pow(3, masks.PRIME - 1, masks.PRIME) == 1  # Fermat: it is no prime otherwise
 
 
 @pytest.mark.parametrize("liar", range(1, 5))
 def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
-    shares = shamir.split(SECRET, 3, range(1, 5))
+    shares = masks.split(SECRET, 3, range(1, 5))
     shares[liar] = bytes(32) + b"\1"
-    assert shamir.recovered(shares, 3, SECRET.__eq__) == (SECRET, {liar})
+    assert masks.recovered(shares, 3, SECRET.__eq__) == (SECRET, {liar})
     del shares[1 if liar != 1 else 2]
-    assert shamir.recovered(shares, 3, SECRET.__eq__) is None
+    assert masks.recovered(shares, 3, SECRET.__eq__) is None
 
 
 def test_thresholds() -> None:
-    assert [shamir.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
+    assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ def test_a_masked_vector_looks_uniform() -> None:
 
 def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
     one, other, third = secrets_of(3).values()
-    sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * shamir.SHARE))
+    sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * masks.SHARE))
     assert len(sealed) == masks.SEALED
-    assert masks.opened(other, masks.public_of(one), "a b", sealed) == bytes(2 * shamir.SHARE)
+    assert masks.opened(other, masks.public_of(one), "a b", sealed) == bytes(2 * masks.SHARE)
     for secret, way in ((third, "a b"), (other, "b a")):
         with pytest.raises(InvalidTag):
             masks.opened(secret, masks.public_of(one), way, sealed)

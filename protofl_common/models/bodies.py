@@ -1,51 +1,52 @@
-"""Networks for square images: small CNNs, and torchvision's ResNets, GoogLeNet and MobileNet_v2 for any image size.
+"""Bodies x -> z [B, D]: for square images, for tables and backbone features [F], signals [channels, steps], texts.
+
+A text becomes a signal by an embedding of its tokens. ResNets, GoogLeNet and MobileNet_v2 are torchvision's.
 
 Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs. The
 convolutions are unpadded, as published, where the image is large enough, else (two of them below 16×16) padded by 2.
 
-- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code (Tan et al., AAAI 2022), which fixes D = 50.
-  With 18, 20 or 22 channels in the second convolution it is FedProto-mh.
-- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP (Zhang et al., AAAI 2024), as in HtFLlib, with D = 512; ``cnn4``: the
-  "4-layer CNN" of its HtFE groups.
+- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code, which fixes D = 50. With 18, 20 or 22
+  channels in the second convolution it is FedProto-mh.
+- ``htcnn-1`` …: HtCNN8 of FedTGP, as in HtFLlib, with D = 512; ``cnn4``: the "4-layer CNN" of its HtFE groups.
 
-ResNets (He et al., 2016). Those of 4, 6 and 8 layers (Zhong et al., 2017) are ResNet-10 cut after its first, second and
-third stage: 64, 128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
+ResNets (He et al., 2016). Those of 4, 6 and 8 layers are ResNet-10 cut after its first, second and third stage: 64,
+128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
 
 - ``resnet10``, ``resnet18``: a 3×3 stem of stride 1 and no max-pooling, for small images.
-- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: maps of a quarter of the side, at about
-  a fifteenth of the cost. FedTGP's: its authors' code has it for 32×32 images and for up to 10 layers too.
-- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4. The text on FedProto says only
-  that strides differ between clients; its authors' code has this one and (2, 2).
+- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: FedTGP's, for 32×32 images too.
+- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4, as in FedProto's code.
 - ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
 
-GoogLeNet (Szegedy et al., 2015) and MobileNet_v2 (Sandler et al., 2018) belong to FedTGP's HtFE groups: torchvision's,
-untrained, with ImageNet stems, GoogLeNet without auxiliary heads. As in the authors' code, the dropout of 0.2 on the
-pooled features stays, inside the body: features are noisy in training, but not those that prototypes are made of.
-
 BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
-ImageNet stem, of up to 32×32. There even batches of two leave it little to go by.
+ImageNet stem, of up to 32×32. The dropout of GoogLeNet and MobileNet_v2 stays, inside the body.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from protofl_common.models.vectors import fully_connected
+from protofl_common.config.architectures import PROJECTION, VOCABULARY
 
 KERNEL = 5  # pixels a side of the small CNNs' convolutions
 STAGES = 4
 SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling gets a single pixel
+WIDTH = 64  # of the networks for signals and texts
 
 
+def fully_connected(*widths: int) -> list[nn.Module]:
+    """Layers of these widths, the first of which is that of the inputs, with a ReLU behind each."""
+    return [layer for before, after in pairwise(widths) for layer in (nn.Linear(before, after), nn.ReLU())]
+
+
+# -- images
 class ChannelsLast(nn.Module):
     """The same images in the memory order [B, H, W, channels], which convolutions pass on; weights keep torch's order.
 
-    On a CPU max-pooling is over ten times as fast so, which saves the small CNNs half of an evaluation; networks with
-    many 1×1 and depthwise convolutions train 1.3 to 1.8 times as fast. Plain 3×3 ones gain nothing.
+    On a CPU max-pooling is over ten times as fast so; 1×1 and depthwise convolutions train 1.3 to 1.8 times as fast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,14 +56,12 @@ class ChannelsLast(nn.Module):
 def reach_width(width: int, feature_dim: int) -> nn.Module:
     """From the features of a published network to the D that all clients share: [B, width] -> [B, D].
 
-    As in FedTGP, neighbouring features are averaged until D are left. More than ``width`` features come from a linear
-    projection instead, and can be negative; the authors' code repeats features there.
+    As in FedTGP, neighbouring features are averaged until D are left; more than ``width`` are a projection.
     """
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
 
 
-@dataclass(frozen=True)
-class CnnPlan:
+class CnnPlan(NamedTuple):
     """``channels`` of the convolutions, widths of the ``hidden`` fully connected layers before the one of width D."""
 
     channels: tuple[int, ...]
@@ -160,3 +159,83 @@ VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
     "googlenet": _googlenet,
     "mobilenet-v2": _mobilenet_v2,
 }  # (channels, pixels a side from 8, D) -> body
+
+
+# -- tables, signals and texts
+class Embedded(nn.Module):
+    """Tokens x [B, length] -> [B, E, length]; 0 is padding, with a zero vector; large ones take their remainder's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+        with torch.no_grad():
+            self.vectors.weight.mul_(0.1)  # torch's N(0, 1) drowns what a few thousand words can teach
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors: Tensor = self.vectors(torch.where(x > 0, 1 + (x - 1) % (VOCABULARY - 1), 0))
+        return vectors.transpose(1, 2)
+
+
+class MeanOfSteps(nn.Module):
+    """x [B, E, steps] -> [B, E]: the mean over the steps that are not all zero, as padding is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(2) / (x != 0).any(dim=1).sum(1, keepdim=True).clamp(min=1)
+
+
+class LargestOfSteps(nn.Module):
+    """x [B, E, steps] -> [B, E]; unlike max-pooling, its backward pass repeats exactly on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax(dim=2)
+
+
+class Gru(nn.Module):
+    """x [B, channels, steps] -> [B, E, steps]: the states of a GRU that reads the steps."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(channels, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.gru(x.transpose(1, 2))[0]
+        return states.transpose(1, 2)
+
+
+class SmallTransformer(nn.Module):
+    """x [B, channels, steps] -> [B, E]: one encoder layer of four attention heads without dropout, mean over steps."""
+
+    def __init__(self, channels: int, steps: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(channels, WIDTH)
+        self.positions = nn.Parameter(torch.randn(steps, WIDTH) * 0.02)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps: Tensor = self.layer(self.project(x.transpose(1, 2)) + self.positions)
+        return steps.mean(dim=1)
+
+
+def _cnn_of_steps(channels: int) -> nn.Module:
+    first, second = nn.Conv1d(channels, WIDTH, 5, padding=2), nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), LargestOfSteps())
+
+
+TABLE: dict[str, Callable[[int, int], list[nn.Module]]] = {
+    "mlp-1": lambda inputs, dim: fully_connected(inputs, 64, dim),
+    "mlp-2": lambda inputs, dim: fully_connected(inputs, 128, 64, dim),
+    "mlp-3": lambda inputs, dim: fully_connected(inputs, 256, 128, 64, dim),
+    PROJECTION: lambda inputs, dim: [nn.Linear(inputs, dim), nn.ReLU(), nn.BatchNorm1d(dim)],
+}  # (numbers of a sample, D) -> layers behind `nn.Flatten`; the projection is FedPCL's (Appendix A)
+
+SIGNAL: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
+    "signal-cnn": lambda channels, _, dim: [_cnn_of_steps(channels), *fully_connected(2 * WIDTH, dim)],
+    "signal-gru": lambda channels, _, dim: [Gru(channels), LargestOfSteps(), *fully_connected(WIDTH, dim)],
+    "signal-transformer": lambda channels, steps, d: [SmallTransformer(channels, steps), *fully_connected(WIDTH, d)],
+}  # (channels, steps, D) -> layers
+
+TEXT: dict[str, Callable[[int], list[nn.Module]]] = {
+    "text-bag": lambda dim: [MeanOfSteps(), *fully_connected(WIDTH, WIDTH, dim)],
+    "text-cnn": lambda dim: [_cnn_of_steps(WIDTH), *fully_connected(2 * WIDTH, dim)],
+    "text-gru": lambda dim: [Gru(WIDTH), LargestOfSteps(), *fully_connected(WIDTH, dim)],
+}  # D -> layers behind `Embedded`
