@@ -123,9 +123,9 @@ def read_table(path: Path) -> TableFile:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
     columns = {str(name): Part(**part or {}) for name, part in content["columns"].items()}
     rows = {name: _row(row, list(columns)) for name, row in _spread(content["rows"])}
-    given = {key.replace("-", "_"): value for key, value in content.items()}
+    fields = {key.replace("-", "_"): value for key, value in content.items()}
     note = content.get("note", "").strip()
-    return TableFile(**given | {"name": path.stem, "note": note, "columns": columns, "rows": rows})
+    return TableFile(**fields | {"name": path.stem, "note": note, "columns": columns, "rows": rows})
 
 
 def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
