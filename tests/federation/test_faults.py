@@ -48,9 +48,7 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_counts(
-    simulated: bool, tmp_path: Path
-) -> None:
+def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(simulated: bool, tmp_path: Path) -> None:
     """Ray gives its clients to no other process. A site that sends the like of such an error costs its own reply."""
 
     def died(message: Message, _: Message) -> Message:
@@ -139,9 +137,7 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
 
 
-def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     late = nodes.pop(1003)
     joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)

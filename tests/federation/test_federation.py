@@ -20,14 +20,13 @@ from protofl_common.experiment.settings import Settings, default_run_config, fla
 from server_app.callbacks.screen import final_table
 from server_app.network.membership import FederationError
 from tests.support.declared import MINIMISED
+from tests.support.given import Patch, Printed
 from tests.support.harness import LONG, RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.results import without_times
 
 
 @pytest.mark.parametrize("arrive", [True, False])
-def test_messages_that_a_restarted_superlink_lost_half_sent_are_sent_again(
-    arrive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_sent_messages_are_sent_again(arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     """Every push fails once, whether its messages have arrived all the same or not."""
     wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
     push, calls = LocalGrid.push_messages, itertools.count()
@@ -47,7 +46,7 @@ def test_messages_that_a_restarted_superlink_lost_half_sent_are_sent_again(
     assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
 
 
-def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
     with pytest.raises(ObjectPushError):
@@ -162,9 +161,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], dict[int, dict[str, An
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_work_ends_the_run_before_any_client_trains(
-    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_work_ends_the_run_before_any_client_trains(said: str, tmp_path: Path, capsys: Printed) -> None:
     kind, settings, nodes = REFUSED[said]
     expect_refusal(kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes)
     assert said in capsys.readouterr().out

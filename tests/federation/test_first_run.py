@@ -69,9 +69,7 @@ def quick_start() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
-def test_every_sample_of_ones_own_data_is_used_and_told(
-    words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_every_sample_is_used_and_told(words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
     arguments = parsed(words[1], words[2:])
@@ -96,9 +94,7 @@ def test_every_sample_of_ones_own_data_is_used_and_told(
         ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
     ],
 )
-def test_what_is_left_out_and_what_acts_on_nothing_is_told_with_the_setting(
-    changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_is_left_out_or_idle_is_told(changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed) -> None:
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 

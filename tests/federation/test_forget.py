@@ -15,6 +15,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
+from tests.support.given import Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 SMALL = {"algo": "gaussian", "rounds": 1, "dataset": "digits", "backbones": "glyphs", "partition": "dirichlet"}
@@ -70,7 +71,7 @@ def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Pa
     assert record == {"by": "letter 7", "site": "site-1", "left": ["site-0", "site-2", "site-3"]}
 
 
-def test_what_is_used_and_exported_has_the_new_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_used_and_exported_has_the_new_head(tmp_path: Path, capsys: Printed) -> None:
     outcome, out = federation(tmp_path, 0, 1, 2), str(tmp_path / "model")
     assert main(["forget", str(outcome.folder), "--site", "site-2"]) == 0
     assert main(["export", str(outcome.folder), "--site", "site-0", "--out", out]) == 0
@@ -110,8 +111,8 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
         ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_taken_out_is_said_in_one_line(
-    settings: dict[str, Any], site: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_must_stay_is_said(
+    settings: dict[str, Any], site: str, said: str, tmp_path: Path, capsys: Printed
 ) -> None:
     outcome = federation(tmp_path, 0, 1, 2, **settings)
     capsys.readouterr()
@@ -120,7 +121,7 @@ def test_what_cannot_be_taken_out_is_said_in_one_line(
     assert not (outcome.folder / "forgotten.jsonl").exists()
 
 
-def test_the_last_site_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_site_stays(tmp_path: Path, capsys: Printed) -> None:
     outcome = federation(tmp_path, 0, 1)
     assert main(["forget", str(outcome.folder), "--site", "site-0"]) == 0
     assert main(["forget", str(outcome.folder), "--site", "site-1"]) == 1
@@ -135,9 +136,7 @@ def test_the_last_site_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
          "what its sites sent is not stored; make it with gaussian.revocable = true"),
     ],
 )  # fmt: skip
-def test_a_run_that_cannot_be_added_to_is_refused(
-    first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_no_other_run_is_continued(first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path) -> None:
     earlier = federation(tmp_path / "first", 0, 1, **first).folder
     with pytest.raises(SettingsError, match=said):
         federation(tmp_path / "second", 2, **second, gaussian__start_from=str(earlier))

@@ -12,6 +12,7 @@ import torch
 from protofl_common.basics import devices
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.acting import CASES, left_behind
+from tests.support.given import Patch
 from tests.support.pretended import GPU, Pretended, pretended_gpu
 
 LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-avg"}
@@ -72,7 +73,7 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> None:
     asked: list[object] = []
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

@@ -37,6 +37,7 @@ from tests.support.attacks import (
     weights_scaled,
 )
 from tests.support.declared import DECLARED
+from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
 from tests.support.sites import real_sites
 
@@ -185,7 +186,7 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
     assert outcome.rows[-1]["valid"] == CLIENTS
 
 
-def in_round_two(monkeypatch: pytest.MonkeyPatch, happens: Callable[[FedAvg[Any]], None]) -> None:
+def in_round_two(monkeypatch: Patch, happens: Callable[[FedAvg[Any]], None]) -> None:
     """After FedAvg's server has merged what has come."""
     honest = FedAvg.merge
 
@@ -198,7 +199,7 @@ def in_round_two(monkeypatch: pytest.MonkeyPatch, happens: Callable[[FedAvg[Any]
     monkeypatch.setattr(FedAvg, "merge", merge)
 
 
-def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     def overflow(server: FedAvg[Any]) -> None:
         server.weights = {name: value * float("inf") for name, value in server.weights.items()}
 
@@ -211,7 +212,7 @@ def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatc
     assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
 
 
-def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> None:
     """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
     configs = {n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)}
@@ -223,7 +224,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureF
     assert torch.allclose(honest, hostile)
 
 
-def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
     nodes = real_sites(CLIENTS)
     late = nodes.pop(HOSTILE)
 
@@ -244,8 +245,8 @@ def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: Ca
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
-def test_a_reply_that_flower_cannot_read_costs_only_itself(
-    kind: str, tmp_path: Path, without: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
+def test_what_flower_cannot_read_harms_nobody(
+    kind: str, tmp_path: Path, without: Callable[[str], Outcome], monkeypatch: Patch
 ) -> None:
     """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
     pull = LocalGrid.pull_messages
@@ -350,7 +351,7 @@ def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("algo", "claim", "reason"),
+    ("algo", "claim", "why"),
     [
         ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
         ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
@@ -362,20 +363,16 @@ def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
         ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
     ],
 )
-def test_the_first_to_answer_decides_nothing(
-    algo: str, claim: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed) -> None:
     """Its introduction claims the others' digest, and another model or division."""
     models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
     outcome = introduced(tmp_path, first=card_with(**claim), algo=algo, **models)
     assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
     assert [row["valid"] for row in outcome.rows] == [4, 4]
-    assert f"site-0: {reason}" in capsys.readouterr().out
+    assert f"site-0: {why}" in capsys.readouterr().out
 
 
-def test_a_head_that_its_digest_does_not_describe_is_found_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_that_its_digest_does_not_describe_is_found_out(tmp_path: Path, capsys: Printed) -> None:
     """Heads are shared by all architectures: only what is built from the claim shows that it is false."""
     outcome = introduced(tmp_path, first=card_with(arch="resnet34-imagenet-stem+fc512"), algo="lg-fedavg",
         models="cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2")  # fmt: skip
@@ -383,7 +380,7 @@ def test_a_head_that_its_digest_does_not_describe_is_found_out(
     assert "site-0: its arch and input_shape do not give the weights that it claims" in capsys.readouterr().out
 
 
-def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
     """Before round 1 nobody knows which is right; the others go on, and the message names both nodes."""
     config = run_config(tmp_path, rounds=1, min_clients=3, **DIGITS)
     taken = by({1000: card_with(name="site-3")}, MessageType.QUERY)
@@ -443,9 +440,7 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
     assert "no accuracy of site-2 (too few test samples): the others' alone are in the means" in str(outcome.summary)
 
 
-def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_servers_step_costs_a_round_and_ends_a_simulation(tmp_path: Path, monkeypatch: Patch) -> None:
     error = RuntimeError("value cannot be converted to type int64_t without overflow")
     in_round_two(monkeypatch, MagicMock(side_effect=error))
     config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})

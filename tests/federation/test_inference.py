@@ -18,6 +18,7 @@ from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor, TrainedModel
 from tests.support.fakes import write_run
+from tests.support.given import Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 CLIENTS = 2
@@ -60,7 +61,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_last_evaluation(tmp_path:
             assert (np.array(labels) == data.test_labels).mean() == wanted
 
 
-def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: Printed) -> None:
     run = trained(tmp_path, algo="fedproto", local_epochs=3, dataset="digits", partition="iid")
     data = site(run, 1).data
     folder, out = write_images(tmp_path / "images", data.test_inputs), tmp_path / "model"
@@ -114,9 +115,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert not any(one.unknown for one in Predictor.load(out).predict(255 - site(run, 1).data.test_inputs))
 
 
-def test_a_run_of_separate_machines_says_where_its_models_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path: Path, capsys: Printed) -> None:
     write_run(tmp_path / "runs" / "first", {"algo": "local"}, [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2)
     assert main(["export", str(tmp_path / "runs" / "first")]) == 1
     said = capsys.readouterr().err
@@ -137,7 +136,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
     assert np.mean([one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]) > 0.3
 
 
-def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_said(tmp_path: Path, capsys: Printed) -> None:
     run = trained(tmp_path, algo="fedpcl")
     out = tmp_path / "model"
     for arguments, reason in (
@@ -192,7 +191,7 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_strangers_model_gives_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_model_gives_one_clear_error(tmp_path: Path, capsys: Printed) -> None:
     run = trained(tmp_path, algo="fedproto", models="cnn4")
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out)]) == 0

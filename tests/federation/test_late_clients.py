@@ -10,6 +10,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.tables.figure import Figure
 from server_app.network.membership import FederationError
+from tests.support.given import Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.results import digests, without_times
 
@@ -25,9 +26,7 @@ def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
-def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(
-    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_clients_are_asked_last_and_their_figures_stand_apart(algo: str, tmp_path: Path, capsys: Printed) -> None:
     config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
     outcome = run_federation(config, clients=5)
     trained, *_ = rounds = sites_asked(outcome, MessageType.TRAIN)

@@ -11,6 +11,7 @@ from protofl_common.report.page import write_report
 from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.attacks.membership import Candidates, audit, finding
 from protofl_common.tools.cli import main
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
 
@@ -48,9 +49,7 @@ def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple
     return run, {(one["attack"], one["samples"]): one for one in audit(run)}
 
 
-def test_a_run_without_protection_names_members_and_says_so_in_red(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_protection_names_members_in_red(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, found = findings(tmp_path, "fedproto")
     small = found["prototypes", "1 to 3"]
@@ -91,7 +90,7 @@ def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Pa
     assert ("prototypes", "all") in found
 
 
-def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) -> None:
     """Prototypes of the same frozen features, with noise and without; of a seed, as an attack may win by chance."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)

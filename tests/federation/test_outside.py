@@ -38,6 +38,7 @@ from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
 from tests.support.fakes import server_of
+from tests.support.given import Patch, Printed
 from tests.support.harness import client_of, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
@@ -62,7 +63,7 @@ def site_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _installed(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _installed(site_packages: Path, monkeypatch: Patch) -> Iterator[None]:
     forget()
     monkeypatch.syspath_prepend(site_packages)
     yield
@@ -70,7 +71,7 @@ def _installed(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own(tmp_path: Path, monkeypatch: Patch) -> str:
     """A module of the user's: a metric and a callback, which note what they are given."""
     name = f"own_{digest(str(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(
@@ -275,7 +276,7 @@ class Summing(FedAvg[Any]):
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def changed(monkeypatch: Patch) -> Callable[..., None]:
     def change(**fields: Any) -> None:
         moon = dataclasses.replace(row(), **fields)
         monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
@@ -292,7 +293,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
     ],
 )
-def test_a_server_half_takes_part_only_in_what_its_row_declares(
+def test_a_half_does_what_its_row_says(
     key: str, value: Any, sent: Vectors | Weights, why: str, changed: Callable[..., None]
 ) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
@@ -312,8 +313,8 @@ def test_a_server_half_takes_part_only_in_what_its_row_declares(
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_an_upload_says_for_how_many_clients_it_stands(
-    secagg: bool, changed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_upload_says_of_how_many_it_is(
+    secagg: bool, changed: Callable[..., None], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     changed(server="tests.federation.test_outside:Summing", supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
@@ -324,9 +325,7 @@ def test_an_upload_says_for_how_many_clients_it_stands(
 # -- beside the method -----------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_the_model_of_the_last_round_and_the_users_metric_and_callback_and_its_models_predict(
-    own: str, tmp_path: Path
-) -> None:
+def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tmp_path: Path) -> None:
     """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
     more = {"metrics": f"auc, {own}:brier", "callback": f"{own}:note", "test_samples": 24, "rounds": 3}
     config = run_config(tmp_path, **MOON, **more)
@@ -368,9 +367,7 @@ def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, ki
     assert row["failed"] == {"site-0": said}
 
 
-def test_a_callback_that_fails_is_said_and_the_run_goes_on(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_that_fails_is_said_and_the_run_goes_on(own: str, tmp_path: Path, capsys: Printed) -> None:
     assert len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows) == 3
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
@@ -420,7 +417,7 @@ def test_its_row_and_entry_point_are_the_packages() -> None:
     assert "moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
 
 
-def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: Patch) -> None:
     names = [re.match(r"`(\w+)", cells[0])[1] for cells in table("**The client half**")]  # type: ignore[index]
     assert names[0] == "state"
     assert "fit" in names
@@ -465,7 +462,7 @@ def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
 
 
-def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: Patch) -> None:
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -474,7 +471,7 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, mo
     assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # round 1
 
 
-def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: Patch) -> None:
     first = next(cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code")
     scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module

@@ -15,6 +15,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
+from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 NETS = """
@@ -46,7 +47,7 @@ def fails(input_shape, feature_dim):
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def nets(tmp_path: Path, monkeypatch: Patch) -> str:
     name = f"nets_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(NETS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -92,9 +93,7 @@ LEARN: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "train_samples": 0, "op
 @pytest.mark.parametrize(
     ("algo", "kind"), [*(("fedproto", kind) for kind in KINDS), ("local", "table"), ("fedtgp", "text")]
 )
-def test_unlike_networks_learn_every_kind_of_data(
-    tmp_path: Path, series: str, texts: str, kind: str, algo: str
-) -> None:
+def test_unlike_networks_learn_all_kinds_of_data(tmp_path: Path, series: str, texts: str, kind: str, algo: str) -> None:
     where = {"signal": series, "text": texts}.get(kind, "")
     run = run_federation(run_config(tmp_path, algo=algo, **KINDS[kind], data_dir=where, **LEARN), clients=3)
     assert accuracy(run) > 0.6
@@ -103,7 +102,7 @@ def test_unlike_networks_learn_every_kind_of_data(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_averaged_exported_and_predict(
-    tmp_path: Path, series: str, texts: str, kind: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, series: str, texts: str, kind: str, capsys: Printed
 ) -> None:
     where = {"signal": series, "text": texts}.get(kind, "")
     config = run_config(tmp_path, algo="fedavg", **KINDS[kind], data_dir=where)
@@ -125,7 +124,7 @@ def test_weights_are_averaged_exported_and_predict(
 
 
 def test_rows_of_a_file_are_predicted_from_the_columns_that_the_run_named(
-    tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, texts: str, capsys: Printed
 ) -> None:
     """In whatever order and among whatever others they stand."""
     file, rows = Path(texts), [line.split(" ", 1) for line in Path(texts).read_text().splitlines()[1:]]
@@ -186,7 +185,7 @@ def messy(tmp_path: Path) -> str:
 
 
 def test_a_messy_table_is_learned_exported_and_predicted_from_as_it_stands(
-    tmp_path: Path, messy: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, messy: str, capsys: Printed
 ) -> None:
     """The exported model reads the same columns, fills gaps as its site has, and so does its ONNX file."""
     runtime = pytest.importorskip("onnxruntime")
@@ -281,7 +280,7 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
 
 
 def test_heads_are_averaged_over_networks_that_only_their_clients_name(
-    tmp_path: Path, nets: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nets: str, monkeypatch: Patch
 ) -> None:
     shapes: list[tuple[int, ...]] = []
     build = fedavg.initial_model

@@ -111,9 +111,7 @@ def test_a_name_that_is_no_text(model: Path, images: Path, tmp_path: Path) -> No
     assert re.search(r"\\xff\.png,(prototype|head)", (tmp_path / "a.csv").read_text())
 
 
-def test_what_cannot_work_is_said_and_leaves_the_old_file(
-    run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
     out = tmp_path / "classes.csv"
     out.write_text("old")
     good, bad = str(images / "0000.png"), str(images / "text.jpg")
@@ -158,9 +156,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])
-def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
-    tmp_path: Path, capsys: Printed, algo: str
-) -> None:
+def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path, capsys: Printed, algo: str) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
     capsys.readouterr()

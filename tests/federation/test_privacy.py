@@ -40,6 +40,7 @@ from server_app.callbacks.stopping import Budget, epsilon_spent
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
+from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, RUN_ID, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 from tests.support.pages import drawn
 
@@ -78,8 +79,8 @@ of_each = PrivateStep._of_each
 
 
 @pytest.mark.parametrize("algo", COVERED)
-def test_an_algorithm_takes_the_private_steps_and_tables_of_its_plan_and_sends_no_losses_no_seconds_and_no_classes(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_algorithm_takes_the_private_steps_and_tables_of_its_plan(
+    algo: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """As often as each client's ledger was charged, and no class means without noise.
 
@@ -130,9 +131,7 @@ def test_an_algorithm_that_it_cannot_cover_is_refused_by_name(algo: str, tmp_pat
         Settings.from_run_config(run_config(tmp_path, algo=algo, dp="sample"))
 
 
-def test_a_new_entry_of_an_upload_is_refused_until_its_row_says_that_it_is_covered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(tmp_path: Path, monkeypatch: Patch) -> None:
     row = CATALOG["fedavg"]
     more = replace(row, exchange=replace(row.exchange, up={**row.exchange.up, "sizes": Counts()}))
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {"fedavg": more}.__getitem__)
@@ -177,9 +176,7 @@ class TwoTables(FedProto):
 
 
 @pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables])
-def test_a_covered_row_does_not_help_a_half_that_does_more_than_the_ledger_was_charged_for(
-    half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_covered_row_pays_for_no_more(half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch) -> None:
     algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
     row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {algo: row}.__getitem__)
@@ -253,9 +250,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
 
 
-def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         DifferentialPrivacy, "measure", lambda _, moments, features, labels, number: moments.measure(features, labels)
     )
@@ -363,17 +358,13 @@ def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond
         ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
     ],
 )  # fmt: skip
-def test_a_site_takes_part_in_nothing_less_than_it_demands(
-    demand: str, changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_site_takes_no_less_than_it_demands(demand: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     node = {"site-name": "north", "require-dp": demand, "state-dir": str(tmp_path)}
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(run_config(tmp_path, **changes), node)
 
 
-def test_a_site_does_not_say_of_which_kind_an_unexpected_error_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_site_hides_the_kind_of_an_unexpected_error(tmp_path: Path, monkeypatch: Patch, capfd: Printed) -> None:
     """A single sample may have caused it."""
     monkeypatch.setattr("client_app.app.evaluate", MagicMock(side_effect=ZeroDivisionError("sample 7")))
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
@@ -394,9 +385,7 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no text", "no folder"])
-def test_a_ledger_that_cannot_be_used_stops_the_client_and_is_named(
-    damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unusable_ledger_stops_the_client_and_is_named(damage: str, tmp_path: Path, capfd: Printed) -> None:
     for i in range(2):
         (folder := tmp_path / f"disk-{i}").mkdir()
         if damage == "no folder":

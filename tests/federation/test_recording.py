@@ -13,6 +13,7 @@ from flwr.app import Message, MessageType
 from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from server_app.callbacks import artifacts as recording
 from tests.support.attacks import by
+from tests.support.given import Patch
 from tests.support.harness import Outcome, run_config, run_federation
 
 
@@ -25,9 +26,7 @@ from tests.support.harness import Outcome, run_config, run_federation
         ([(1, 1), (1, 1)], [0, 1], [0, 0]),
     ],
 )
-def test_margins_of_points_in_the_plane(
-    points: list[tuple[float, float]], labels: list[int], wanted: list[float]
-) -> None:
+def test_margins_in_the_plane(points: list[tuple[float, float]], labels: list[int], wanted: list[float]) -> None:
     found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
     np.testing.assert_allclose(found.numpy(), wanted)
 
@@ -69,7 +68,7 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
     assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
 
 
-def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: Patch) -> None:
     def claims(message: Message, reply: Message) -> Message:
         reply.content.config_records["site"]["num_partitions"] = 10**6
         return reply
@@ -82,7 +81,7 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
     assert not asked
 
 
-def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(recording, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())

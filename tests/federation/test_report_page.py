@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from protofl_common.basics.text import human_bytes
 from protofl_common.report import charts
 from tests.support.attacks import by, lost, scaled, values_of, when
+from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn
 
@@ -171,9 +172,7 @@ def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
     assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
 
 
-def test_a_page_that_cannot_be_drawn_fails_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
     assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1

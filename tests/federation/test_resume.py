@@ -20,6 +20,7 @@ from server_app.callbacks.checkpoints import as_toml
 from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, PLACES, Killed, flip_a_bit, on_message, stop
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same
 
@@ -42,9 +43,7 @@ TRAINING, STORED = "while the clients train", "after the checkpoint"
         *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
     ],
 )
-def test_a_run_that_was_stopped_equals_an_undisturbed_one(
-    settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_stopped_run_equals_a_whole_one(settings: dict[str, Any], stops: dict[str, int], tmp_path: Path) -> None:
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
@@ -126,7 +125,7 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
 
 
-def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: Printed) -> None:
     config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     before = run_federation(config, CLIENTS).summary
     outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
@@ -137,9 +136,7 @@ def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(place: str, tmp_path: Path, capsys: Printed) -> None:
     """Clients keep what that takes, also where some of them had begun the next round."""
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
@@ -171,9 +168,7 @@ def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
 
 
-def test_a_resumed_run_says_from_where_and_that_its_code_is_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, "after the checkpoint", 1)
@@ -194,7 +189,7 @@ def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
     assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
 
 
-def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:

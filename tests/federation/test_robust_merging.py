@@ -28,6 +28,7 @@ from server_app.network.membership import FederationError
 from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.support.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.sites import real_sites
 
@@ -142,7 +143,7 @@ MEDIANS = [(algo, "prototypes", ["means"]) for algo in sorted(AVERAGING - {"fedn
 @pytest.mark.parametrize(
     ("algo", "sent", "names"), [*MEDIANS, *((algo, "weights", None) for algo in ("fedavg", "fedplvm", "fesem"))]
 )
-def test_what_a_server_averages_is_the_median_of_what_was_sent(
+def test_a_server_takes_the_median_of_what_was_sent(
     algo: str, sent: str, names: list[str] | None, tmp_path: Path
 ) -> None:
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "fesem__centres": 1}
@@ -170,7 +171,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
 
 
 @pytest.mark.parametrize("at_once", [5, 2**18])
-def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
     """Also where a layer is sorted in several parts."""
     monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES", at_once)
     rng = np.random.default_rng(0)
@@ -221,7 +222,7 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
     assert "site-4: its change of the weights is cut to 2 times" in str(outcome.summary["bounded"])
 
 
-def test_too_few_clients_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
     """Two cannot outvote each other; a class that only two hold is not protected."""
     config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
     with pytest.raises(
@@ -326,9 +327,7 @@ def test_more_liars_than_a_round_can_outvote_are_refused(tmp_path: Path) -> None
         run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
 
 
-def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(tmp_path: Path, capsys: Printed) -> None:
     """One of four sends its update ten times as long and reversed; another claims most samples."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1", "rounds": 2}
     config = run_config(tmp_path, algo="fedavg", **small)

@@ -18,6 +18,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.support.attacks import interrupted
+from tests.support.given import Patch
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
 
 PATIENTS = 120
@@ -115,9 +116,7 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
     assert "StateError" in reply.error.reason
 
 
-def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path: Path, monkeypatch: Patch) -> None:
     """A round that was killed before its answer was ready may be asked for again, and is charged again."""
     config, node = table(tmp_path, algo="fedavg", norm="group", dp="sample"), site(tmp_path)
     monkeypatch.setattr("client_app.app.Visit._report", interrupted)
@@ -168,7 +167,7 @@ class Talkative(torch.nn.Module):
 """
 
 
-def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its error goes to the server, and may quote what it was given."""
     (tmp_path / "talkative.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))

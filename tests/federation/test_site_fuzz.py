@@ -39,6 +39,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.wire.records import pack_settings
 from tests.support.attacks import raw
+from tests.support.given import Patch
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
 
 RUN = 4711
@@ -243,7 +244,7 @@ def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+def errors(monkeypatch: Patch) -> list[Exception]:
     """Those that were answered with."""
     found: list[Exception] = []
 

@@ -69,9 +69,7 @@ SOURCES = {"json": "file:small:{file}", "safetensors": "file:resnet18:{file}", "
 @pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
-def test_no_file_content_leaves_with_an_error(
-    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
-) -> None:
+def test_no_file_content_leaves_in_an_error(suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
@@ -463,9 +461,7 @@ def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
         settings_of({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
 
 
-def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
     assert answer(SITE, config).has_error()
@@ -483,9 +479,7 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
     ("run_name", "run_history"),
     [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
 )
-def test_a_server_leads_no_site_to_other_folders_or_runs_or_beyond_the_last_round(
-    run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_server_leads_no_site_elsewhere(run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
@@ -623,9 +617,7 @@ def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: Patch) ->
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])
-def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_private_model_comes_into_no_algorithm_that_uploads_it(changes: dict[str, Any], tmp_path: Path) -> None:
     """A server that names an earlier run of FedProto gets its model trained on, but by FedProto only."""
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "rounds": 1, "models": "htcnn-1"}

@@ -159,9 +159,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
 
 
-def test_another_setting_and_another_code_are_asked_for_anew(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_new_settings_and_new_code_are_asked_for_anew(hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch) -> None:
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
     assert hospitals.answer("north", config) == ""
@@ -206,9 +204,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monke
 
 
 @pytest.mark.parametrize("words", [("--runs", "1"), ()], ids=["one run", "any number"])
-def test_a_server_asks_no_more_than_a_run_can_need(
-    words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_a_server_asks_no_more_than_it_needs(words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch) -> None:
     """Each reply costs a line of the log; whether it calls its messages one run's or many's makes no difference."""
     monkeypatch.setattr(consent, "MOST_RUNS", 3)
     most = 1 if words else 3
@@ -396,9 +392,7 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
         ({"study-signature": ""}, "not signed; protofl study sign"),
     ],
 )
-def test_a_study_that_is_none_is_refused_by_key_and_value(
-    wrong: dict[str, str], text: str, hospitals: Hospitals
-) -> None:
+def test_a_wrong_study_is_refused_by_key_and_value(wrong: dict[str, str], text: str, hospitals: Hospitals) -> None:
     with pytest.raises(SettingsError, match=text):
         run_federation(signed(hospitals.config()) | wrong, nodes=hospitals.nodes)
 
@@ -428,9 +422,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals
 
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
-def test_a_sum_is_with_the_sites_of_the_study_only(
-    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_a_sum_is_with_no_other(server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch) -> None:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
         monkeypatch.setattr(server_secagg, "is_from_site", lambda *facts: True)
@@ -457,9 +449,7 @@ def test_a_sum_is_with_the_sites_of_the_study_only(
         assert "not signed with the site's key" in rows[0]["refused"]["north"]
 
 
-def test_a_file_is_signed_with_an_ssh_key_and_shown_in_words(
-    hospitals: Hospitals, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals: Hospitals, tmp_path: Path, capsys: Printed) -> None:
     key = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     (tmp_path / "id").write_bytes(key)
     text = f'study = "heart"\nalgo = "fedtgp"\nrounds = 3\nstudy-sites = "{hospitals.keys(*NAMES)}"\n'
@@ -544,7 +534,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
         (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
     ],
 )
-def test_no_two_sums_show_by_their_difference_what_a_site_sent(
+def test_no_difference_of_two_sums_is_an_upload(
     first: dict[str, Any], second: dict[str, Any], refused: bool, hospitals: Hospitals
 ) -> None:
     """Four sites in a sum, then three of them, in the same round of whatever run that sends the same kind of upload."""
@@ -634,9 +624,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
     assert not wrong_in(log)
 
 
-def test_refusals_do_not_fill_the_log_and_what_it_lacks_does_not_leave(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
     first, second = (hospitals.config(seed=seed) for seed in range(2))
     many, more, most = (hospitals.config(rounds=rounds) for rounds in (3000, 4000, 5000))

@@ -86,9 +86,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_package_and_one_that_cannot_start_are_one_line(
-    name: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_missing_package_or_one_that_cannot_start_is_one_line(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
         run_federation(run_config(tmp_path, callback=name, **SMALL), 2)

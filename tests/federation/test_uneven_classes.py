@@ -9,6 +9,7 @@ import pytest
 from protofl_common.report import charts
 from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
+from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, run_config, run_federation
 
 UNASKED = {"prototype/balanced-accuracy", "head/balanced-accuracy"}
@@ -21,9 +22,7 @@ def run(folder: Path, counts: tuple[int, int], nodes: dict[int, dict[str, Any]] 
     return run_federation(run_config(folder, algo="fedproto", rounds=1, **data | more), 3, nodes=nodes)
 
 
-def test_it_stands_in_the_files_on_the_screen_and_on_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stands_in_files_on_the_screen_and_on_the_page(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Metrics": (charts.metrics,)})  # all take seconds
     outcome = run(tmp_path, (130, 60))
     assert set(outcome.summary["metrics"]) == UNASKED
@@ -36,9 +35,7 @@ def test_it_stands_in_the_files_on_the_screen_and_on_the_page(
 @pytest.mark.parametrize(
     ("counts", "settings"), [((120, 60), {}), ((130, 60), {"secagg": True}), ((130, 60), {"dp": "sample"})]
 )
-def test_nor_where_classes_are_even_or_the_figures_are_hidden(
-    counts: tuple[int, int], settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_nor_where_they_are_even_or_hidden(counts: tuple[int, int], settings: dict[str, Any], tmp_path: Path) -> None:
     assert not run(tmp_path, counts, **settings).summary["metrics"]
 
 

@@ -25,12 +25,13 @@ from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
+from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.support.results import without_times
 
 
 @pytest.fixture(autouse=True)
-def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_figure(monkeypatch: Patch) -> None:
     """All of them take seconds a page; `tests/unit/report` draws them."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
@@ -47,9 +48,7 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_sampl
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
-def test_validation_figures_stand_beside_those_of_test_data(
-    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validation_figures_stand_beside_those_of_test_data(algo: str, tmp_path: Path, capsys: Printed) -> None:
     more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
     more["early_stopping_metric"] = "head/auc"
     outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
@@ -74,7 +73,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "<td>head, validation</td>" in shown
 
 
-def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Printed) -> None:
     """Others have a part of their own; figures on validation data are over those."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
     for site in SITES:
@@ -123,9 +122,7 @@ def kept(folder: Path, site: str = "north") -> TrainedModel:
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
-def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data(
-    algo: str, scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
     evaluate = Visit.evaluate
 
@@ -185,9 +182,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int 
     assert all(torch.equal(models[0].weights[name], value) for name, value in models[1].weights.items())
 
 
-def test_keeping_the_best_model_changes_nothing_else_and_works_without_validation_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path: Path, capsys: Printed) -> None:
     """In a simulation. What is best says, as the exported model does, that it was chosen on test data."""
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
     plain, keeping = (

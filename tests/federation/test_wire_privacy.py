@@ -41,6 +41,7 @@ from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE
+from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
@@ -68,7 +69,7 @@ TRAINED: dict[str, dict[str, Any]] = {}
 
 
 @pytest.fixture(autouse=True)
-def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def _trained(monkeypatch: Patch) -> None:
     packed_state = ClientAlgorithm.packed_state
 
     def noted(self: ClientAlgorithm[Any]) -> dict[str, torch.Tensor]:
@@ -273,9 +274,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
 
 
 @pytest.mark.parametrize("what", ["noise", "noise under masks"])
-def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothing_of_the_account(
-    what: str, asked: dict[str, Outcome]
-) -> None:
+def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(what: str, asked: dict[str, Outcome]) -> None:
     for message, reply in asked[what].grid.log:
         names, arrays = read_anew("fedproto", message.metadata.message_type, bytes_of(reply.content))
         if names == {"site"}:
@@ -317,9 +316,7 @@ SAID: dict[type[Exception], str] = {
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_error_says_its_kind_and_nothing_of_the_data(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever fails in whatever part of a round, at a machine with an operator."""
     node = {"site-name": "north", "state-dir": str(tmp_path)}  # not the checkout's, whose refusals of a day are counted
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
@@ -441,9 +438,7 @@ def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path:
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
 
 
-def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
 
     def reasons(folder: Path, **options: Any) -> set[str]:
@@ -519,7 +514,7 @@ UNSEEN = ("a path in the introduction", "a sample in place of a mean")
 
 
 @pytest.mark.parametrize("what", MORE)
-def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """So the test above can see it. Where the server can, it refuses."""
     owner, name, change, said = MORE[what]
     monkeypatch.setattr(owner, name, change(getattr(owner, name)))
