@@ -167,20 +167,17 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(said: str, tmp_p
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({}, "give partition-id and num-partitions, or a site-name"),
-        ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
-        ({"site-name": "../../etc"}, "site-name"),
-        ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
-        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda"),
-        ({"partition-id": 1, "num-partitions": 2, "domian": "photo"}, "domian: unknown key; did you mean domain?"),
-        ({"partition-id": 1, "num-partitions": 3}, "the sites differ in num-partitions"),
-        ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "DataError (domain): its data"),
-        ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "said"), [
+    ({}, "give partition-id and num-partitions, or a site-name"),
+    ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
+    ({"site-name": "../../etc"}, "site-name"),
+    ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
+    ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda"),
+    ({"partition-id": 1, "num-partitions": 2, "domian": "photo"}, "domian: unknown key; did you mean domain?"),
+    ({"partition-id": 1, "num-partitions": 3}, "the sites differ in num-partitions"),
+    ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "DataError (domain): its data"),
+    ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
+])  # fmt: skip
 def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
     nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)

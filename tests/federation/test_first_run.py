@@ -84,16 +84,13 @@ def test_every_sample_is_used_and_told(words: list[str], tmp_path: Path, capsys:
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"train-samples": 10}, "120 found · 30 for training (train-samples = 10 a client) · 90 for testing · none"),
-        ({"total-samples": 60}, "60 left out (total-samples = 60)"),
-        ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
-        ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
-        ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"train-samples": 10}, "120 found · 30 for training (train-samples = 10 a client) · 90 for testing · none"),
+    ({"total-samples": 60}, "60 left out (total-samples = 60)"),
+    ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
+    ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
+    ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
+])  # fmt: skip
 def test_what_is_left_out_or_idle_is_told(changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed) -> None:
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out

@@ -101,16 +101,13 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
     assert {key.split("/")[1] for key in state if key.startswith("sent/")} == {"site-0", "site-1"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "site", "said"),
-    [
-        ({}, "north", "--site north: not in the result; choose site-0, site-1, site-2"),
-        ({"gaussian__revocable": False}, "site-1", "gaussian.revocable = false: what each site sent is not stored"),
-        ({"gaussian__revocable": False, "secagg": True}, "site-1",
-         "with secure aggregation the server has the sum of all"),
-        ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "site", "said"), [
+    ({}, "north", "--site north: not in the result; choose site-0, site-1, site-2"),
+    ({"gaussian__revocable": False}, "site-1", "gaussian.revocable = false: what each site sent is not stored"),
+    ({"gaussian__revocable": False, "secagg": True}, "site-1",
+     "with secure aggregation the server has the sum of all"),
+    ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
+])  # fmt: skip
 def test_what_must_stay_is_said(
     settings: dict[str, Any], site: str, said: str, tmp_path: Path, capsys: Printed
 ) -> None:
@@ -128,14 +125,11 @@ def test_the_last_site_stays(tmp_path: Path, capsys: Printed) -> None:
     assert "nobody else is left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        ({"gaussian__head": "qda"}, {}, "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'"),
-        ({"gaussian__revocable": False}, {},
-         "what its sites sent is not stored; make it with gaussian.revocable = true"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("first", "second", "said"), [
+    ({"gaussian__head": "qda"}, {}, "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'"),
+    ({"gaussian__revocable": False}, {},
+     "what its sites sent is not stored; make it with gaussian.revocable = true"),
+])  # fmt: skip
 def test_no_other_run_is_continued(first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path) -> None:
     earlier = federation(tmp_path / "first", 0, 1, **first).folder
     with pytest.raises(SettingsError, match=said):

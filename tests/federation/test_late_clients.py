@@ -83,13 +83,10 @@ def test_a_domain_is_held_out(tmp_path: Path) -> None:
     assert new == held_out
 
 
-@pytest.mark.parametrize(
-    ("held_out", "said"),
-    [
-        ({"new_domain": "scan"}, r"new-domain = 'scan': no client is of it; choose one of .*scanned"),
-        ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
-    ],
-)
+@pytest.mark.parametrize(("held_out", "said"), [
+    ({"new_domain": "scan"}, r"new-domain = 'scan': no client is of it; choose one of .*scanned"),
+    ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
+])  # fmt: skip
 def test_nobody_or_everybody_held_out_is_refused(held_out: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=said):
         run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
@@ -100,19 +97,16 @@ OWN: dict[str, Any] = {"partition": "own",
     "node": {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"secagg": True, "drop-rate": 0.1}, "drop-rate = 0.1: secagg = true forbids sums over different clients"),
-        ({"secagg": True, "new-clients": 1}, "new-clients = 1: secagg = true hides the single figures"),
-        ({"dp": "sample", "norm": "group", "new-clients": 1}, "new-clients = 1: the privacy ledger counts rounds"),
-        (OWN | {"drop-rate": 0.2}, "^drop-rate = 0.2: only for clients that divide a data set"),
-        (OWN | {"new-clients": 1}, "^new-clients = 1: only for clients that divide a data set"),
-        (OWN | {"new-domain": "ward"}, "^new-domain = 'ward': only for clients that divide a data set"),
-        ({"node": {**SHARE, "max-epochs": 5}, "new-clients": 1, "new-client-epochs": 6},
-         "new-client-epochs = 6: this site takes at most 5"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("more", "said"), [
+    ({"secagg": True, "drop-rate": 0.1}, "drop-rate = 0.1: secagg = true forbids sums over different clients"),
+    ({"secagg": True, "new-clients": 1}, "new-clients = 1: secagg = true hides the single figures"),
+    ({"dp": "sample", "norm": "group", "new-clients": 1}, "new-clients = 1: the privacy ledger counts rounds"),
+    (OWN | {"drop-rate": 0.2}, "^drop-rate = 0.2: only for clients that divide a data set"),
+    (OWN | {"new-clients": 1}, "^new-clients = 1: only for clients that divide a data set"),
+    (OWN | {"new-domain": "ward"}, "^new-domain = 'ward': only for clients that divide a data set"),
+    ({"node": {**SHARE, "max-epochs": 5}, "new-clients": 1, "new-client-epochs": 6},
+     "new-client-epochs = 6: this site takes at most 5"),
+])  # fmt: skip
 def test_a_protection_that_cannot_hold_and_a_site_refuse_them(more: dict[str, Any], said: str) -> None:
     config = default_run_config() | {"algo": "fedavg"} | {key: more[key] for key in more if key != "node"}
     with pytest.raises(SettingsError, match=said):

@@ -118,20 +118,17 @@ def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("answer", "cpus", "part", "clients"),
-    [
-        ("NVIDIA H100, 80000\\n", 16, None, 8),  # the most at a time
-        ("NVIDIA H100, 80000\\n", 2, None, 2),  # as many as there are CPUs
-        ("Some GPU, 12500\\n", 16, None, 4),  # as many as fit
-        ("Some GPU, 1500\\n", 16, None, 1),  # at least one
-        ("A, 40000\\nB, 7000\\n", 16, None, 4),  # the fuller one decides
-        ("A, 40000\\nA, 40000\\n", 8, None, 8),
-        ("NVIDIA H100, 80000\\n", 16, 0.25, 4),  # as the command line says
-        ("A, 40000\\nA, 40000\\n", 16, 1, 2),
-        ("A, 40000\\nA, 40000\\n", 16, 2, 1),
-    ],
-)
+@pytest.mark.parametrize(("answer", "cpus", "part", "clients"), [
+    ("NVIDIA H100, 80000\\n", 16, None, 8),  # the most at a time
+    ("NVIDIA H100, 80000\\n", 2, None, 2),  # as many as there are CPUs
+    ("Some GPU, 12500\\n", 16, None, 4),  # as many as fit
+    ("Some GPU, 1500\\n", 16, None, 1),  # at least one
+    ("A, 40000\\nB, 7000\\n", 16, None, 4),  # the fuller one decides
+    ("A, 40000\\nA, 40000\\n", 8, None, 8),
+    ("NVIDIA H100, 80000\\n", 16, 0.25, 4),  # as the command line says
+    ("A, 40000\\nA, 40000\\n", 16, 1, 2),
+    ("A, 40000\\nA, 40000\\n", 16, 2, 1),
+])  # fmt: skip
 def test_as_many_clients_share_a_gpu_as_fit(
     answer: str, cpus: int, part: float | None, clients: int, machine: Any, capsys: Printed
 ) -> None:

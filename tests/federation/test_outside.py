@@ -118,14 +118,11 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
     assert server_half(row()) is server_half(CATALOG["fedavg"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
-        ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
-        ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
+    ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
+    ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
+])  # fmt: skip
 def test_another_name_another_key_and_hparams_of_our_own_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(default_run_config() | {"algo": "moon"} | changes)
@@ -193,21 +190,18 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path:
 # -- its hyper-parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
-        ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
-        ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
-        ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
-        ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
-        ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
-        ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
-        ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
-        ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
-         "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
+    ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
+    ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
+    ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
+    ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
+    ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
+    ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
+    ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
+    ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
+     "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
+])  # fmt: skip
 def test_wrong_hparams_are_all_named_with_key_and_value(text: str, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": text})
@@ -284,15 +278,12 @@ def changed(monkeypatch: Patch) -> Callable[..., None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sent", "why"),
-    [
-        ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
-        ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
-        ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
-        ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "sent", "why"), [
+    ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
+    ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
+    ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
+    ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
+])  # fmt: skip
 def test_a_half_does_what_its_row_says(
     key: str, value: Any, sent: Vectors | Weights, why: str, changed: Callable[..., None]
 ) -> None:

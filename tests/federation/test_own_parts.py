@@ -233,13 +233,10 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp
     assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"batch_size": 1}, "batch-size = 1: batch normalisation cannot train on a batch of one sample; set norm"),
-        ({"train_samples": 1}, "batch-size = 10: .* of one sample; set norm = 'group', or bring more samples"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"batch_size": 1}, "batch-size = 1: batch normalisation cannot train on a batch of one sample; set norm"),
+    ({"train_samples": 1}, "batch-size = 10: .* of one sample; set norm = 'group', or bring more samples"),
+])  # fmt: skip
 def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
@@ -252,18 +249,15 @@ def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(
 IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
 
 
-@pytest.mark.parametrize(
-    ("algo", "models", "said"),
-    [
-        ("fedproto", "NETS:Absent", "has no Absent"),
-        ("fedproto", "NETS:number", "it returned int, not an nn.Module"),
-        ("fedproto", "NETS:fails", r"it failed \(RuntimeError: no such thing\)"),
-        ("fedproto", "NETS:Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
-        ("fedproto", "NETS:Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
-        ("fedpcl", "small3", IMAGES),
-        ("mpft", "small3", IMAGES),
-    ],
-)
+@pytest.mark.parametrize(("algo", "models", "said"), [
+    ("fedproto", "NETS:Absent", "has no Absent"),
+    ("fedproto", "NETS:number", "it returned int, not an nn.Module"),
+    ("fedproto", "NETS:fails", r"it failed \(RuntimeError: no such thing\)"),
+    ("fedproto", "NETS:Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+    ("fedproto", "NETS:Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+    ("fedpcl", "small3", IMAGES),
+    ("mpft", "small3", IMAGES),
+])  # fmt: skip
 def test_networks_and_backbones_that_do_not_fit_a_table_are_refused_before_the_first_round(
     algo: str, models: str, said: str, nets: str, tmp_path: Path
 ) -> None:
@@ -292,15 +286,12 @@ def test_heads_are_averaged_over_networks_that_only_their_clients_name(
     assert set(shapes) == {()}, "the server builds no body"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("models", "cnn4,cnn5", r"'cnn5': choose one of small3, .*, or MODULE:CLASS of your own .did you mean"),
-        ("arch", "mynets.Tiny", "or MODULE:CLASS of your own"),
-        ("arch", "a:b,c:d", "choose one of"),
-        ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("models", "cnn4,cnn5", r"'cnn5': choose one of small3, .*, or MODULE:CLASS of your own .did you mean"),
+    ("arch", "mynets.Tiny", "or MODULE:CLASS of your own"),
+    ("arch", "a:b,c:d", "choose one of"),
+    ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),
+])  # fmt: skip
 def test_settings_take_python_names_and_lists_and_nothing_else(key: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(default_run_config() | {key: value})

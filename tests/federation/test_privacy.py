@@ -184,24 +184,21 @@ def test_a_covered_row_pays_for_no_more(half: type[ClientAlgorithm[Any]], tmp_pa
     assert f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover" in str(result)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
-        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal': the client's own class"),
-        ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
-        ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
-        ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
-        ({"metrics": "auc"}, "metrics = 'auc': only numbers of right predictions have noise"),
-        ({"predict_among": "own"}, "predict-among = 'own': predictions would show which classes a client has"),
-        ({"baselines": "local"}, "baselines = 'local': each baseline would spend ε once more on the same samples"),
-        ({"gradient_noise": 4.0}, "gradient-noise = 4.0: the noise follows from dp-epsilon"),
-        ({"dp_clip": 1e-9}, "dp-clip = 1e-09: must be a number at least 1e-06 and at most 1e"),
-        ({"dp_feature_clip": 1e-307}, "dp-feature-clip = 1e-307: must be a number at least 1e-06"),
-        ({"dp_feature_clip": 1e7}, "dp-feature-clip = 10000000.0: must be a number at least 1e-06"),
-        ({"dp": "none", "dp_epsilon": 1.0}, "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
+    ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal': the client's own class"),
+    ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
+    ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
+    ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
+    ({"metrics": "auc"}, "metrics = 'auc': only numbers of right predictions have noise"),
+    ({"predict_among": "own"}, "predict-among = 'own': predictions would show which classes a client has"),
+    ({"baselines": "local"}, "baselines = 'local': each baseline would spend ε once more on the same samples"),
+    ({"gradient_noise": 4.0}, "gradient-noise = 4.0: the noise follows from dp-epsilon"),
+    ({"dp_clip": 1e-9}, "dp-clip = 1e-09: must be a number at least 1e-06 and at most 1e"),
+    ({"dp_feature_clip": 1e-307}, "dp-feature-clip = 1e-307: must be a number at least 1e-06"),
+    ({"dp_feature_clip": 1e7}, "dp-feature-clip = 10000000.0: must be a number at least 1e-06"),
+    ({"dp": "none", "dp_epsilon": 1.0}, "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample'"),
+])  # fmt: skip
 def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(run_config(tmp_path, **{"dp": "sample"} | changes))
@@ -347,17 +344,14 @@ def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond
     assert all(list(json.loads(ledger.read_text())) == [f"first {RUN_ID}"] for ledger in ledgers)
 
 
-@pytest.mark.parametrize(
-    ("demand", "changes", "said"),
-    [
-        ("epsilon<=8", {"dp": "none"},
-         "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and"),
-        ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
-        ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
-        ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
-        ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("demand", "changes", "said"), [
+    ("epsilon<=8", {"dp": "none"},
+     "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and"),
+    ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
+    ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
+    ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
+    ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
+])  # fmt: skip
 def test_a_site_takes_no_less_than_it_demands(demand: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     node = {"site-name": "north", "require-dp": demand, "state-dir": str(tmp_path)}
     with pytest.raises(SettingsError, match=said):

@@ -17,15 +17,12 @@ from tests.support.given import Patch
 from tests.support.harness import Outcome, run_config, run_federation
 
 
-@pytest.mark.parametrize(
-    ("points", "labels", "wanted"),
-    [
-        ([(0, 0), (3, 4), (0, 2)], [0, 1, 3], [2, 13**0.5, np.nan, 2, np.nan]),  # classes 2 and 4 are absent
-        ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),  # prototypes of one class are no neighbours
-        ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),  # a single class has no margin
-        ([(1, 1), (1, 1)], [0, 1], [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("points", "labels", "wanted"), [
+    ([(0, 0), (3, 4), (0, 2)], [0, 1, 3], [2, 13**0.5, np.nan, 2, np.nan]),  # classes 2 and 4 are absent
+    ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),  # prototypes of one class are no neighbours
+    ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),  # a single class has no margin
+    ([(1, 1), (1, 1)], [0, 1], [0, 0]),
+])  # fmt: skip
 def test_margins_in_the_plane(points: list[tuple[float, float]], labels: list[int], wanted: list[float]) -> None:
     found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
     np.testing.assert_allclose(found.numpy(), wanted)

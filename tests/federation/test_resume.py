@@ -32,17 +32,14 @@ CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_sa
 TRAINING, STORED = "while the clients train", "after the checkpoint"
 
 
-@pytest.mark.parametrize(
-    ("settings", "stops"),
-    [
-        *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
-        # an optimizer of two models, of a part of one, and with batch normalisation
-        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
-        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
-        # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
-        *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
-    ],
-)
+@pytest.mark.parametrize(("settings", "stops"), [
+    *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
+    # an optimizer of two models, of a part of one, and with batch normalisation
+    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
+    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
+    # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
+    *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
+])  # fmt: skip
 def test_a_stopped_run_equals_a_whole_one(settings: dict[str, Any], stops: dict[str, int], tmp_path: Path) -> None:
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)

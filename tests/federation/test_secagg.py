@@ -191,13 +191,10 @@ def test_who_is_lost_is_missed_in_the_sum_alone(stage: str, tmp_path: Path, plai
 SENT = ("keys", "shares of their keys", "uploads", "shares to unmask the sum")
 
 
-@pytest.mark.parametrize(
-    ("stage", "what"),
-    [
-        pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
-        for stage, what in zip(STAGES, SENT, strict=True)
-    ],
-)
+@pytest.mark.parametrize(("stage", "what"), [
+    pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
+    for stage, what in zip(STAGES, SENT, strict=True)
+])  # fmt: skip
 def test_too_few_sites_change_nothing(
     stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: Printed
 ) -> None:
@@ -629,19 +626,16 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     assert not re.search("ditto|fedrep|per-fedavg|pfedme", with_dp[0].partition("choose")[2]), with_dp[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("merging", "median",
-         "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
-        ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
-        ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
-        ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
-        ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
-        ("baselines", "fedtgp", ""),
-        ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("merging", "median",
+     "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
+    ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
+    ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
+    ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
+    ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
+    ("baselines", "fedtgp", ""),
+    ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
+])  # fmt: skip
 def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
     if key != "baselines":
         assert refusal({"secagg": True, key: value}).startswith(said)

@@ -380,18 +380,15 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
     assert "waiting for approval" in hospitals.answer("north", signed(hospitals.config(), until=str(TODAY)))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"study-sites": "north:x"}, "study-sites: 'north:x' must be NAME:KEY"),
-        ({"study-until": "soon"}, "study-until = 'soon': must be a day"),
-        ({"study": "a/b"}, "study = 'a/b': must be made of"),
-        ({"study-by": "jane"}, "study-by: 'jane' must be NAME:KEY"),
-        ({"study-by": f"jane:{'A' * 43}, mallory:{'B' * 43}"}, "study-by: 'jane:A+, mallory:B+' must be NAME:KEY"),
-        ({"study": ""}, "only with a study"),
-        ({"study-signature": ""}, "not signed; protofl study sign"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "text"), [
+    ({"study-sites": "north:x"}, "study-sites: 'north:x' must be NAME:KEY"),
+    ({"study-until": "soon"}, "study-until = 'soon': must be a day"),
+    ({"study": "a/b"}, "study = 'a/b': must be made of"),
+    ({"study-by": "jane"}, "study-by: 'jane' must be NAME:KEY"),
+    ({"study-by": f"jane:{'A' * 43}, mallory:{'B' * 43}"}, "study-by: 'jane:A+, mallory:B+' must be NAME:KEY"),
+    ({"study": ""}, "only with a study"),
+    ({"study-signature": ""}, "not signed; protofl study sign"),
+])  # fmt: skip
 def test_a_wrong_study_is_refused_by_key_and_value(wrong: dict[str, str], text: str, hospitals: Hospitals) -> None:
     with pytest.raises(SettingsError, match=text):
         run_federation(signed(hospitals.config()) | wrong, nodes=hospitals.nodes)
@@ -523,17 +520,14 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals: Hospi
 GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "refused"),
-    [
-        ({}, {}, True),
-        ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
-        ({}, {"algo": "fedavg"}, False),  # other uploads
-        ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
-        ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
-        (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "refused"), [
+    ({}, {}, True),
+    ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
+    ({}, {"algo": "fedavg"}, False),  # other uploads
+    ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
+    ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
+    (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
+])  # fmt: skip
 def test_no_difference_of_two_sums_is_an_upload(
     first: dict[str, Any], second: dict[str, Any], refused: bool, hospitals: Hospitals
 ) -> None:

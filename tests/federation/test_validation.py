@@ -209,18 +209,15 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp
 # -- wrong settings ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
-        ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
-        ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
-        ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
-        ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
-        ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
-         "early-stopping-metric = 'prototype': this run measures head"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
+    ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
+    ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
+    ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
+    ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
+    ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
+     "early-stopping-metric = 'prototype': this run measures head"),
+])  # fmt: skip
 def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
