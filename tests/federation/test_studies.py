@@ -62,6 +62,17 @@ class Hospitals(Three):
     def consent(self, site: str) -> Path:
         return self.state(site) / "sites" / site
 
+    def request(self, config: dict[str, Any]) -> Path:
+        """What north has noted of a run that asks to be approved."""
+        return self.consent("north") / "studies" / f"{Study.of(config).id}.json"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The entries of the log of north."""
+        return [entry for _, entry, _ in audit.entries(self.consent("north") / audit.FILE)]
+
+    def rows(self, run: str) -> list[dict[str, Any]]:
+        return RunFolder(self.folder / "runs" / run).rows()
+
     def keys(self, *sites: str) -> str:
         return named(**{site: self.consent(site) for site in sites})
 
@@ -107,7 +118,8 @@ def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
 
 
 def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospitals: Hospitals) -> None:
-    config = hospitals.config()
+    """A line of the log about a baseline names the baseline."""
+    config = hospitals.config(baselines="local", min_clients=3)
     OPENED.clear()
     with pytest.raises(FederationError) as refusal:
         run_federation(config, nodes=hospitals.nodes)
@@ -125,6 +137,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     outcome = run_federation(config, nodes=hospitals.nodes, run_id=2)
     assert images_opened() >= 24
     assert set(outcome.summary["clients"]) == set(NAMES)
+    assert [line["algo"] for line in hospitals.lines() if line.get("kind") == "train"] == ["fedproto", "local"]
 
 
 def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospitals, monkeypatch: Patch) -> None:
@@ -198,7 +211,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals: Hospitals, monke
     assert hospitals.answer("north", config, 2) == ""
     assert "north has had 3 introductions of a run without a study" in hospitals.answer("north", config, 2)
     assert "north takes part in 1 runs of a run without a study" in hospitals.answer("north", config, 3)
-    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
+    path = hospitals.request(config)
     consent.write(path, replace(consent.read(path), until=yesterday))
     assert f"at north ended on {yesterday}" in hospitals.answer("north", config, 2)
 
@@ -212,7 +225,7 @@ def test_a_server_asks_no_more_than_it_needs(words: tuple[str, ...], hospitals: 
     hospitals.ask_and_decide(config, words=("approve", *words))
     outcome = run_federation(config, nodes=hospitals.nodes)  # honest, and the dearest
     assert outcome.summary["rounds"] == 2
-    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
+    path = hospitals.request(config)
     before, limit = consent.read(path).messages, most * (2 + 1) * 2 * consent.MOST_MESSAGES
     assert len([1 for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2]) == before + 2  # introductions
     assert before < limit / most / 2
@@ -262,7 +275,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     hospitals.nodes[2]["min-class-samples"] = 2
     hospitals.ask_and_decide(config, "north", words=("approve", "--runs", "9", "--until", "2099-01-01"))
     assert f", until {limits['until']}, 2 runs, in " in hospitals.capsys.readouterr().out
-    (*_, entry) = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
+    *_, entry = hospitals.lines()
     assert entry.items() >= {**limits, "decision": "approved", "purpose": "which valves leak"}.items()
     assert (entry["signed"], entry["demands"]) == (config["study-by"], {"min-class-samples": 2})
     content = json.loads(hospitals.shown("requests", "--json"))
@@ -286,11 +299,10 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospital
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
     config = hospitals.config()
     hospitals.answer("north", config)
-    path = hospitals.consent("north") / "studies" / f"{Study.of(config).id}.json"
     hospitals.nodes[2]["max-rounds"] = 1
-    other = hospitals.config(rounds=2)
-    assert "this site takes at most 1" in hospitals.answer("north", other)
+    assert "this site takes at most 1" in hospitals.answer("north", hospitals.config(rounds=2))
     hospitals.decide(config, "north")
+    path = hospitals.request(config)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": content["settings"] | {"lr": 1.0}}))
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
@@ -436,7 +448,7 @@ def test_a_sum_is_with_no_other(server: str, stage: str, record: str, hospitals:
 
     with pytest.raises(FederationError):
         run_federation(config | {"run-name": "false"}, nodes=hospitals.nodes, tamper=invented, run_id=6)
-    rows = [json.loads(line) for line in (hospitals.folder / "runs/false/metrics.jsonl").read_text().splitlines()]
+    rows = hospitals.rows("false")
     assert all(row["void"] for row in rows[(server, stage) == ("honest", "train") :])
     if server == "hostile":
         at = "unmask" if stage == "train" else "share"
@@ -512,9 +524,8 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals: Hospi
     hospitals.ask_and_decide(config)
     with pytest.raises(FederationError):
         run_federation(config | {"run-name": "few"}, nodes=hospitals.nodes)
-    rows = [json.loads(line) for line in (hospitals.folder / "runs/few/metrics.jsonl").read_text().splitlines()]
-    assert all(row["void"] for row in rows)
-    assert "fewer than 6" in str(rows[0])
+    assert all(row["void"] for row in hospitals.rows("few"))
+    assert "fewer than 6" in str(hospitals.rows("few")[0])
 
 
 GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
@@ -598,9 +609,8 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals:
 
 @pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])
 def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str, hospitals: Hospitals) -> None:
-    log_with(hospitals.consent("north"), 2)
-    with (hospitals.consent("north") / audit.FILE).open("a") as log:
-        log.write(line + "\n")
+    log = log_with(hospitals.consent("north"), 2)
+    log.write_text(f"{log.read_text()}{line}\n")
     for options in ((), ("--json",)):
         assert "line 3" in hospitals.shown("audit", *options, status=1)
 
@@ -628,7 +638,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospita
     assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-1])
     log = hospitals.consent("north") / audit.FILE
     assert not wrong_in(log)
-    lines = [entry for _, entry, _ in audit.entries(log)]
+    lines = hospitals.lines()
     assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1]
     assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
@@ -636,18 +646,9 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospita
     assert "rounds = 5000" in hospitals.answer("north", most)
 
 
-def test_a_line_about_a_baseline_names_the_baseline(hospitals: Hospitals) -> None:
-    config = hospitals.config(baselines="local", min_clients=3)
-    hospitals.ask_and_decide(config)
-    run_federation(config, nodes=hospitals.nodes)
-    lines = [entry for _, entry, _ in audit.entries(hospitals.consent("north") / audit.FILE)]
-    assert [entry["algo"] for entry in lines if entry.get("kind") == "train"] == ["fedproto", "local"]
-
-
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     path = log_with(tmp_path, 3)
-    with path.open("a") as log:
-        log.write('{"time": "2026')
+    path.write_text(path.read_text() + '{"time": "2026')
     assert wrong_in(path)
     audit.append(tmp_path, study="s", decision="approved")
     assert not wrong_in(path)
