@@ -213,9 +213,7 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_strangers_model_gives_one_clear_error(
-    run: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
     out, image = taken_out(run, tmp_path / "model"), str(images / "0000.png")
     whole = (out / WEIGHTS).read_bytes()
     for name, (changes, said) in CRAFTED.items():
