@@ -1,4 +1,4 @@
-"""A validation part in whole runs: its figures beside those of test data, and who chooses by it."""
+"""Figures beside accuracy on test data in whole runs: a validation part, who chooses by it, and balanced accuracy."""
 
 import json
 from dataclasses import replace
@@ -237,3 +237,36 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     assert outcome.summary["rounds"] == best["after"] + 2 or outcome.summary["rounds"] == 4
     models = [TrainedModel.read(file) for file in outcome.folder.glob(f"clients/*/{BEST}")]
     assert [model.card.round for model in models] == [best["after"]] * 3
+
+
+# -- balanced accuracy stands beside accuracy by itself where simulated clients divide uneven classes, only there ------
+
+
+def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **more: Any) -> Outcome:
+    labels, file = np.repeat([0, 1], counts), folder / "data.npz"
+    np.savez(file, inputs=np.random.default_rng(0).normal(size=(len(labels), 4)), labels=labels)
+    data = {"dataset": "arrays", "data_dir": str(file), "classes": "a,b", "partition": "iid", "models": "mlp-1"}
+    return run_federation(run_config(folder, algo="fedproto", rounds=1, **data | more), 3, nodes=nodes)
+
+
+def test_balanced_accuracy_stands_everywhere(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Metrics": (charts.metrics,)})  # all take seconds
+    outcome = uneven(tmp_path, (130, 60))
+    assert set(outcome.summary["metrics"]) == {"prototype/balanced-accuracy", "head/balanced-accuracy"}
+    by_client = [client["metrics"]["head/balanced-accuracy"] for client in outcome.rows[-1]["clients"].values()]
+    assert outcome.summary["metrics"]["head/balanced-accuracy"]["mean"] == pytest.approx(np.mean(by_client))
+    assert "head/balanced-accuracy" in capsys.readouterr().out
+    assert "head/balanced-accuracy" in page(RecordedRun(outcome.folder))
+
+
+@pytest.mark.parametrize(
+    ("counts", "settings"), [((120, 60), {}), ((130, 60), {"secagg": True}), ((130, 60), {"dp": "sample"})]
+)
+def test_nor_where_they_are_even_or_hidden(counts: tuple[int, int], settings: dict[str, Any], tmp_path: Path) -> None:
+    assert not uneven(tmp_path, counts, **settings).summary["metrics"]
+
+
+def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path: Path) -> None:
+    own = {"dataset": "arrays", "data-dir": str(tmp_path / "data.npz"), "classes": "a,b"}
+    nodes = {1000 + n: {"site-name": f"site-{n}", "arch": "mlp-1", **own} for n in range(2)}
+    assert not uneven(tmp_path, (130, 60), nodes, partition="own", num_clients=2).summary["metrics"]
