@@ -15,12 +15,11 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import both, lost, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
+from tests.support.harness import LocalGrid, Nodes, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 from tests.support.sites import real_sites
 
 SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
-Nodes = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +57,14 @@ def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(sim
         if simulated:
             grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()  # type: ignore[attr-defined]
 
-    config = run_config(tmp_path, **SMALL)
+    config, how = run_config(tmp_path, **SMALL), {"tamper": on_round(2, 1002, died), "on_grid": simulate}
     if not simulated:
-        rows = run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate).rows
+        rows = run_federation(config, **how).rows
         assert [list(row["failed"]) for row in rows if row["kind"] == "round"] == [[], ["site-2"], [], []]
         return
     wanted = run_federation(run_config(tmp_path / "whole", **SMALL))
     with pytest.raises(FederationError, match=r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"):
-        run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate)
+        run_federation(config, **how)
     assert_same(run_federation(config | {"resume": True}, run_id=2), wanted)
 
 

@@ -23,6 +23,7 @@ from tests.support.declared import MINIMISED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LONG, RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.results import without_times
+from tests.support.sites import real_sites
 
 
 @pytest.mark.parametrize("arrive", [True, False])
@@ -83,8 +84,7 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
     data: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 300, "test_samples": 150}
     config = run_config(tmp_path, algo=algo, rounds=6, models="htcnn-3", batch_size=10, **data)
     outcome = run_federation(config | LONG, clients=2)
-    for kind, figures in outcome.summary["accuracy"].items():
-        assert figures["mean"] > 0.75, kind
+    assert all(figures["mean"] > 0.75 for figures in outcome.summary["accuracy"].values())
     if algo in WITHOUT_HEAD:
         before, after = outcome.rows[0]["accuracy"]["prototype"], outcome.summary["accuracy"]["prototype"]
         assert after["mean"] > before["mean"] + 0.02
@@ -104,20 +104,18 @@ def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Pa
 
 
 def test_node_ids_do_not_matter(tmp_path: Path) -> None:
-    facts = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
-    forward = {100 + i: dict(one) for i, one in enumerate(facts)}
-    backward = {900 - i: dict(one) for i, one in reversed(list(enumerate(facts)))}
-    first = run_federation(run_config(tmp_path / "forward", participation=0.5), nodes=forward)
-    second = run_federation(run_config(tmp_path / "backward", participation=0.5), nodes=backward)
-    assert without_times(first.rows) == without_times(second.rows)
+    rows = []
+    for name, ids in (("forward", {100 + i: i for i in range(4)}), ("backward", {900 - i: i for i in (3, 2, 1, 0)})):
+        nodes = {node: {"partition-id": i, "num-partitions": 4} for node, i in ids.items()}
+        rows.append(run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes).rows)
+    assert without_times(rows[0]) == without_times(rows[1])
 
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
-    nodes = {i: {"partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / f"disk{i}")} for i in (0, 1)}
-    outcome = run_federation(run_config(tmp_path), nodes={7 + node: facts for node, facts in nodes.items()})
+    outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
     for i in (0, 1):
-        folder = tmp_path / f"disk{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
-        assert [file.parent for file in (tmp_path / f"disk{i}").rglob("*.safetensors")] == [folder] * 2
+        folder = tmp_path / f"disk-{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
+        assert [file.parent for file in (tmp_path / f"disk-{i}").rglob("*.safetensors")] == [folder] * 2
     assert not (outcome.folder / "clients").exists()
 
 
@@ -151,8 +149,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], dict[int, dict[str, An
     "feature-shift": (DataError, {"dataset": "digits"}, None),
     "3 of 5 clients were ready after 1 s (join-timeout)": (FederationError, {"num_clients": 5}, None),
     "min-replies = 4: a round asks only 3 sites": (FederationError, {"min_replies": 4}, None),
-    "a round asks only 2 sites (participation = 0.5)": (FederationError, {"min_replies": 3, "participation": 0.5},
-        None),
+    "only 2 sites (participation = 0.5)": (FederationError, {"min_replies": 3, "participation": 0.5}, None),
     "num-clients = 0": (FederationError, {"join_timeout": 1e9}, {1: {"site-name": "north", "partition-id": 0}}),
     "the sites differ in arch": (FederationError, {"algo": "fedavg"}, {1: {"partition-id": 0, "num-partitions": 2},
         2: {"partition-id": 1, "num-partitions": 2, "arch": "mnist-cnn"}}),

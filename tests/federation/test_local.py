@@ -141,13 +141,11 @@ def test_as_many_clients_share_a_gpu_as_fit(
     assert f"{clients} clients at a time" in said
 
 
-@pytest.mark.parametrize(("answer", "status"), [("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)])
-def test_a_machine_without_a_usable_gpu_changes_nothing(answer: str, status: int, machine: Any) -> None:
-    machine(answer, status=status)
-    assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
-
-
-def test_nor_is_there_any_where_none_is_wanted_or_seen(machine: Any, monkeypatch: Patch) -> None:
+def test_a_machine_without_a_usable_gpu_changes_nothing(machine: Any, monkeypatch: Patch) -> None:
+    """Nor where none is wanted or seen."""
+    for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
+        machine(answer, status=status)
+        assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
     machine("NVIDIA H100, 80000\\n")
     assert local.workers_for({}, "cpu") == 16
     for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):

@@ -83,9 +83,8 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
-    _, found = findings(
-        tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=0.2, train_samples=60, min_class_samples=4
-    )
+    uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
+    _, found = findings(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
     assert ("prototypes", "1 to 3") not in found
     assert ("prototypes", "all") in found
 
@@ -100,12 +99,12 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) 
     assert not closed["prototypes", "all"]["above_chance"]
 
 
-def test_a_run_whose_models_are_elsewhere_is_refused(tmp_path: Path) -> None:
-    folder = run_federation(run_config(tmp_path, **FEW | {"rounds": 1, "state_dir": str(tmp_path / "disk")}), 2).folder
-    with pytest.raises(SettingsError, match="no model of the client; give a finished simulation"):
-        audit(folder)
-
-
-def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="nothing to attack: with secure aggregation no message is that of one cli"):
-        findings(tmp_path, "fedproto", secagg=True)
+@pytest.mark.parametrize(("more", "said"), [
+    ({"secagg": True}, "nothing to attack: with secure aggregation no message is that of one client"),
+    ({"state_dir": "disk"}, "no model of the client; give a finished simulation"),
+])  # fmt: skip
+def test_where_there_is_nothing_to_attack_it_says_so(more: Any, said: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Sums over the clients are no message of one, and the models of machines are elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=said):
+        findings(tmp_path, "fedproto", **more)

@@ -8,7 +8,6 @@ most (e^ε − 1 + 2 δ) / (e^ε + 1) (Kairouz, Oh and Viswanath, "The Compositi
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,8 @@ class Victim:
         if reply.has_content():
             figures[:] = [reply.content["report"][f"correct.{kind}"] for kind in ("head", "prototype")]
         if reply.has_content() and kind == MessageType.TRAIN:
-            weights = np.concatenate([values_of(one).ravel() for one in reply.content["weights"].values()]).astype(
-                float
-            )
+            sent = [values_of(one).ravel() for one in reply.content["weights"].values()]
+            weights = np.concatenate(sent).astype(float)
             its = {name: values_of(one) for name, one in reply.content["prototypes"].items()}
             table[its["labels"]] = np.c_[its["means"], its["counts"], np.ones(len(its["labels"]))]
         numbers = np.concatenate([weights, table.ravel(), figures, [reply.has_error()]])
@@ -171,18 +169,14 @@ def no_guard_of_tables(monkeypatch: Patch) -> None:
 
 def no_guard_of_gradients(monkeypatch: Patch) -> None:
     """A gradient that is not finite passes the clip."""
-    monkeypatch.setattr(
-        PrivateStep, "_cut", lambda step, gradients: {name: one.sum(0) for name, one in gradients.items()}
-    )
+    monkeypatch.setattr(PrivateStep, "_cut", lambda _, gradients: {name: one.sum(0) for name, one in gradients.items()})
 
 
 FAULTS = [("train", a_tenth), ("test", exact_figures), ("train", no_guard_of_tables), ("train", no_guard_of_gradients)]
 
 
 @pytest.mark.parametrize(("part", "fault"), FAULTS)
-def test_the_attack_finds_a_fault_that_is_planted(
-    part: str, fault: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_attack_finds_a_fault_that_is_planted(part: str, fault: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     fault(monkeypatch)
     least, _ = advantage(victim, 150 if fault is a_tenth else 30, monkeypatch)

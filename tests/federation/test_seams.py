@@ -11,7 +11,6 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.trained import TrainedModel
@@ -19,7 +18,7 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.support.attacks import interrupted
 from tests.support.given import Patch
-from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
+from tests.support.harness import CACHE, RUN_ID, LocalGrid, refusal, run_config
 
 PATIENTS = 120
 
@@ -47,16 +46,11 @@ def table(folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def asked(
-    node: dict[str, Any],
-    config: dict[str, Any],
-    kind: str,
-    number: int = 1,
-    run_history: str = str(RUN_ID),
-    run_id: int = RUN_ID,
-    name: str = "study",
+    node: Any, config: Any, kind: str, number: int = 1, history: str = "", run_id: int = RUN_ID, name: str = "study",
     **records: Any,
-) -> Message:
-    instructions = pack_instructions(Instructions(number, name, RunHistory.parse(run_history)))
+) -> Message:  # fmt: skip
+    """The reply to a message of a round of a run that says what came before it."""
+    instructions = pack_instructions(Instructions(number, name, RunHistory.parse(history or str(run_id))))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
     grid = LocalGrid(config, {7: node}, run_id=run_id)
     grid.push_messages([Message(content, 7, kind, group_id=str(number))])
@@ -136,8 +130,8 @@ def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path:
     node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
     answered = []
     for number in range(1000):
-        kind, run = MessageType.EVALUATE if number % 2 else MessageType.TRAIN, RUN_ID + number // 10
-        reply = asked(node, config, kind, 1 + number // 2 % 4, str(run), run)
+        kind = MessageType.EVALUATE if number % 2 else MessageType.TRAIN
+        reply = asked(node, config, kind, 1 + number // 2 % 4, run_id=RUN_ID + number // 10)
         answered += [] if reply.has_error() else [number]
     assert answered
     assert len(answered) < 50
@@ -150,8 +144,7 @@ def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(demand: di
     node = site(tmp_path, **demand, **{"partition-id": 0, "num-partitions": 1})
     del node["test-from"]
     config = table(tmp_path, dp="sample", norm="group") | {"secagg": "require-secagg" in demand}
-    with pytest.raises(SettingsError, match="node-config: partition-id: "):
-        Settings.from_run_config(config, node)
+    assert "node-config: partition-id: " in refusal(config, node)
 
 
 NETWORK = """

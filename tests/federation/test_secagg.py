@@ -20,7 +20,6 @@ from client_app.app import app as client_app
 from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SIGNATURE
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
@@ -32,7 +31,7 @@ from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, from_node, silent, values_of, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
+from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
 
 CLIENTS = 4
@@ -561,12 +560,6 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | config, node)
-    return str(caught.value)
-
-
 OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh")
 WHY = {
     **dict.fromkeys(OF_PROTOTYPES, "its server does more with the clients' prototypes than average them"),
@@ -584,7 +577,7 @@ WHY = {
 @pytest.mark.parametrize("algo", CATALOG)
 def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     if algo not in WHY:
-        Settings.from_run_config(default_run_config() | {"algo": algo, "secagg": True, "rounds": 1})
+        settings_of({"algo": algo, "secagg": True, "rounds": 1})
         return
     said = refusal({"algo": algo, "secagg": True})
     why = f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; choose an algo of local, fedavg"
@@ -609,7 +602,7 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
 
 def test_one_round_without_training_is_one_sum() -> None:
     for more in ({"rounds": 1}, {"local-steps": 5}):
-        Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0} | more)
+        settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
 @pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
@@ -625,7 +618,7 @@ def test_a_site_may_take_part_in_nothing_else() -> None:
     node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
     said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"{said}; set secagg = true"
-    Settings.from_run_config(default_run_config() | {"secagg": True}, node)
+    settings_of({"secagg": True}, node)
     assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
 
 

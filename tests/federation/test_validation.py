@@ -49,9 +49,8 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_sampl
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
 def test_validation_figures_stand_beside_those_of_test_data(algo: str, tmp_path: Path, capsys: Printed) -> None:
-    more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
-    more["early_stopping_metric"] = "head/auc"
-    outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
+    more = {"validation_fraction": 0.3, "metrics": "auc", "early_stopping_metric": "head/auc"}
+    outcome = run_federation(run_config(tmp_path, algo=algo, callback="tensorboard", **SMALL, **more), clients=3)
     assert not any(outcome.summary["trouble"].values())
     for row in outcome.rows:
         assert set(row["validation"]) == {*row["accuracy"], *row["metrics"]}
@@ -104,9 +103,8 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
                 lines.append(f"{(number + (split == 'validation')) % 2},{split},{x:.3f},{y:.3f}")
         folder.mkdir(exist_ok=True)
         (folder / f"{site}.csv").write_text("\n".join(lines))
-    own = {"dataset": "arrays", "partition": "own", "models": "table3"}
-    small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
-    small |= {"seed": 1}
+    own = {"dataset": "arrays", "partition": "own", "models": "table3", "train_samples": 0, "num_clients": 2, "seed": 1}
+    small = {"rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
     return run_config(folder, **own | small | more), north_and_south(folder)
 
 

@@ -8,6 +8,7 @@ means) of the model that the client keeps, and none is the feature of a single s
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,8 @@ from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE
 from tests.support.given import Patch, Printed
-from tests.support.harness import CACHE, LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -60,10 +62,10 @@ def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **se
 
 def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
     """Node configs of machines with operators, who have files of their own, too."""
-    place = {"num-partitions": CLIENTS, "data-dir": "/srv/ours", **CACHE, **more}
-    return {1000 + i: {"partition-id": i, "state-dir": f"{folder}/private-disk-{i}", **place} for i in range(CLIENTS)}
+    return real_sites(CLIENTS, folder / "private-disk", **{"data-dir": "/srv/ours"} | more)
 
 
+State = dict[str, torch.Tensor]
 TRAINED: dict[str, dict[str, Any]] = {}
 """Site -> its modules when it had packed its upload, in the last run's last round: its model, what it sends."""
 
@@ -78,9 +80,7 @@ def _trained(monkeypatch: Patch) -> None:
         modules = {name: getattr(self, name).state_dict() for name in sent}
         if declared.since:
             modules["since"] = getattr(self, declared.since)
-        TRAINED[self.client.name] = {
-            name: {key: value.clone() for key, value in one.items()} for name, one in modules.items()
-        }
+        TRAINED[self.client.name] = deepcopy(modules)
         return packed_state(self)
 
     TRAINED.clear()
@@ -93,11 +93,8 @@ def _trained(monkeypatch: Patch) -> None:
 def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
     """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read."""
     found, arrays = read_anew(algo, kind, text)
-    if kind == MessageType.QUERY:
-        assert found == {"site"}
-        return {}
-    if kind == MessageType.EVALUATE:
-        assert found == {"report"}
+    if kind != MessageType.TRAIN:
+        assert found == {"site" if kind == MessageType.QUERY else "report"}
         return {}
     wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
@@ -159,9 +156,7 @@ def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np
         assert arrays["counts"].tolist() == [int((labels == label).sum()) for label in arrays["labels"]]
 
 
-def in_place_of_factors(
-    sent: dict[str, np.ndarray], after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
-) -> dict[str, np.ndarray]:
+def in_place_of_factors(sent: dict[str, np.ndarray], after: State, before: State) -> dict[str, np.ndarray]:
     """The weights whose change was sent, without what two factors leave out: the smallest singular values, 5 % at most.
 
     Factors are fewer numbers than the matrix.
@@ -237,9 +232,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 ASKED: dict[str, dict[str, Any]] = {
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
-    "masks": {"secagg": True},
-    "masks and an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9,
-        "validation_fraction": 0.3},
+    "masks, an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9, "validation_fraction": 0.3},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
     "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
 }  # fmt: skip
@@ -376,18 +369,13 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
 
 
 def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) -> None:
-    def least(node: dict[str, Any], run: int) -> int:
-        client = client_of(run_config(tmp_path, min_class_samples=run), **{"site-name": "north", **node})
-        return client.settings.privacy.min_class_samples
-
-    assert least({"min-class-samples": 5}, 1) == 5
-    assert least({"min-class-samples": 5}, 9) == 9
-    assert least({}, 3) == 3
+    """A client without a class of enough samples says so at once."""
+    north = {"site-name": "north"}
+    for more, run, least in (({"min-class-samples": 5}, 1, 5), ({"min-class-samples": 5}, 9, 9), ({}, 3, 3)):
+        client = client_of(run_config(tmp_path, min_class_samples=run), **north | more)
+        assert client.settings.privacy.min_class_samples == least
     with pytest.raises(SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"):
-        least({"min-class-samples": "many"}, 1)
-
-
-def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Path) -> None:
+        client_of(run_config(tmp_path), **north, **{"min-class-samples": "many"})
     with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
         unequal(tmp_path, "fedproto", 999)
 
@@ -411,9 +399,8 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 @pytest.mark.parametrize("least", [2, 25])
 def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tmp_path: Path) -> None:
     """With 20 of them where ``min-class-samples`` is less; test and validation samples each for themselves."""
-    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2,
-        "total_samples": 900}  # fmt: skip
-    outcome = unequal(tmp_path, "fedproto", least, test_samples=19 if least == 2 else 24, **more)
+    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2}
+    outcome = unequal(tmp_path, "fedproto", least, total_samples=900, test_samples=19 if least == 2 else 24, **more)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     seen = set()
@@ -458,30 +445,13 @@ Pack = Callable[..., Any]
 
 
 def packs(change: Callable[[Any], Any]) -> Callable[[Pack], Pack]:
-    """What is packed honestly, changed."""
-
-    def changed(honest: Pack) -> Pack:
-        def pack(*args: Any) -> Any:
-            record = honest(*args)
-            change(record)
-            return record
-
-        return pack
-
-    return changed
+    """What is packed honestly, changed in place."""
+    return lambda honest: lambda *args: [record := honest(*args), change(record)][0]
 
 
 def more_bytes(content: RecordDict) -> None:
     means = content.array_records["prototypes"]["means"]
     content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
-
-
-def adds_field(honest: Pack) -> Pack:
-    return lambda card: ConfigRecord({**honest(card), "counts": [10, 20]})
-
-
-def tells_a_path(honest: Pack) -> Pack:
-    return lambda card: ConfigRecord({**honest(card), "domain": "/srv/scans"})
 
 
 def sends_a_sample(honest: Pack) -> Pack:
@@ -506,7 +476,8 @@ MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
         "an undeclared number losses.first-feature"),
     "a list in place of a number": (records, "pack_report", packs(lambda one: one.update({"train_samples": [10, 20]})),
         "not a single number"),
-    "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
+    "a path in the introduction": (records, "pack_site_card", packs(lambda one: one.update({"domain": "/srv/scans"})),
+        "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }  # fmt: skip
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")
@@ -528,10 +499,8 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
-    site = client_of(small_config(tmp_path, "local"), 1)
-    honest, more = (
-        RecordDict({"site": pack(card_of(site, 1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
-    )
+    card = pack_site_card(card_of(client_of(small_config(tmp_path, "local"), 1), 1, ""))
+    honest, more = (RecordDict({"site": one}) for one in (card, ConfigRecord({**card, "counts": [10, 20]})))
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))

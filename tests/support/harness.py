@@ -12,8 +12,9 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
 from client_app.client import Client
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
-from protofl_common.experiment.settings import default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools import local
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
@@ -102,6 +103,18 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     small |= {} if "dataset" in named else {"image-size": 16}
     return default_run_config() | small | named
+
+
+def settings_of(config: dict[str, Any], node: dict[str, Any] | None = None) -> Settings:
+    """The settings of a run at a node; the defaults where its configuration says nothing."""
+    return Settings.from_run_config(default_run_config() | config, node)
+
+
+def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
+    """What is said of settings that cannot be."""
+    with pytest.raises(SettingsError) as caught:
+        settings_of(config, node)
+    return str(caught.value)
 
 
 def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: Any) -> list[dict[str, Any]]:

@@ -149,11 +149,7 @@ def assert_equal(found: State, wanted: State) -> None:
 
 def assert_close(found: State, wanted: State) -> None:
     """All of them, up to the rounding of float32."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def model_left(folder: Path, site: str) -> State:
@@ -213,9 +209,7 @@ def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None
     """Down to training and to the final evaluation, and up from training: these, and nothing else."""
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
-        for content, travel in (
-            (message.content, kind != MessageType.QUERY),
-            (reply.content, kind == MessageType.TRAIN),
-        ):
+        up = (reply.content, kind == MessageType.TRAIN)
+        for content, travel in ((message.content, kind != MessageType.QUERY), up):
             assert [set(record) for record in content.array_records.values()] == [set(names)] * travel
             assert list(content.array_records) == ["weights"] * travel
