@@ -101,12 +101,16 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
 
-def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: Printed) -> None:
-    nodes = four()
-    config = run_config(tmp_path, algo="fedavg", **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=restarts(nodes, arch="mnist-cnn"))
+def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(tmp_path: Path, capsys: Printed) -> None:
+    nodes, other = four(), {"arch": "mnist-cnn"}
+    extra = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, **other}
+    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, extra) and reply)
+    config = run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=both(joins, restarts(nodes, **other)))
     assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
-    assert "1 client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 client cannot take part: extra: the sites differ in arch" in said
+    assert "1 client cannot take part: site-2: the sites differ in arch" in said
 
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
@@ -146,15 +150,6 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path:
     assert first.metadata.group_id == "3"
     assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
-
-
-def test_a_late_client_that_does_not_fit_is_told_and_left_out(tmp_path: Path, capsys: Printed) -> None:
-    nodes = four()
-    facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
-    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
-    outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
-    assert [row["valid"] for row in outcome.rows] == [4] * 5
-    assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
 
 
 def a_round_late(grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN) -> Tamper:

@@ -35,19 +35,15 @@ def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_pa
     assert on_gpu == on_cpu
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"batch_size": 8},
-        {"momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True},
-        {"optimizer": "adam"},
-        {"models": "resnet4-imagenet-stem", "batch_size": 19},
-        {"positive_rate": 0.5, "pu_weight": 1.0},
-        {"backbones": "glyphs"},
-        {"local_epochs": 3, "algo": "fedtgp", "fedtgp__server_batch_size": 4},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"batch_size": 8},
+    {"momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True},
+    {"optimizer": "adam"},
+    {"models": "resnet4-imagenet-stem", "batch_size": 19},
+    {"positive_rate": 0.5, "pu_weight": 1.0},
+    {"backbones": "glyphs"},
+    {"local_epochs": 3, "algo": "fedtgp", "fedtgp__server_batch_size": 4},
+], ids=str)  # fmt: skip
 def test_so_it_does_with_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     on_cpu, on_gpu = on_both(tmp_path, changes)
     assert on_gpu == on_cpu

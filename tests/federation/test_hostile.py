@@ -19,23 +19,8 @@ from protofl_common.wire.payloads import RAW
 from server_app.network.membership import FederationError
 from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from tests.support.attacks import (
-    Change,
-    by,
-    card_with,
-    claims,
-    extra,
-    flipped,
-    from_node,
-    prototypes_with,
-    raw,
-    replayed,
-    report_with,
-    scaled,
-    silent,
-    values_of,
-    weights_scaled,
-)
+from tests.support import attacks
+from tests.support.attacks import Change, by, card_with, extra, from_node, prototypes_with, raw, report_with, scaled
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
@@ -57,7 +42,7 @@ def federation(folder: Path, change: Change, algo: str = "fedproto", **settings:
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Algorithm -> the same run without the fourth client's replies."""
-    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
+    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), attacks.silent, algo))
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -106,7 +91,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "a gigabyte beside them": (extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
         "bytes of arrays, where a valid reply"),
     "a class it does not hold": (prototypes_with(labels=lacking_class), "did not declare when it joined"),
-    "labels flipped to others' classes": (flipped(10), "did not declare when it joined"),
+    "labels flipped to others' classes": (attacks.flipped(10), "did not declare when it joined"),
     "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
     "scaled by 2000": (scaled(2000), "times the round's median"),  # an absolute limit lets short ones grow by 10^6
     "a count below 1": (prototypes_with(counts=lambda n: n * 0), "count below 1"),
@@ -118,7 +103,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "an undeclared number": (report_with(losses__feature=0.5), "odd entry losses.feature"),
     "an undeclared text": (extra("note", ConfigRecord({"x": "y" * 10**6})), "records other than a report"),
     "a reply with a record more": (extra("more", MetricRecord({"x": 1})), "records other than a report"),
-    "a replayed reply": (replayed(), "a reply to round 1 in round"),
+    "a replayed reply": (attacks.replayed(), "a reply to round 1 in round"),
     "nothing in it": (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "records other"),
     "weights": (extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})), "undeclared array record"),
 }  # fmt: skip
@@ -161,7 +146,7 @@ def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without:
 
     def change(message: Message, reply: Message) -> Message:
         factor = float("nan") if message.metadata.group_id == "1" else 1e6
-        lie = weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
+        lie = attacks.weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
         return lie(message, reply)
 
     outcome = federation(tmp_path, change, algo)
@@ -175,7 +160,7 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
     def change(message: Message, reply: Message) -> Message:
         for name, array in reply.content.array_records["weights"].items():
             if name.endswith("running_var"):
-                array.data = (-30 * values_of(array)).astype("<f4").tobytes()
+                array.data = (-30 * attacks.values_of(array)).astype("<f4").tobytes()
         return from_node(message, reply)
 
     outcome = federation(tmp_path, change, "fedavg", models="resnet4-imagenet-stem")
@@ -225,7 +210,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> Non
     """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
     configs = {n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)}
-    outcomes = [run_federation(config, CLIENTS, tamper=claims(n)) for n, config in configs.items()]
+    outcomes = [run_federation(config, CLIENTS, tamper=attacks.claims(n)) for n, config in configs.items()]
     said = capsys.readouterr().out
     assert said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
     assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
@@ -240,7 +225,7 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
     def joins(message: Message, reply: Message) -> Message:
         if message.metadata.group_id == "1":
             nodes.setdefault(HOSTILE, late)
-        return claims(10**12)(message, reply) or reply
+        return attacks.claims(10**12)(message, reply) or reply
 
     run_federation(run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS), nodes=nodes, tamper=joins)
     assert "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)" in capsys.readouterr().out
@@ -303,9 +288,6 @@ def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path) -> None:
     assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1"}
 
 
-# -- introductions -----------------------------------------------------------------------------------------------------
-
-
 RUBBISH: list[tuple[str, Any]] = [("name", "../../etc"), ("name", ""), ("name", "x" * 10**6), ("name", "\x1b[2J"),
     ("partition", -1), ("train_samples", "30"), ("train_samples", 2**62), ("classes", [1, 2, 3]),
     ("classes", [b"zero"]), ("present", [0, 0]), ("present", [3, 1]), ("present", [10]), ("present", ["0"]),
@@ -324,15 +306,6 @@ def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     assert [bool(said.fullmatch(line)) for line in str(caught.value).splitlines()] == [True] * len(RUBBISH)
 
 
-# -- the first to answer decides nothing, and one site ends nobody's run -----------------------------------------------
-
-
-def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
-    """Five sites, of which four suffice; the introduction of the first to answer is changed."""
-    config = run_config(tmp_path, rounds=1, min_clients=4, **DIGITS | settings)
-    return run_federation(config, nodes=real_sites(5), tamper=by({1000: first}, MessageType.QUERY))
-
-
 @pytest.mark.parametrize(("algo", "claim", "why"), [
     ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
     ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
@@ -349,12 +322,14 @@ def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
     ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
 ])  # fmt: skip
 def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed) -> None:
-    """Its introduction claims the others' digest, and another model or division.
+    """Of five sites four suffice. Its introduction claims the others' digest, and another model or division.
 
     Heads are shared by all architectures: only what is built from the claim shows that its digest is false.
     """
     models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
-    outcome = introduced(tmp_path, first=card_with(**claim), algo=algo, **models)
+    config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, **DIGITS | models)
+    first = by({1000: card_with(**claim)}, MessageType.QUERY)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=first)
     assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
     assert [row["valid"] for row in outcome.rows] == [4, 4]
     assert f"site-0: {why}" in capsys.readouterr().out

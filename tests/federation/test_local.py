@@ -81,6 +81,8 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A wrong setting is the reason itself."""
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
@@ -89,10 +91,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
     config = run_config(tmp_path, dataset="digits", partition="iid")
     assert attempt(config, {"num-supernodes": 1}, lines.append) == (None, "failed: ZeroDivisionError: mine")
     assert any("in broken" in line for line in lines)
-
-
-def test_a_wrong_setting_is_the_reason(tmp_path: Path) -> None:
-    lines: list[str] = []
+    lines.clear()
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
     assert ended == (None, "rounds = 0: must be a number at least 1")
     assert lines[1:3] == ["protofl: this run cannot go on", "rounds = 0: must be a number at least 1"]

@@ -466,15 +466,12 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
 
 
-def test_its_entries_say_the_defaults() -> None:
+def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> None:
     shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
     made = [eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)}) for text in shown]
     assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
     for text, one in zip(shown, made, strict=True):
         assert re.findall(r"(\w+)=", text) == [field.name for field in dataclasses.fields(one)]
-
-
-def test_its_names_are_those_of_the_code() -> None:
     (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]

@@ -83,9 +83,6 @@ def small_batches(monkeypatch: Patch) -> None:
     monkeypatch.setattr(reading, "FILES", 64)
 
 
-# -- a model and its card ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algo", "among"), [*((algo, "all") for algo in CATALOG), *((algo, "own") for algo in ("fedavg", "fedproto"))]
 )
@@ -246,15 +243,13 @@ def test_the_temperature_makes_probabilities_true() -> None:
     assert fit_temperature(torch.full((3, 2), -math.inf), torch.tensor([0, 1, 1])) == 1.0
 
 
-# -- many files --------------------------------------------------------------------------------------------------------
-
-
 def card_of(shape: tuple[int, ...]) -> Any:
     """What of a model's card reading needs."""
     return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
 
 
 def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+    """Lines of JSON name what was left out, too."""
     out = tmp_path / "classes.csv"
     capsys.readouterr()
     assert main(["predict", str(model), str(images), "--out", str(out)]) == 3
@@ -270,12 +265,8 @@ def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp
     predictor = Predictor.load(model)
     pixels = [Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L") for file in good[:5]]
     wanted = predictor.predict(np.stack(pixels)[:, None])
-    assert [(int(row["label"]), float(row["distance"])) for row in rows[:5]] == [
-        (one.label, pytest.approx(one.distance, rel=1e-5)) for one in wanted
-    ]
-
-
-def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys: Printed) -> None:
+    assert [int(row["label"]) for row in rows[:5]] == [one.label for one in wanted]
+    assert [float(row["distance"]) for row in rows[:5]] == pytest.approx([one.distance for one in wanted], rel=1e-5)
     files = [str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png")]
     assert main(["predict", str(model), *files, "--json"]) == 3
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -283,7 +274,7 @@ def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys:
     assert "is not a readable image" in told[2]["error"]
 
 
-def test_a_long_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     strange = images.parent / "two\nlines.png"
     strange.write_bytes((images / "0000.png").read_bytes())
@@ -291,13 +282,11 @@ def test_a_long_path_stands_in_one_line(model: Path, images: Path, capsys: Print
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.endswith(f"  {images / '0000.png'}")
     assert second.endswith("two\\nlines.png")
-
-
-def test_a_name_that_is_no_text(model: Path, images: Path, tmp_path: Path) -> None:
-    name = tmp_path / b"\xff.png".decode(errors="surrogateescape")
+    name = images.parent / b"\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())
-    assert main(["predict", str(model), str(name), "--out", str(tmp_path / "a.csv")]) == 0
-    assert re.search(r"\\xff\.png,(prototype|head)", (tmp_path / "a.csv").read_text())
+    out = images.parent / "a.csv"
+    assert main(["predict", str(model), str(name), "--out", str(out)]) == 0
+    assert re.search(r"\\xff\.png,(prototype|head)", out.read_text())
 
 
 def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:

@@ -49,11 +49,6 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
 
 
-@pytest.fixture(scope="module")
-def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(tmp_path_factory.mktemp("fedplvm"), 5, algo="fedplvm", rounds=3)
-
-
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Site -> means and labels, from the wire."""
     found = {}
@@ -159,7 +154,8 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
     assert all("max-prototype-norm" in row[3] for row in rows)
 
 
-def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
+def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
+    fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3)
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
     *_, lines, _ = drawn(charts.numbers, fedplvm.folder, "line_chart")
@@ -175,10 +171,6 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     heading = page.texts.index("Lost replies", page.texts.index("Lost replies") + 1)  # the first one is a link to it
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
     assert not (outcome.folder / "prototypes.jsonl").exists()
-
-
-def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
-    assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
@@ -198,9 +190,6 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     assert len(page.table("round", "what")) == 9  # two missing and a void in each
 
 
-# -- what is recorded --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("points", "labels", "wanted"), [
     ([(0, 0), (3, 4), (0, 2)], [0, 1, 3], [2, 13**0.5, np.nan, 2, np.nan]),  # classes 2 and 4 are absent
     ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),  # prototypes of one class are no neighbours
@@ -212,13 +201,10 @@ def test_margins_in_the_plane(points: list[tuple[float, float]], labels: list[in
     np.testing.assert_allclose(found.numpy(), wanted)
 
 
-def test_too_many_prototypes_are_not_compared() -> None:
+def test_too_many_prototypes_are_not_compared_and_many_take_no_time() -> None:
+    """The margins of 20 clients with 100 classes: some 20 ms, on however busy a machine at most a second."""
     many = Prototypes(torch.zeros(MAX_COMPARED + 1, 2), torch.arange(MAX_COMPARED + 1))
     assert margins(many, MAX_COMPARED + 1).isnan().all()
-
-
-def test_margins_of_20_clients_with_100_classes_take_no_time() -> None:
-    """The bound is wide: machines may be busy; it takes some 20 ms."""
     sets = [Prototypes(torch.randn(100, 512), torch.arange(100)) for _ in range(20)]
     start = time.process_time()
     for one in sets:
@@ -258,4 +244,5 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), 2)
+    assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())

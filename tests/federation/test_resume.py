@@ -68,9 +68,6 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
-
-
 def refusal(config: dict[str, Any]) -> str:
     with pytest.raises((SettingsError, TensorFileError)) as caught:
         run_federation(config | {"resume": True}, CLIENTS, run_id=9)
@@ -130,7 +127,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(place: str, tmp
     assert_same(resumed, wanted)
 
 
-def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
+def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine", **SMALL)
     stop(config, "after the checkpoint", 1)
     folder = tmp_path / "runs" / "mine"
@@ -143,6 +140,9 @@ def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
         path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+    old = folder / FOLDER / "000001.safetensors"
+    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
 
 
 def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
@@ -156,14 +156,6 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys
     run_federation(config | {"resume": True}, CLIENTS, run_id=3)
     assert "resuming mine after round 2 of 3; round 3 is next" in (shown := capsys.readouterr().out)
     assert "other code" not in shown
-
-
-def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="mine", **SMALL)
-    old = tmp_path / "runs" / "mine" / FOLDER / "000001.safetensors"
-    old.parent.mkdir(parents=True)
-    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
 
 
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -29,7 +29,7 @@ from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import both, by, from_node, silent, values_of, when
+from tests.support.attacks import both, by, silent, values_of, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -54,12 +54,8 @@ def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
 def begun_anew(tamper: Tamper) -> Tamper:
     """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
 
-    def without(message: Message, reply: Message) -> Message | None:
-        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == 1001:
-            del reply.content[NEXT_SUM]
-        return tamper(message, reply)
-
-    return without
+    without = when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001)
+    return both(without, tamper)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -313,12 +309,7 @@ def cut(content: RecordDict) -> None:
 def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
     """A kind of it in every run; in the stages of keys and shares it is no accident, and the sender is out."""
     for kind, (stage, change) in RUBBISH.items():
-
-        def tamper(message: Message, reply: Message, stage: str = stage, change: Any = change) -> Message:
-            if message.metadata.message_type == stage and message.metadata.dst_node_id == 1001:
-                change(reply.content)
-            return from_node(message, reply)
-
+        tamper = when(lambda _, reply, change=change: change(reply.content) or reply, stage, 1001)
         outcome = federation(tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5)
         assert list(outcome.rows[0]["refused"]) == ["site-1"], kind
         assert len(outcome.rows[0]["refused"]["site-1"]) < 600

@@ -150,12 +150,10 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path,
     images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
     config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b") | wanted
-    read = {"dataset": "image-folder"}
-    assert answer(SITE | read, config).error.reason.startswith("site north: DataError (data-dir): ")
-    own = read | {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
-    grid = LocalGrid(config, {7: SITE | own})
-    grid.push_messages([instruction(1)])
-    assert not grid.log[-1][1].has_error()
+    node = SITE | {"dataset": "image-folder"}
+    assert answer(node, config).error.reason.startswith("site north: DataError (data-dir): ")
+    own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
+    assert not answer(node | own, config, instruction(1)).has_error()
     assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
     assert list((tmp_path / "work/runs/mine-4711/clients/north").glob("*.safetensors"))
     assert list((tmp_path / "cache").rglob("inputs.npy"))
@@ -199,9 +197,7 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str)
 @pytest.mark.parametrize(("backbones", "allowed"), [
     ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
     ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
-    ("file:small:/srv/x.json", "timm:,torchvision:"),
-    ("timm:hf-hub:any/repo", "timm:hf-hub"),
-    ("timm:resnet18", ","),
+    ("file:small:/srv/x.json", "timm:,torchvision:"), ("timm:hf-hub:any/repo", "timm:hf-hub"), ("timm:resnet18", ","),
     ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
 ])  # fmt: skip
 def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
@@ -314,8 +310,9 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, 
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(kind: str, tmp_path: Path, capsys: Printed) -> None:
-    (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
+def test_names_of_classes_and_domains_that_nobody_said_stay_there(kind: str, tmp_path: Path, capsys: Printed) -> None:
+    rows = [f"ward of Dr. Grey,DOE {i},{i}.5\n" for i in range(3)] * 2
+    (tmp_path / "records.csv").write_text("".join(["client,label,x\n", *rows]))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
     LocalGrid(config, {})  # Flower's messages want a run
@@ -323,18 +320,10 @@ def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(kind: str, tmp_
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
-    for named in ({"node": {"classes": "DOE 0,DOE 1,DOE 2"}}, {"run": {"classes": "DOE 0,DOE 1,DOE 2"}}):
-        run = config | named.get("run", {})
-        assert card_of(node | named.get("node", {}), run).classes == ("DOE 0", "DOE 1", "DOE 2")
-
-
-def test_a_domain_is_told_as_the_operator_says_it(tmp_path: Path) -> None:
-    rows = [f"ward of Dr. Grey,{kind},{i}.5" for i in range(4) for kind in ("sick", "well")]
-    (tmp_path / "records.csv").write_text("\n".join(["client,label,x", *rows]))
-    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
-    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
-    assert card_of(node, config).domain == ""
-    assert card_of(node | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+    named = {"classes": "DOE 0,DOE 1,DOE 2"}
+    for card in (card_of(node | named, config), card_of(node, config | named)):
+        assert (card.classes, card.domain) == (("DOE 0", "DOE 1", "DOE 2"), "")
+    assert card_of(node | named | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
 
 
 @pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
@@ -404,9 +393,7 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
     south, copy = {"site-name": "south"}, {"data-dir": str(tmp_path / "copy")}
     assert ledgers() == ledgers(**{"data-dir": "data"})
     assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
-    assert ledgers() & ledgers(**south)
-    assert ledgers() & ledgers(**copy)
-    assert not ledgers() & ledgers(**south, **copy)
+    assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [True, True, False]
     nearly_all = [Mechanism(1.0, 3.0, 1)]
     charge(client(), "first", nearly_all)
     for facts in (south, copy):
@@ -438,10 +425,8 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path: Path, capsys: Pr
 # -- what a server asks -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("run_name", "run_history"),
-    [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
-)
+@pytest.mark.parametrize(("run_name", "run_history"), [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"),
+    ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")])  # fmt: skip
 def test_a_server_leads_no_site_elsewhere(run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
+from tests.support.attacks import when
 from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
@@ -159,13 +161,8 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
     config = hospitals.config(rounds=4)
     hospitals.ask_and_decide(config)
-
-    def south_denies(message: Message, reply: Message) -> Message:
-        if (message.metadata.group_id, message.metadata.dst_node_id) == ("2", 3):
-            hospitals.decide(config, "south", words=("deny",))
-        return reply
-
-    outcome = run_federation(config, nodes=hospitals.nodes, tamper=south_denies)
+    denies = when(lambda _, reply: hospitals.decide(config, "south", words=("deny",)) or reply, node=3, number=2)
+    outcome = run_federation(config, nodes=hospitals.nodes, tamper=denies)
     reasons = [row["failed"].get("south", "") for row in outcome.rows]
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert reasons == ["", "", denied, denied, denied]
@@ -309,6 +306,8 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
 
 
 def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    large = signed(hospitals.config(), purpose="x" * 100_000)
+    assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
     for seed in (1, 2):
         assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
@@ -319,10 +318,8 @@ def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
     own = {"site-name": "north", "data-dir": "scans", "dataset": "image-folder"}
     share = {"site-name": "north", "partition-id": 0, "num-partitions": 3}
-    assert NodeConfig.of(own).approves
-    assert not NodeConfig.of(own | {"approve": False}).approves
-    assert not NodeConfig.of(share).approves
-    assert NodeConfig.of(share | {"approve": True}).approves
+    nodes = (own, own | {"approve": False}, share, share | {"approve": True})
+    assert [NodeConfig.of(node).approves for node in nodes] == [True, False, False, True]
     with pytest.raises(SettingsError, match="approve = 1 must be true or false"):
         NodeConfig.of(own | {"approve": 1})
 
@@ -338,9 +335,7 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals: Hosp
     assert "that key has signed what was approved here" in hospitals.shown("requests")
 
 
-def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_other(hospitals: Hospitals) -> None:
-    large = signed(hospitals.config(), purpose="x" * 100_000)
-    assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
+def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
     hospitals.answer("north", config)
     (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
@@ -355,8 +350,8 @@ def test_a_request_that_nobody_could_read_is_refused_and_a_bad_file_hides_no_oth
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals, tmp_path: Path) -> None:
-    """Each operator has approved it, and yet south is not in it."""
+def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: Hospitals, tmp_path: Path) -> None:
+    """Each operator has approved it, and yet south is not in it; nor is a site of which it names another key."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
@@ -368,20 +363,9 @@ def test_a_study_of_two_sites_opens_no_file_at_the_third(hospitals: Hospitals, t
     (tmp_path / "heart.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
     assert hospitals.operator("south", "approve", str(tmp_path / "heart.toml")) == 1
     assert "does not name south" in hospitals.capsys.readouterr().err
-
-
-def test_a_study_that_names_another_key_of_a_site_is_not_its_study(hospitals: Hospitals) -> None:
     config = signed(hospitals.config(), sites=hospitals.keys("north", "south").replace("south:", "east:"))
     assert "does not name east, or names another key of it" in hospitals.answer("east", config)
     assert "waiting for approval" in hospitals.answer("north", config)
-
-
-def test_settings_that_the_signature_does_not_cover_are_refused_on_both_sides(hospitals: Hospitals) -> None:
-    config = signed(hospitals.config())
-    for change in ({"lr": 0.5}, {"study-runs": 9}, {"study-signature": "00" * 64}, {"study-signature": "no hex"}):
-        with pytest.raises(SettingsError, match="study-signature: not jane:"):
-            run_federation(config | change, nodes=hospitals.nodes)
-        assert "study-signature: not jane:" in hospitals.answer("north", config | change)
 
 
 def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
@@ -400,10 +384,16 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
     ({"study-by": f"jane:{'A' * 43}, mallory:{'B' * 43}"}, "study-by: 'jane:A+, mallory:B+' must be NAME:KEY"),
     ({"study": ""}, "only with a study"),
     ({"study-signature": ""}, "not signed; protofl study sign"),
+    ({"study-signature": "00" * 64}, "study-signature: not jane:"),
+    ({"study-signature": "no hex"}, "study-signature: not jane:"),
+    ({"lr": 0.5}, "study-signature: not jane:"),
+    ({"study-runs": 9}, "study-signature: not jane:"),
 ])  # fmt: skip
-def test_a_wrong_study_is_refused_by_key_and_value(wrong: dict[str, str], text: str, hospitals: Hospitals) -> None:
+def test_a_wrong_study_or_signature_is_refused_on_both_sides(wrong: Any, text: str, hospitals: Hospitals) -> None:
+    config = signed(hospitals.config()) | wrong
     with pytest.raises(SettingsError, match=text):
-        run_federation(signed(hospitals.config()) | wrong, nodes=hospitals.nodes)
+        run_federation(config, nodes=hospitals.nodes)
+    assert re.search(text, hospitals.answer("north", config))
 
 
 def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals: Hospitals) -> None:
@@ -441,13 +431,12 @@ def test_a_sum_is_with_no_other(server: str, stage: str, record: str, hospitals:
     assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
 
     def invented(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == stage and message.metadata.dst_node_id == 2:
-            true = reply.content.config_records[record]["north"]
-            reply.content.config_records[record]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
+        true = reply.content.config_records[record]["north"]
+        reply.content.config_records[record]["north"] = true[32:PUBLIC] + true[:32] + true[PUBLIC:]
         return reply
 
     with pytest.raises(FederationError):
-        run_federation(config | {"run-name": "false"}, nodes=hospitals.nodes, tamper=invented, run_id=6)
+        run_federation(config | {"run-name": "false"}, nodes=hospitals.nodes, tamper=when(invented, stage, 2), run_id=6)
     rows = hospitals.rows("false")
     assert all(row["void"] for row in rows[(server, stage) == ("honest", "train") :])
     if server == "hostile":

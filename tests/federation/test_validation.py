@@ -89,11 +89,8 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-# -- planted data: the better the clients become on test data, the worse on validation data ---------------------------
-
-
-def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Two sites whose validation samples have the labels of the other class; and a run of theirs."""
+def planted(folder: Path, **more: Any) -> tuple[Any, ...]:
+    """A run of two sites whose validation samples have the labels of the other class: `run_federation`'s arguments."""
     drawing = np.random.default_rng(3)
     for site in SITES:
         lines = ["label,split,x,y"]
@@ -105,7 +102,7 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
         (folder / f"{site}.csv").write_text("\n".join(lines))
     own = {"dataset": "arrays", "partition": "own", "models": "table3", "train_samples": 0, "num_clients": 2, "seed": 1}
     small = {"rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
-    return run_config(folder, **own | small | more), north_and_south(folder)
+    return run_config(folder, **own | small | more), len(SITES), None, north_and_south(folder)
 
 
 def best_of_run(outcome: Outcome, where: str) -> int:
@@ -131,7 +128,7 @@ def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkey
 
     if scripted:
         monkeypatch.setattr(Visit, "evaluate", right)
-    whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
+    whole = run_federation(*planted(tmp_path / "whole", algo=algo))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2
     found = whole.summary["best-accuracy"]["head"]
@@ -139,7 +136,7 @@ def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkey
     assert found == {"mean": mean, "after-round": best, "chosen-on": "validation"}
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * found["mean"])
-    stopped = run_federation(*at(planted(tmp_path / "stopped", algo=algo, early_stopping=2)))
+    stopped = run_federation(*planted(tmp_path / "stopped", algo=algo, early_stopping=2))
     assert [row["round"] for row in stopped.rows] == [*range(1, best + 4), best + 3]
     assert stopped.rows[-1]["evaluated-after-round"] == best + 3
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[: best + 3])
@@ -152,23 +149,17 @@ def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkey
         assert card.accuracy["head"] == whole.rows[best]["clients"]["north"]["accuracy"]["head"]
         assert len(list((tmp_path / run).rglob("evaluated-*"))) == 0
     if best:
-        until = run_federation(*at(planted(tmp_path / "until", algo=algo, rounds=best)))
+        until = run_federation(*planted(tmp_path / "until", algo=algo, rounds=best))
         assert until.rows[-1]["evaluated-after-round"] == best
         (file,) = tmp_path.glob(f"until/north/mine-*/clients/north/{WEIGHTS}")
         last = TrainedModel.read(file)
         assert all(torch.equal(last.weights[name], value) for name, value in kept(tmp_path / "whole").weights.items())
 
 
-def at(pair: tuple[dict[str, Any], dict[int, dict[str, Any]]]) -> tuple[Any, ...]:
-    """The arguments of `run_federation`."""
-    config, nodes = pair
-    return config, len(nodes), None, nodes
-
-
 @pytest.mark.parametrize("place", [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
 def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int | None], tmp_path: Path) -> None:
-    wanted = run_federation(*at(planted(tmp_path / "whole", early_stopping=2)))
-    config, nodes = planted(tmp_path / "stopped", early_stopping=2)
+    wanted = run_federation(*planted(tmp_path / "whole", early_stopping=2))
+    config, *_, nodes = planted(tmp_path / "stopped", early_stopping=2)
     kind, number = place
     with pytest.raises(Killed):
         run_federation(config, 2, on_message(kind, number or wanted.summary["rounds"]), nodes)
@@ -204,9 +195,6 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp
     assert "clients keep them with keep-best = true" in capsys.readouterr().err
 
 
-# -- wrong settings ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("settings", "said"), [
     ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
     ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
@@ -235,9 +223,6 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     assert outcome.summary["rounds"] == best["after"] + 2 or outcome.summary["rounds"] == 4
     models = [TrainedModel.read(file) for file in outcome.folder.glob(f"clients/*/{BEST}")]
     assert [model.card.round for model in models] == [best["after"]] * 3
-
-
-# -- balanced accuracy stands beside accuracy by itself where simulated clients divide uneven classes, only there ------
 
 
 def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **more: Any) -> Outcome:

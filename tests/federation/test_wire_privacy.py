@@ -55,9 +55,9 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **{"algo": algo, "rounds": ROUNDS} | data | settings)
 
 
-def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
-    """Three clients, each with a folder of its own; ``node``: what else stands in their node configs."""
-    return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder, **(node or {})))
+def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
+    """Three clients, each with a folder of its own."""
+    return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder))
 
 
 def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
@@ -109,10 +109,7 @@ def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -
 
 
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Features [N, D] and labels [N] of a client's training data under the model that it trained last; what it sends.
-
-    The weights that it sends, where it sends any.
-    """
+    """Features [N, D] and labels [N] of a client's training data under its last model; the weights that it may send."""
     node = outcome.grid.nodes[1000 + index]
     site = client_of(outcome.grid.run_config, **node)
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
@@ -197,25 +194,22 @@ def assert_private(outcome: Any, folder: Path, algo: str) -> None:
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
-            features, labels, leaves = kept_by(outcome, algo, message.metadata.dst_node_id - 1000)
+            index = message.metadata.dst_node_id - 1000
+            (features, labels, leaves), modules = kept_by(outcome, algo, index), TRAINED[f"site-{index}"]
             if "prototypes" in arrays:
                 assert_means(arrays["prototypes"], features, labels, algo)
             if "outputs" in arrays:  # means over the training, which its own script proves
                 assert set(arrays["outputs"]["labels"].tolist()) == set(labels.tolist())
                 np.testing.assert_allclose(arrays["outputs"]["means"].sum(axis=1), 1, atol=1e-3)
             for name, of in DECLARED[algo].beside.items():
-                module = TRAINED[f"site-{message.metadata.dst_node_id - 1000}"][of]
-                keys = [key for key in module if key.startswith(f"{name}.")] or list(module)
-                part = {key: module[key].numpy() for key in keys}
-                assert part
-                assert arrays[name].keys() == part.keys()
-                assert all(np.array_equal(arrays[name][key], value) for key, value in part.items())
+                keys = [key for key in modules[of] if key.startswith(f"{name}.")] or list(modules[of])
+                assert arrays[name].keys() == set(keys) != set()
+                assert all(np.array_equal(arrays[name][key], modules[of][key].numpy()) for key in keys)
             if "label_counts" in arrays:
                 assert set(arrays["label_counts"]) == {"counts"}
                 assert np.array_equal(arrays["label_counts"]["counts"], np.bincount(labels, minlength=10))
             if "weights" in arrays:
-                site = message.metadata.dst_node_id - 1000
-                since = TRAINED[f"site-{site}"].get("since")
+                since = modules.get("since")
                 found = arrays["weights"] if since is None else in_place_of_factors(arrays["weights"], leaves, since)
                 assert set(found) == set(leaves)
                 assert all(np.array_equal(found[name], value.numpy()) for name, value in leaves.items())
@@ -286,10 +280,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(what: 
 
 
 def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dict[str, Outcome]) -> None:
-    """Nor near them: with 40 samples of five classes even a large ε leaves much noise.
-
-    Two of a few thousand numbers can be equal by chance, so the test counts them.
-    """
+    """Nor near them: of 40 samples even a large ε leaves much noise. A few numbers may be equal by chance."""
     noisy = {}
     for what in ("nothing", "noise"):
         sent = [reply.content["prototypes"] for _, reply in asked[what].grid.log if "prototypes" in reply.content]
@@ -299,13 +290,10 @@ def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dic
 
 
 SECRET = "cannot read 0.25 0.75 of tumour in /srv/scans/a.png"
-SAID: dict[type[Exception], str] = {
-    OSError: "OSError: an unexpected error",
-    KeyError: "KeyError: an unexpected error",
-    DataError: "DataError: its data cannot be read or divided as the run asks",
-    StateError: "StateError: its model of this run cannot be read or written",
-    BackboneError: "BackboneError: a frozen backbone cannot be had",
-}
+SAID = {OSError: "an unexpected error", KeyError: "an unexpected error",
+    DataError: "its data cannot be read or divided as the run asks",
+    StateError: "its model of this run cannot be read or written",
+    BackboneError: "a frozen backbone cannot be had"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -320,7 +308,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Pat
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
         called = "site north: " if kind == MessageType.QUERY else ""
-        assert reply.error.reason == f"{called}{said}; the log of the site says more"
+        assert reply.error.reason == f"{called}{error.__name__}: {said}; the log of the site says more"
 
 
 # -- small classes and noise -------------------------------------------------------------------------------------------
@@ -328,18 +316,14 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Pat
 
 def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients with classes of one sample and of many."""
-    nodes = real_nodes(folder, **(node or {}))
-    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150}
-    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30}
+    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
+    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30, "rounds": 1, "fedgen__server_steps": 2}
     data |= {"backbones": "glyphs"} if algo in ("fedpcl", "mpft", "gaussian") else {}
-    values = {"rounds": 1, "train_samples": 0, "min_class_samples": least, "fedgen__server_steps": 2}
-    return run_federation(run_config(folder, algo=algo, **data | values | settings), nodes=nodes)
+    config = run_config(folder, algo=algo, **data | {"min_class_samples": least} | settings)
+    return run_federation(config, nodes=real_nodes(folder, **(node or {})))
 
 
-OF_CLASSES = [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
-
-
-@pytest.mark.parametrize("algo", OF_CLASSES)
+@pytest.mark.parametrize("algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts])
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
     """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
     least, kept = 6, 0

@@ -125,9 +125,20 @@ def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: An
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def run_federation(config: dict[str, Any], *how: Any, **options: Any) -> Outcome:
-    """`run_app`, and what the only run in its folder of results has left."""
-    grid = run_app(config, *how, **options)
+def run_federation(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: Nodes | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+) -> Outcome:
+    """Run the ServerApp's main on ``clients`` in-process clients; what the only run in its folder of results left."""
+    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
+    if on_grid is not None:
+        on_grid(grid)
+    server_main(grid, Context(run_id, 0, {}, RecordDict(), config))
     folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
     (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)
@@ -137,21 +148,3 @@ def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **no
     """A client of a run as it is opened for a message, simulated unless a node config is given."""
     facts = node or {"partition-id": partition, "num-partitions": clients}
     return Client(Context(RUN_ID, 7, facts, RecordDict(), config))
-
-
-def run_app(
-    config: dict[str, Any],
-    clients: int = 4,
-    tamper: Tamper | None = None,
-    nodes: Nodes | None = None,
-    run_id: int = RUN_ID,
-    on_grid: Callable[[LocalGrid], None] | None = None,
-) -> LocalGrid:
-    """Run the ServerApp's main on ``clients`` in-process clients."""
-    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
-    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
-    if on_grid is not None:
-        on_grid(grid)
-    context = Context(run_id, 0, {}, RecordDict(), config)
-    server_main(grid, context)
-    return grid

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MessageType
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.data import open_client_data
@@ -82,11 +83,11 @@ class PlainClient:
 
     def step(
         self,
-        loss: torch.Tensor,
+        loss: Tensor,
         model: torch.nn.Module,
-        velocity: list[torch.Tensor],
-        towards: Iterable[torch.Tensor] = (),
-        pull: float = 0.0,
+        velocity: list[Tensor],
+        towards: Iterable[Tensor] = (),
+        pull: float = 0,
     ) -> None:
         """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))

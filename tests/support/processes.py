@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.support import ROOT
 
 BIN = Path(sys.executable).parent
+FLOWER = ("flower-supernode",)
 
 
 def free_port() -> int:
@@ -92,11 +93,7 @@ def superlink(folder: Path, *options: str) -> Iterator[Connection]:
 
 @contextmanager
 def supernode(
-    connection: Connection,
-    folder: Path,
-    node_config: str,
-    program: Sequence[str] = ("flower-supernode",),
-    cwd: Path = ROOT,
+    connection: Connection, folder: Path, node_config: str, program: Sequence[str] = FLOWER, cwd: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True, exist_ok=True)
