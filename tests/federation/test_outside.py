@@ -107,9 +107,6 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
     return client_half(site.settings.row)(site, number)
 
 
-# -- it is found as an installed package is --------------------------------------------------------------------------
-
-
 def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> None:
     assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
@@ -128,9 +125,6 @@ def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> 
 ])  # fmt: skip
 def test_another_name_another_key_and_hparams_of_our_own_are_refused(changes: dict[str, Any], said: str) -> None:
     assert re.search(said, refusal({"algo": "moon"} | changes))
-
-
-# -- the method ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
@@ -187,9 +181,6 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path:
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
     assert_same(found, wanted)
     assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
-
-
-# -- its hyper-parameters --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -256,9 +247,6 @@ def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_pac
         check_chosen({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
 
 
-# -- secure aggregation and robust merging ---------------------------------------------------------------------------
-
-
 class Summing(FedAvg[Any]):
     """A `merge` of its own."""
 
@@ -302,9 +290,6 @@ def test_an_upload_says_of_how_many_clients_it_is(secagg: bool, tmp_path: Path, 
     monkeypatch.setattr(Summing, "seen", [])
     run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
     assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
-
-
-# -- beside the method -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""A trained model taken out of a run: it predicts as in the last evaluation, and knows what it does not know.
-
-On many files, some of which are broken, and on the test samples of a run.
-"""
+"""A trained model taken out of a run predicts as in it, also of many files, and knows what it does not know."""
 
 import csv
 import json
@@ -86,9 +83,7 @@ def small_batches(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("algo", "among"), [*((algo, "all") for algo in CATALOG), *((algo, "own") for algo in ("fedavg", "fedproto"))]
 )
-def test_an_exported_model_is_right_as_often_as_in_the_last_evaluation(
-    tmp_path: Path, algo: str, among: str, capsys: Printed
-) -> None:
+def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path: Path, algo: str, among: str, capsys: Any) -> None:
     few = {"partition": "pathological", "classes_per_client": 3} if among == "own" else {}
     run = trained(tmp_path, algo=algo, predict_among=among, local_epochs=2, **few)
     for number in range(CLIENTS):

@@ -80,9 +80,7 @@ of_each = PrivateStep._of_each
 
 
 @pytest.mark.parametrize("algo", COVERED)
-def test_an_algorithm_takes_the_private_steps_and_tables_of_its_plan(
-    algo: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """As often as each client's ledger was charged, and no class means without noise.
 
     In the second round with the prototypes of the first, which some classes lack.
@@ -254,11 +252,7 @@ def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(tmp_p
     assert all("the privacy ledger does not cover" in why for why in reasons)
 
 
-@pytest.mark.parametrize(
-    ("stopped", "rounds", "left"),
-    [(MessageType.TRAIN, 5, 4), (MessageType.EVALUATE, 2, 2)],
-    ids=["a round", "the final evaluation"],
-)
+@pytest.mark.parametrize(("stopped", "rounds", "left"), [("train", 5, 4), ("evaluate", 2, 2)])
 def test_what_a_resumed_run_repeats_is_counted(stopped: str, rounds: int, left: int, tmp_path: Path) -> None:
     """A round: the last one has no budget left, and the final evaluation has. The evaluation: it has its budget."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})

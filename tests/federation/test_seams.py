@@ -52,9 +52,7 @@ def asked(
     """The reply to a message of a round of a run that says what came before it."""
     instructions = pack_instructions(Instructions(number, name, RunHistory.parse(history or str(run_id))))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
-    grid = LocalGrid(config, {7: node}, run_id=run_id)
-    grid.push_messages([Message(content, 7, kind, group_id=str(number))])
-    return grid.log[-1][1]
+    return LocalGrid(config, {7: node}, run_id=run_id).asked(Message(content, 7, kind, group_id=str(number)))
 
 
 def prototypes_of(*labels: int) -> dict[str, Any]:

@@ -53,9 +53,7 @@ def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Mes
 
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
     """A client's reply to a message, or to the question who it is."""
-    grid = LocalGrid(config, {7: node})
-    grid.push_messages([message or question(config)])
-    return grid.log[-1][1]
+    return LocalGrid(config, {7: node}).asked(message or question(config))
 
 
 def sharing(folder: Path) -> dict[str, Any]:
@@ -94,9 +92,7 @@ def test_no_file_content_leaves_in_an_error(suffix: str, node: dict[str, Any], t
 
 
 @pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
-def test_a_reason_is_printable_has_a_cure_and_in_a_simulation_one_line(
-    capsys: Printed, at_site: bool, lines: int
-) -> None:
+def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys: Printed, at_site: bool, lines: int) -> None:
     """Also where a text may leave as it is."""
     reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
     assert len(reason) < 600
@@ -484,8 +480,7 @@ def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in more.items()})
-    grid.push_messages([message])
-    reply = grid.log[-1][1]
+    reply = grid.asked(message)
     return str(reply.error.reason) if reply.has_error() else ""
 
 
@@ -521,8 +516,8 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(t
     settings = {"rounds": 4, "evaluate_every": 3, "models": "mlp-1", "validation_fraction": 0.5, "metrics": "macro-f1"}
     grid = LocalGrid(run_config(tmp_path, **DIGITS | settings), {7: sharing(tmp_path)}, run_id=5)
     for number in (1, 2, 3, 4):
-        grid.push_messages([instruction(number, evaluate=True, run_history="5")])
-        assert "no complete record 'round'" in grid.log[-1][1].error.reason
+        more = grid.asked(instruction(number, evaluate=True, run_history="5"))
+        assert "no complete record 'round'" in more.error.reason
         assert asked(grid, MessageType.TRAIN, number) == ""
         figures = [name for name in grid.log[-1][1].content["report"] if name.partition(".")[0] in EVALUATED]
         assert bool(figures) == (number in (1, 4))
@@ -551,9 +546,6 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
     reply = answer(node, run_config(tmp_path, algo="fedper", **setting), told)
     assert reply.error.reason.startswith("StateError")
     assert not answer(node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told).has_error()
-
-
-# -- who else on the machine sees it ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])

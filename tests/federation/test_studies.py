@@ -100,10 +100,9 @@ class Hospitals(Three):
 
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
-        grid = LocalGrid(config, self.nodes, run_id=run_id)
         content = RecordDict({**pack_settings(digest_of(config))})
-        grid.push_messages([Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")])
-        reply = grid.log[0][1]
+        message = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
+        reply = LocalGrid(config, self.nodes, run_id=run_id).asked(message)
         return str(reply.error.reason) if reply.has_error() else ""
 
 
@@ -233,8 +232,7 @@ def test_a_server_asks_no_more_than_it_needs(words: tuple[str, ...], hospitals: 
         run_id = RUN_ID if words else RUN_ID + number // 2
         message.content.config_records["round"]["run_history"] = str(run_id)
         grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
-        grid.push_messages([message])
-        reply = grid.log[0][1]
+        reply = grid.asked(message)
         reasons.append(str(reply.error.reason) if reply.has_error() else "")
     refusal = f"north has had {limit} messages of a run without a study ({Study.of(config).id}), more than an honest"
     answered = reasons[: limit - before]
@@ -245,8 +243,7 @@ def test_a_server_asks_no_more_than_it_needs(words: tuple[str, ...], hospitals: 
     assert len(consent.read(path).run_ids) <= limit
     assert f"{refusal} server needs; its operator may approve it again (8 times that day)" in hospitals.shown("audit")
     hospitals.decide(config, "north", words=("approve", *words))
-    grid.push_messages([sent["query.best"]])
-    assert not grid.log[-1][1].has_error()
+    assert not grid.asked(sent["query.best"]).has_error()
 
 
 def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
@@ -258,9 +255,7 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
     replies = []
     for run_id in (RUN_ID + 1, RUN_ID + 2):
         final.content.config_records["round"]["run_history"] = str(run_id)
-        grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
-        grid.push_messages([final])
-        replies.append(grid.log[-1][1])
+        replies.append(LocalGrid(config, hospitals.nodes, run_id=run_id).asked(final))
     assert not replies[0].has_error(), replies[0].error.reason
     assert "takes part in 2 runs" in replies[1].error.reason
 
@@ -528,9 +523,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
     (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
 ])  # fmt: skip
-def test_no_difference_of_two_sums_is_an_upload(
-    first: dict[str, Any], second: dict[str, Any], refused: bool, hospitals: Hospitals
-) -> None:
+def test_no_difference_of_two_sums_is_an_upload(first: Any, second: Any, refused: bool, hospitals: Hospitals) -> None:
     """Four sites in a sum, then three of them, in the same round of whatever run that sends the same kind of upload."""
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
     nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}

@@ -87,9 +87,6 @@ def _trained(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ClientAlgorithm, "packed_state", noted)
 
 
-# -- the bytes are those of the declared values ------------------------------------------------------------------------
-
-
 def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
     """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read."""
     found, arrays = read_anew(algo, kind, text)
@@ -103,9 +100,6 @@ def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -
     if (record_name := DECLARED[algo].record) in wanted:
         assert set(arrays[record_name]) == set(DECLARED[algo].prototypes), "an undeclared array"
     return arrays
-
-
-# -- and these values are what the paper promises ----------------------------------------------------------------------
 
 
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -396,9 +390,6 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
             assert has == (report["validation_samples"] >= max(least, 20))
     assert (outcome.folder / "report.html").exists()
     assert seen
-
-
-# -- what is told beside that, and by whom -----------------------------------------------------------------------------
 
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class LocalGrid(local.LocalGrid):
                 self._ready[message.metadata.message_id] = reply
         return ids
 
+    def asked(self, message: Message) -> Message:
+        """The honest reply to one message."""
+        self.push_messages([message])
+        return self.log[-1][1]
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
         for key in message_ids:

@@ -82,12 +82,7 @@ class PlainClient:
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def step(
-        self,
-        loss: Tensor,
-        model: torch.nn.Module,
-        velocity: list[Tensor],
-        towards: Iterable[Tensor] = (),
-        pull: float = 0,
+        self, loss: Tensor, model: nn.Module, velocity: list[Tensor], towards: Iterable[Tensor] = (), pull: float = 0
     ) -> None:
         """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
