@@ -347,7 +347,7 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
     assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"site-0": VIT, "site-1": VIT}
     assert run.rows[1]["losses"]["contrast"] > 0
     del nodes[1001]["allow-python"]
-    with pytest.raises(FederationError, match=r"1 client.*: algo = 'moon': not allowed .* its operator may name outsi"):
+    with pytest.raises(FederationError, match=r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
 
