@@ -233,7 +233,7 @@ KL the other way round
 one order of batches for all clients
 - derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
 + derive_seed(self.settings.run.seed, purpose, self.round)
-@@ client_app/evaluation.py: tests/federation/test_inference.py
+@@ client_app/evaluation.py: tests/federation/test_predict.py
 evaluated in training mode | -k exported
 -     model.eval()
 -     hits

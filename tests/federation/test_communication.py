@@ -10,6 +10,7 @@ from flwr.app import Message
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import sources
 from protofl_common.data.raw import RawData
+from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
 
 CIFAR100, PER_CLASS, OFFICIAL_TEST = 100, 600, 100
@@ -30,9 +31,7 @@ def prototypes_in(message: Message) -> int:
 
 
 @pytest.mark.parametrize(("algo", "beside"), [pytest.param("fedproto", 2, marks=pytest.mark.long), ("fedtgp", 1)])
-def test_cifar100_costs_what_the_paper_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str, beside: int
-) -> None:
+def test_cifar100_costs_what_the_paper_says(tmp_path: Path, monkeypatch: Patch, algo: str, beside: int) -> None:
     """Σ_i D (C_i + C) floating-point numbers, and beside each prototype its label (FedProto: and count, going up).
 
     The paper's 1.48 M are of its own division into Dir(0.1) shares; C_i, the classes of a client, differ with it.

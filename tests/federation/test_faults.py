@@ -15,12 +15,11 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import both, lost, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
+from tests.support.harness import LocalGrid, Nodes, Tamper, run_config, run_federation
 from tests.support.results import assert_same
 from tests.support.sites import real_sites
 
 SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
-Nodes = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +47,7 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_counts(
-    simulated: bool, tmp_path: Path
-) -> None:
+def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(simulated: bool, tmp_path: Path) -> None:
     """Ray gives its clients to no other process. A site that sends the like of such an error costs its own reply."""
 
     def died(message: Message, _: Message) -> Message:
@@ -60,14 +57,14 @@ def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_count
         if simulated:
             grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()  # type: ignore[attr-defined]
 
-    config = run_config(tmp_path, **SMALL)
+    config, how = run_config(tmp_path, **SMALL), {"tamper": on_round(2, 1002, died), "on_grid": simulate}
     if not simulated:
-        rows = run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate).rows
+        rows = run_federation(config, **how).rows
         assert [list(row["failed"]) for row in rows if row["kind"] == "round"] == [[], ["site-2"], [], []]
         return
     wanted = run_federation(run_config(tmp_path / "whole", **SMALL))
     with pytest.raises(FederationError, match=r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"):
-        run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate)
+        run_federation(config, **how)
     assert_same(run_federation(config | {"resume": True}, run_id=2), wanted)
 
 
@@ -104,12 +101,16 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
 
-def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: Printed) -> None:
-    nodes = four()
-    config = run_config(tmp_path, algo="fedavg", **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=restarts(nodes, arch="mnist-cnn"))
+def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(tmp_path: Path, capsys: Printed) -> None:
+    nodes, other = four(), {"arch": "mnist-cnn"}
+    extra = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, **other}
+    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, extra) and reply)
+    config = run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=both(joins, restarts(nodes, **other)))
     assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
-    assert "1 client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 client cannot take part: extra: the sites differ in arch" in said
+    assert "1 client cannot take part: site-2: the sites differ in arch" in said
 
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
@@ -139,9 +140,7 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
 
 
-def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     late = nodes.pop(1003)
     joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)
@@ -151,15 +150,6 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     assert first.metadata.group_id == "3"
     assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
-
-
-def test_a_late_client_that_does_not_fit_is_told_and_left_out(tmp_path: Path, capsys: Printed) -> None:
-    nodes = four()
-    facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
-    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
-    outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
-    assert [row["valid"] for row in outcome.rows] == [4] * 5
-    assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
 
 
 def a_round_late(grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN) -> Tamper:

@@ -16,7 +16,8 @@ from PIL import Image
 import server_app.app
 from client_app.app import app as client_app
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import baselines_of, default_run_config
 from protofl_common.runs.figures import compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
@@ -24,7 +25,7 @@ from protofl_common.tools.cli.arguments import read_assignments
 from server_app.network.membership import FederationError
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
-from tests.support.harness import CACHE, RUN_ID, run_federation
+from tests.support.harness import CACHE, RUN_ID, refusal, run_federation, settings_of
 
 CLASSES, EACH = ("ant", "bee", "cat", "dog", "elk", "fox"), 20
 
@@ -69,9 +70,7 @@ def quick_start() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
-def test_every_sample_of_ones_own_data_is_used_and_told(
-    words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_every_sample_is_used_and_told(words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
     arguments = parsed(words[1], words[2:])
@@ -86,19 +85,14 @@ def test_every_sample_of_ones_own_data_is_used_and_told(
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"train-samples": 10}, "120 found · 30 for training (train-samples = 10 a client) · 90 for testing · none"),
-        ({"total-samples": 60}, "60 left out (total-samples = 60)"),
-        ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
-        ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
-        ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
-    ],
-)
-def test_what_is_left_out_and_what_acts_on_nothing_is_told_with_the_setting(
-    changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed
-) -> None:
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"train-samples": 10}, "120 found · 30 for training (train-samples = 10 a client) · 90 for testing · none"),
+    ({"total-samples": 60}, "60 left out (total-samples = 60)"),
+    ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
+    ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
+    ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
+])  # fmt: skip
+def test_what_is_left_out_or_idle_is_told(changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed) -> None:
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 
@@ -127,16 +121,14 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(tmp_path: Path, cap
 
 
 def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:
-    def result(algo: str, title: str, **accuracy: float) -> Any:
-        means = {kind: {"mean": share} for kind, share in accuracy.items()}
+    def result(algo: str, **accuracy: float) -> Any:
+        means, title = {kind: {"mean": share} for kind, share in accuracy.items()}, CATALOG[algo].title
         return {"settings": {"algo": algo}, "algorithm": title, "accuracy": means, "clients": {}, "bytes": {"up": 1000}}
 
-    alone = result("local", "Local", head=0.343)
-    near = result("fedproto", "FedProto", prototype=0.509, head=0.5)
-    ahead = result("fedproto", "FedProto", prototype=0.777, head=0.147)
+    alone, near = result("local", head=0.343), result("fedproto", prototype=0.509, head=0.5)
     assert sentence([alone, near]) == "alone 34.3 %, FedProto 50.0 %; 1.0 kB exchanged"
     said = "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"
-    assert sentence([alone, ahead]) == said
+    assert sentence([alone, result("fedproto", prototype=0.777, head=0.147)]) == said
 
 
 def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
@@ -164,9 +156,9 @@ def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) 
 def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing_needs_no_merging() -> None:
     config = default_run_config() | {"secagg": True, "baselines": "local,fedtgp"}
     with pytest.raises(SettingsError, match=r"^baselines = 'fedtgp': secagg = true"):
-        baselines_of(Settings.from_run_config(config), config)
+        baselines_of(settings_of(config), config)
     config = default_run_config() | {"merging": "median", "baselines": "local,fedavg"}
-    found = baselines_of(Settings.from_run_config(config), config)
+    found = baselines_of(settings_of(config), config)
     assert [one.bounds.merging for one in found.values()] == ["mean", "median"]
 
 
@@ -187,5 +179,4 @@ def test_a_site_trains_only_baselines_that_the_run_names(tmp_path: Path) -> None
         message = Message(RecordDict({"baseline": ConfigRecord(content)}), 1, MessageType.QUERY)
         message.metadata.__dict__["_message_id"] = "1"
         assert "baseline is " in client_app(message, context).error.reason
-    with pytest.raises(SettingsError, match=r"baselines = 'locall': choose among .*did you mean local"):
-        Settings.from_run_config(config | {"baselines": "locall"})
+    assert re.search("baselines = 'locall': choose among .*did you mean local", refusal({"baselines": "locall"}))

@@ -12,6 +12,7 @@ import torch
 from protofl_common.basics import devices
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.acting import CASES, left_behind
+from tests.support.given import Patch
 from tests.support.pretended import GPU, Pretended, pretended_gpu
 
 LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-avg"}
@@ -34,19 +35,15 @@ def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_pa
     assert on_gpu == on_cpu
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"batch_size": 8},
-        {"momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True},
-        {"optimizer": "adam"},
-        {"models": "resnet4-imagenet-stem", "batch_size": 19},
-        {"positive_rate": 0.5, "pu_weight": 1.0},
-        {"backbones": "glyphs"},
-        {"local_epochs": 3, "algo": "fedtgp", "fedtgp__server_batch_size": 4},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"batch_size": 8},
+    {"momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True},
+    {"optimizer": "adam"},
+    {"models": "resnet4-imagenet-stem", "batch_size": 19},
+    {"positive_rate": 0.5, "pu_weight": 1.0},
+    {"backbones": "glyphs"},
+    {"local_epochs": 3, "algo": "fedtgp", "fedtgp__server_batch_size": 4},
+], ids=str)  # fmt: skip
 def test_so_it_does_with_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     on_cpu, on_gpu = on_both(tmp_path, changes)
     assert on_gpu == on_cpu
@@ -72,7 +69,7 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> None:
     asked: list[object] = []
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.harness import Outcome, run_config, run_federation
 from tests.support.plain import CLIENTS
@@ -16,16 +15,21 @@ from tests.support.results import assert_same_models, metrics, models_left
 
 MODELS = ("small3", "resnet4-imagenet-stem", "htcnn-3")
 """Several architectures where an algorithm allows it, batch normalisation, and layers for the fused step."""
-IDENTITIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedprox": ("fedavg", {"fedprox__mu": 0.0}),
-    "fedper": ("fedavg", {"fedper__personal_layers": 0}),
-    "fedgen": ("lg-fedavg", {"fedgen__lambda": 0.0}),
-    "fesem": ("fedavg", {"fesem__centres": 1}),
-    "feddistill": ("local", {"feddistill__gamma": 0.0}),
-    "fedfa": ("fedavg", {"fedfa__probability": 0.0}),
-    "fml": ("local", {"fml__alpha": 1.0, "fml__beta": 1.0}),
+HEADS = {"initial_weights": "own", "head": "orthogonal-shared"}
+"""They do not train."""
+IDENTITIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fedprox": ("fedavg", {"fedprox__mu": 0.0}, {}),
+    "fedper": ("fedavg", {"fedper__personal_layers": 0}, {}),
+    "fedgen": ("lg-fedavg", {"fedgen__lambda": 0.0}, {}),
+    "fesem": ("fedavg", {"fesem__centres": 1}, {}),
+    "feddistill": ("local", {"feddistill__gamma": 0.0}, {}),
+    "fedfa": ("fedavg", {"fedfa__probability": 0.0}, {}),
+    "fml": ("local", {"fml__alpha": 1.0, "fml__beta": 1.0}, {}),
+    "lg-fedavg": ("local", {}, HEADS),
+    "fedgh": ("local", {}, HEADS),
+    "fedrep": ("fedper", {}, HEADS | {"head": "orthogonal-frozen"}),
 }
-"""Algorithm -> (the simpler one, the settings that make it that)."""
+"""Algorithm -> (the simpler one, the settings that make it that, settings of both)."""
 SMALL = {"train_samples": 45, "test_samples": 30}
 Run = Callable[[str, str, dict[str, Any]], Outcome]
 
@@ -47,30 +51,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("algo", IDENTITIES)
 def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo: str, models: str, run: Run) -> None:
-    simpler, settings = IDENTITIES[algo]
-    found, wanted = run(algo, models, settings), run(simpler, models, {})
+    simpler, settings, both = IDENTITIES[algo]
+    found, wanted = run(algo, models, settings | both), run(simpler, models, both)
+    assert "server" not in found.rows[0] or not both
     assert metrics(found) == metrics(wanted)
     assert_same_models(models_left(found), models_left(wanted))
-
-
-FROZEN = dict.fromkeys(("lg-fedavg", "fedgh"), ("local", "orthogonal-shared"))
-FROZEN |= {"fedrep": ("fedper", "orthogonal-frozen")}
-"""Algorithm -> (what it is where heads do not train, the kind of such heads)."""
-
-
-@pytest.mark.parametrize("models", MODELS)
-@pytest.mark.parametrize("algo", FROZEN)
-def test_an_algorithm_of_heads_that_do_not_train_is_a_simpler_one(algo: str, models: str, run: Run) -> None:
-    simpler, head = FROZEN[algo]
-    found, wanted = (run(one, models, {"head": head, "initial_weights": "own"}) for one in (algo, simpler))
-    assert "server" not in found.rows[0]
-    assert metrics(found) == metrics(wanted)
-    assert_same_models(models_left(found), models_left(wanted))
-
-
-@pytest.mark.parametrize("algo", [*IDENTITIES, *FROZEN])
-def test_with_its_own_term_it_is_not(algo: str, run: Run) -> None:
-    """So the test above can fail."""
-    simpler, _ = (IDENTITIES | FROZEN)[algo]
-    found, wanted = (models_left(run(one, "htcnn-3", {})) for one in (algo, simpler))
-    assert any(not torch.equal(found[site][name], value) for site, one in wanted.items() for name, value in one.items())

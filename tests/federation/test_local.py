@@ -81,6 +81,8 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A wrong setting is the reason itself."""
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
@@ -89,10 +91,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
     config = run_config(tmp_path, dataset="digits", partition="iid")
     assert attempt(config, {"num-supernodes": 1}, lines.append) == (None, "failed: ZeroDivisionError: mine")
     assert any("in broken" in line for line in lines)
-
-
-def test_a_wrong_setting_is_the_reason(tmp_path: Path) -> None:
-    lines: list[str] = []
+    lines.clear()
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
     assert ended == (None, "rounds = 0: must be a number at least 1")
     assert lines[1:3] == ["protofl: this run cannot go on", "rounds = 0: must be a number at least 1"]
@@ -118,20 +117,17 @@ def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("answer", "cpus", "part", "clients"),
-    [
-        ("NVIDIA H100, 80000\\n", 16, None, 8),  # the most at a time
-        ("NVIDIA H100, 80000\\n", 2, None, 2),  # as many as there are CPUs
-        ("Some GPU, 12500\\n", 16, None, 4),  # as many as fit
-        ("Some GPU, 1500\\n", 16, None, 1),  # at least one
-        ("A, 40000\\nB, 7000\\n", 16, None, 4),  # the fuller one decides
-        ("A, 40000\\nA, 40000\\n", 8, None, 8),
-        ("NVIDIA H100, 80000\\n", 16, 0.25, 4),  # as the command line says
-        ("A, 40000\\nA, 40000\\n", 16, 1, 2),
-        ("A, 40000\\nA, 40000\\n", 16, 2, 1),
-    ],
-)
+@pytest.mark.parametrize(("answer", "cpus", "part", "clients"), [
+    ("NVIDIA H100, 80000\\n", 16, None, 8),  # the most at a time
+    ("NVIDIA H100, 80000\\n", 2, None, 2),  # as many as there are CPUs
+    ("Some GPU, 12500\\n", 16, None, 4),  # as many as fit
+    ("Some GPU, 1500\\n", 16, None, 1),  # at least one
+    ("A, 40000\\nB, 7000\\n", 16, None, 4),  # the fuller one decides
+    ("A, 40000\\nA, 40000\\n", 8, None, 8),
+    ("NVIDIA H100, 80000\\n", 16, 0.25, 4),  # as the command line says
+    ("A, 40000\\nA, 40000\\n", 16, 1, 2),
+    ("A, 40000\\nA, 40000\\n", 16, 2, 1),
+])  # fmt: skip
 def test_as_many_clients_share_a_gpu_as_fit(
     answer: str, cpus: int, part: float | None, clients: int, machine: Any, capsys: Printed
 ) -> None:
@@ -144,13 +140,11 @@ def test_as_many_clients_share_a_gpu_as_fit(
     assert f"{clients} clients at a time" in said
 
 
-@pytest.mark.parametrize(("answer", "status"), [("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)])
-def test_a_machine_without_a_usable_gpu_changes_nothing(answer: str, status: int, machine: Any) -> None:
-    machine(answer, status=status)
-    assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
-
-
-def test_nor_is_there_any_where_none_is_wanted_or_seen(machine: Any, monkeypatch: Patch) -> None:
+def test_a_machine_without_a_usable_gpu_changes_nothing(machine: Any, monkeypatch: Patch) -> None:
+    """Nor where none is wanted or seen."""
+    for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
+        machine(answer, status=status)
+        assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
     machine("NVIDIA H100, 80000\\n")
     assert local.workers_for({}, "cpu") == 16
     for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):

@@ -13,15 +13,14 @@ from server_app.callbacks import artifacts
 from server_app.callbacks.base import ActiveRun
 from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
+from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
 from tests.support.results import without_times
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
 
 
-def test_many_are_asked_in_turns_and_what_is_remembered_and_written_does_not_grow_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_are_asked_in_turns_and_nothing_grows_with_them(tmp_path: Path, monkeypatch: Patch) -> None:
     """Introductions and the final evaluation two at a time; prototypes of single clients in every other round."""
     wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
     remembered, asked, introduced, written = [], [], [], []
@@ -52,7 +51,7 @@ def test_many_are_asked_in_turns_and_what_is_remembered_and_written_does_not_gro
     assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
-def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: Patch) -> None:
     def cards(folder: str) -> list[Any]:
         outcome = run_federation(run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL), 4)
         return [reply.content["site"] for _, reply in outcome.exchanged("query")]

@@ -11,6 +11,7 @@ from protofl_common.report.page import write_report
 from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.audit import Candidates, audit, finding
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
 
@@ -48,9 +49,7 @@ def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple
     return run, {(one["attack"], one["samples"]): one for one in audit(run)}
 
 
-def test_a_run_without_protection_names_members_and_says_so_in_red(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_protection_names_members_in_red(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, found = findings(tmp_path, "fedproto")
     small = found["prototypes", "1 to 3"]
@@ -84,14 +83,13 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
-    _, found = findings(
-        tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=0.2, train_samples=60, min_class_samples=4
-    )
+    uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
+    _, found = findings(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
     assert ("prototypes", "1 to 3") not in found
     assert ("prototypes", "all") in found
 
 
-def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) -> None:
     """Prototypes of the same frozen features, with noise and without; of a seed, as an attack may win by chance."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
@@ -101,12 +99,12 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: pytest.
     assert not closed["prototypes", "all"]["above_chance"]
 
 
-def test_a_run_whose_models_are_elsewhere_is_refused(tmp_path: Path) -> None:
-    folder = run_federation(run_config(tmp_path, **FEW | {"rounds": 1, "state_dir": str(tmp_path / "disk")}), 2).folder
-    with pytest.raises(SettingsError, match="no model of the client; give a finished simulation"):
-        audit(folder)
-
-
-def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="nothing to attack: with secure aggregation no message is that of one cli"):
-        findings(tmp_path, "fedproto", secagg=True)
+@pytest.mark.parametrize(("more", "said"), [
+    ({"secagg": True}, "nothing to attack: with secure aggregation no message is that of one client"),
+    ({"state_dir": "disk"}, "no model of the client; give a finished simulation"),
+])  # fmt: skip
+def test_where_there_is_nothing_to_attack_it_says_so(more: Any, said: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Sums over the clients are no message of one, and the models of machines are elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=said):
+        findings(tmp_path, "fedproto", **more)

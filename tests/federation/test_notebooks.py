@@ -15,6 +15,7 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import main, parsed
 from protofl_common.tools.cli.arguments import read_assignments
 from tests.support import ROOT
+from tests.support.given import Patch
 from tests.support.harness import CACHE, run_federation
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -36,7 +37,7 @@ def command(line: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE["cache-dir"])
     monkeypatch.setenv("MPLBACKEND", "agg")

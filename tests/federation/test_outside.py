@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -26,7 +26,7 @@ from protofl_common.data.raw import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import NODE_KEYS
-from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys
+from protofl_common.experiment.settings import check_chosen, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -38,9 +38,11 @@ from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
 from tests.support.fakes import server_of
-from tests.support.harness import client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.given import Patch, Printed
+from tests.support.harness import client_of, refusal, rows_without_a_reply, run_config, run_federation, settings_of
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
+from tests.support.sites import real_sites
 
 PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("extend", "halves"))
 NOTEBOOK = ROOT / "docs" / "notebooks" / "scaffold.ipynb"
@@ -62,35 +64,35 @@ def site_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _installed(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _installed(site_packages: Path, monkeypatch: Patch) -> Iterator[None]:
     forget()
     monkeypatch.syspath_prepend(site_packages)
     yield
     forget()
 
 
+OWN = """import json, numpy as np
+seen, rows = [], []
+def brier(scores, labels):
+    seen.append((scores, labels))
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return ((e / e.sum(1, keepdims=True) - np.eye(scores.shape[1])[labels]) ** 2).sum(1).mean()
+def secretive(scores, labels):
+    raise ValueError('patient 7')
+many = lambda scores, labels: scores
+def note(row):
+    rows.append(json.loads(json.dumps(row)))
+    row.clear()
+def offline(row):
+    raise OSError('no network')
+"""
+
+
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own(tmp_path: Path, monkeypatch: Patch) -> str:
     """A module of the user's: a metric and a callback, which note what they are given."""
     name = f"own_{digest(str(tmp_path))}"
-    (tmp_path / f"{name}.py").write_text(
-        "import json, numpy as np\n"
-        "seen, rows = [], []\n"
-        "def brier(scores, labels):\n"
-        "    seen.append((scores, labels))\n"
-        "    e = np.exp(scores - scores.max(1, keepdims=True))\n"
-        "    p = e / e.sum(1, keepdims=True)\n"
-        "    return ((p - np.eye(scores.shape[1])[labels]) ** 2).sum(1).mean()\n"
-        "def secretive(scores, labels):\n"
-        "    raise ValueError('patient 7')\n"
-        "def many(scores, labels):\n"
-        "    return scores\n"
-        "def note(row):\n"
-        "    rows.append(json.loads(json.dumps(row)))\n"
-        "    row.clear()\n"
-        "def offline(row):\n"
-        "    raise OSError('no network')\n"
-    )
+    (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
@@ -105,32 +107,24 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
     return client_half(site.settings.row)(site, number)
 
 
-# -- it is found as an installed package is --------------------------------------------------------------------------
-
-
-def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
+def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> None:
     assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
     for half in (client_half(row()), import_module("outside_moon.net"), import_module("outside_moon.data")):
         module = sys.modules[half.__module__] if isinstance(half, type) else half
         assert Path(str(module.__file__)).is_relative_to(site_packages)
     assert server_half(row()) is server_half(CATALOG["fedavg"])
+    for models in ("cnn4", VIT):  # it never takes the fused step
+        assert type(half_of(run_config(tmp_path, **MOON | {"models": models})).step()) is Step
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
-        ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
-        ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
+    ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
+    ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
+])  # fmt: skip
 def test_another_name_another_key_and_hparams_of_our_own_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        Settings.from_run_config(default_run_config() | {"algo": "moon"} | changes)
-
-
-# -- the method ------------------------------------------------------------------------------------------------------
+    assert re.search(said, refusal({"algo": "moon"} | changes))
 
 
 @pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
@@ -189,28 +183,20 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path:
     assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
 
 
-# -- its hyper-parameters --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
-        ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
-        ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
-        ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
-        ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
-        ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
-        ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
-        ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
-        ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
-         "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
+    ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
+    ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
+    ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
+    ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
+    ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
+    ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
+    ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
+    ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
+     "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
+])  # fmt: skip
 def test_wrong_hparams_are_all_named_with_key_and_value(text: str, said: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": text})
-    assert str(caught.value) == said
+    assert refusal({"algo": "moon", "hparams": text}) == said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,9 +209,10 @@ class Choosing(Hparams):
 
 def test_hparams_have_choices_and_every_kind_of_value() -> None:
     other = dataclasses.replace(row(), hparams=Choosing)
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(
+        SettingsError, match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean "
+    ):
         plugins.read_hparams(other, "similarity=cosin")
-    assert str(caught.value) == "hparams: similarity = 'cosin': choose one of cosine, l2 (did you mean cosine?)"
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
     assert found == Choosing("l2", 3, 2.0, False)
@@ -256,12 +243,8 @@ def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorat
 
 
 def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_package_stand() -> None:
-    settings = Settings.from_run_config(default_run_config() | {"algo": "moon"})
     with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
-        check_chosen({"fedprox.mu": 2.0}, settings)
-
-
-# -- secure aggregation and robust merging ---------------------------------------------------------------------------
+        check_chosen({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
 
 
 class Summing(FedAvg[Any]):
@@ -274,37 +257,27 @@ class Summing(FedAvg[Any]):
         return {}
 
 
-@pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def change(**fields: Any) -> None:
-        moon = dataclasses.replace(row(), **fields)
-        monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
-
-    return change
+def change(monkeypatch: Patch, **fields: Any) -> None:
+    """Give the row these fields, and this module's server."""
+    moon = dataclasses.replace(row(), server="tests.federation.test_outside:Summing", **fields)
+    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sent", "why"),
-    [
-        ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
-        ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
-        ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
-        ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
-    ],
-)
-def test_a_server_half_takes_part_only_in_what_its_row_declares(
-    key: str, value: Any, sent: Vectors | Weights, why: str, changed: Callable[..., None]
-) -> None:
+@pytest.mark.parametrize(("key", "value", "sent", "why"), [
+    ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
+    ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
+    ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
+    ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
+])  # fmt: skip
+def test_a_half_does_what_its_row_says(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
 
     Who writes a method reads what its row may say, in the words that the page explains.
     """
-    config = default_run_config() | {"algo": "moon", key: value}
-    assert Settings.from_run_config(config).run.algo == "moon"
-    changed(server="tests.federation.test_outside:Summing", supports=(), exchange=Exchange(up={"sent": sent}))
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(config)
-    said = str(caught.value)
+    config = {"algo": "moon", key: value}
+    assert settings_of(config).run.algo == "moon"
+    change(monkeypatch, supports=(), exchange=Exchange(up={"sent": sent}))
+    said = refusal(config)
     assert why in said
     named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])
     assert len(named) == 2 * (key == "secagg")
@@ -312,21 +285,14 @@ def test_a_server_half_takes_part_only_in_what_its_row_declares(
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_an_upload_says_for_how_many_clients_it_stands(
-    secagg: bool, changed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed(server="tests.federation.test_outside:Summing", supports=("secagg",))
+def test_an_upload_says_of_how_many_clients_it_is(secagg: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+    change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
     run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
     assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
 
 
-# -- beside the method -----------------------------------------------------------------------------------------------
-
-
-def test_a_run_has_the_model_of_the_last_round_and_the_users_metric_and_callback_and_its_models_predict(
-    own: str, tmp_path: Path
-) -> None:
+def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tmp_path: Path) -> None:
     """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
     more = {"metrics": f"auc, {own}:brier", "callback": f"{own}:note", "test_samples": 24, "rounds": 3}
     config = run_config(tmp_path, **MOON, **more)
@@ -368,9 +334,7 @@ def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, ki
     assert row["failed"] == {"site-0": said}
 
 
-def test_a_callback_that_fails_is_said_and_the_run_goes_on(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_that_fails_is_said_and_the_run_goes_on(own: str, tmp_path: Path, capsys: Printed) -> None:
     assert len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows) == 3
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
@@ -378,22 +342,13 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
 
 
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
-    allow = {"allow-python": "outside_moon", "dataset": STRIPES["dataset"]}
-    nodes: dict[int, dict[str, Any]] = {
-        7 + i: {"site-name": name, "partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / name), **allow}
-        for i, name in enumerate(("north", "south"))
-    }
+    nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
-    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"north": VIT, "south": VIT}
+    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"site-0": VIT, "site-1": VIT}
     assert run.rows[1]["losses"]["contrast"] > 0
-    del nodes[8]["allow-python"]
-    with pytest.raises(FederationError, match=r"south.*: algo = 'moon': not allowed on this site; .*name outside_moon"):
+    del nodes[1001]["allow-python"]
+    with pytest.raises(FederationError, match=r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
-
-
-def test_it_never_takes_the_fused_step(tmp_path: Path) -> None:
-    for models in ("cnn4", VIT):
-        assert type(half_of(run_config(tmp_path, **MOON | {"models": models})).step()) is Step
 
 
 # -- the page docs/extend.md -----------------------------------------------------------------------------------------
@@ -420,7 +375,7 @@ def test_its_row_and_entry_point_are_the_packages() -> None:
     assert "moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
 
 
-def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: Patch) -> None:
     names = [re.match(r"`(\w+)", cells[0])[1] for cells in table("**The client half**")]  # type: ignore[index]
     assert names[0] == "state"
     assert "fit" in names
@@ -465,7 +420,7 @@ def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
 
 
-def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: Patch) -> None:
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -474,7 +429,7 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, mo
     assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # round 1
 
 
-def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: Patch) -> None:
     first = next(cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code")
     scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
@@ -482,8 +437,8 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     plugin = EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)
     monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
-    settings = STRIPES | {"models": "cnn4", "rounds": 3, "local_epochs": 2}
-    settings |= {"total_samples": 150, "partition": "dirichlet"}
+    settings = STRIPES | {"models": "cnn4", "rounds": 3, "local_epochs": 2, "partition": "dirichlet"}
+    settings |= {"total_samples": 150}
     fedavg, ours, theirs = (
         run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
         for algo in ("fedavg", "scaffold", "mine")
@@ -496,15 +451,12 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
 
 
-def test_its_entries_say_the_defaults() -> None:
+def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> None:
     shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
     made = [eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)}) for text in shown]
     assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
     for text, one in zip(shown, made, strict=True):
         assert re.findall(r"(\w+)=", text) == [field.name for field in dataclasses.fields(one)]
-
-
-def test_its_names_are_those_of_the_code() -> None:
     (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]

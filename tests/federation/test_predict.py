@@ -1,7 +1,8 @@
-"""``protofl predict`` on many files, some of which are broken, and on the test samples of a run."""
+"""A trained model taken out of a run predicts as in it, also of many files, and knows what it does not know."""
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,40 +10,54 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.data import open_client_data
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
-from protofl_common.runs.folder import WEIGHTS
+from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
+from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
-from protofl_common.tools.inference import Predictor
+from protofl_common.tools.inference import Predictor, TrainedModel
+from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
+CLIENTS = 2
 LONG = "a-folder-with-quite-a-long-name" * 7
 BROKEN: dict[str, bytes] = {"empty.png": b"", "text.jpg": b"no image", "header.png": b"\x89PNG\r\n\x1a\n",
     "zeros.bmp": bytes(100), "cut.gif": b"GIF89a\x01\x00\x01\x00", "wrong.tif": b"II*\x00\xff\xff\xff\xff",
     "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ", "negative.pgm": b"P5 -1 -1 255\n"}  # fmt: skip
 
 
-def card_of(shape: tuple[int, ...]) -> Any:
-    """What of a model's card reading needs."""
-    return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
+def trained(tmp_path: Path, **settings: Any) -> Outcome:
+    settings = {"train_samples": 60, "test_samples": 60} | settings
+    return run_federation(run_config(tmp_path, **settings), CLIENTS)
+
+
+def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
+    """The folder of the exported model of a site."""
+    assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
+    return out
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
-    config = run_config(tmp_path_factory.mktemp("run"), train_samples=40, test_samples=40, **settings)
-    return run_federation(config, 2).folder
+    return trained(tmp_path_factory.mktemp("run"), **settings)
+
+
+@pytest.fixture(scope="module")
+def run(outcome: Outcome) -> Path:
+    return outcome.folder
 
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> Path:
-    out = run.parent / "model"
-    assert main(["export", str(run), "--site", "site-0", "--out", str(out)]) == 0
-    return out
+    return taken_out(run, run.parent / "model")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +80,171 @@ def small_batches(monkeypatch: Patch) -> None:
     monkeypatch.setattr(reading, "FILES", 64)
 
 
+@pytest.mark.parametrize(
+    ("algo", "among"), [*((algo, "all") for algo in CATALOG), *((algo, "own") for algo in ("fedavg", "fedproto"))]
+)
+def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path: Path, algo: str, among: str, capsys: Any) -> None:
+    few = {"partition": "pathological", "classes_per_client": 3} if among == "own" else {}
+    run = trained(tmp_path, algo=algo, predict_among=among, local_epochs=2, **few)
+    for number in range(CLIENTS):
+        data = client_of(run.grid.run_config, number, CLIENTS).data
+        accuracy = run.summary["accuracy-of-clients"][f"site-{number}"]
+        predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", f"site-{number}"))
+        assert set(predictor.inferences) == set(accuracy)
+        if "prototype" not in accuracy:
+            strange = predictor.predict(255 - data.test_inputs)
+            assert {(one.nearest, one.distance, one.unknown) for one in strange} == {(None, None, False)}
+        for by, wanted in accuracy.items():
+            labels = [one.label for one in predictor.predict(data.test_inputs, by)]
+            assert (np.array(labels) == data.test_labels).mean() == wanted
+    if algo == "fedpcl":
+        out = tmp_path / "onnx"
+        assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 1
+        assert "frozen backbones" in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_the_command_line_says_what_python_says(outcome: Outcome, tmp_path: Path, capsys: Printed) -> None:
+    pixels = client_of(outcome.grid.run_config, 1, CLIENTS).data.test_inputs
+    folder, out = tmp_path / "images", taken_out(outcome.folder, tmp_path / "model", "site-1")
+    folder.mkdir()
+    for index, image in enumerate(pixels):
+        Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
+    capsys.readouterr()
+    assert main(["predict", str(out), str(folder), "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    known = Predictor.load(out).predict(pixels)
+    assert [one["file"] for one in told] == sorted(str(file) for file in folder.iterdir())
+    for name in ("label", "distance", "unknown"):
+        assert [one[name] for one in told] == [getattr(one, name) for one in known]
+    assert 0 < sum(one["unknown"] for one in told) <= 0.05 * len(told)
+    assert all(0 < one["probability"] <= 1 for one in told)
+    assert main(["predict", str(out), str(folder / "0000.png")]) == 0
+    assert known[0].name in capsys.readouterr().out
+    assert main(["predict", str(out), *[str(folder / "0000.png")] * 2, "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1  # a file that is named twice
+    (out / "model.onnx").touch()
+    taken_out(outcome.folder, out)
+    assert not (out / "model.onnx").exists()  # which was another model's
+    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(folder / "0000.png")]) == 1
+    assert "protofl: this cannot work" in capsys.readouterr().err
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
+    out = taken_out(run.folder, tmp_path / "model", "site-1")
+    card = json.loads((out / CARD).read_text())
+    facts = {"run": run.folder.name, "site": "site-1", "algorithm": "fedtgp", "round": 2, "arch": "htcnn-2"}
+    facts |= {"input-shape": [3, 16, 16], "input-type": "uint8", "similarity": "l2"}
+    facts |= {"classes": [str(digit) for digit in range(10)], "accuracy": run.summary["accuracy-of-clients"]["site-1"]}
+    assert card | facts == card
+    assert card["unknown-above"] > 0
+    about = (out / "README.md").read_text()
+    for said in (
+        "| network | htcnn-2 |",
+        "| data | digit-domains, partition feature-shift, 2 clients |",
+        "local-epochs",
+        f"An input farther than {card['unknown-above']:.4g} from every prototype is called unknown.",
+        f"| right by head | {100 * card['accuracy']['head']:.2f} % |",
+        "Chosen on these same test samples: that it predicts by",
+        "and the limit above which an input is unknown",
+        "What was chosen on test data makes these figures a little too high.",
+    ):
+        assert said in about
+    assert "cache-dir" not in about
+    taken_out(run.folder, out, "site-1", "--unknown", "0")
+    assert "unknown" not in (out / "README.md").read_text()
+    strange = 255 - client_of(run.grid.run_config, 1, CLIENTS).data.test_inputs
+    assert not any(one.unknown for one in Predictor.load(out).predict(strange))
+
+
+def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path: Path, capsys: Printed) -> None:
+    write_run(tmp_path / "runs" / "first", {"algo": "local"}, [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2)
+    assert main(["export", str(tmp_path / "runs" / "first")]) == 1
+    said = capsys.readouterr().err
+    assert "they stayed with its sites, north, south: on a site's own machine\n" in said
+    assert "protofl export STATE-DIR/first --out model" in said
+    assert main(["predict", str(tmp_path / "runs" / "first")]) == 1
+    assert "no trained models in it; they stayed with its sites, north" in capsys.readouterr().err
+
+
+def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
+    """Inverted digits, dark on white, among a model's own, white on dark."""
+    settings: dict[str, Any] = {"algo": "fedproto", "rounds": 3, "local_epochs": 5, "dataset": "digits",
+        "partition": "iid"}  # fmt: skip
+    run = trained(tmp_path, train_samples=300, test_samples=300, **settings)
+    model = TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)
+    data = client_of(run.grid.run_config, 0, CLIENTS).data
+    assert np.mean([one.unknown for one in Predictor(model).predict(data.test_inputs)]) <= 0.05
+    assert np.mean([one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]) > 0.3
+    with pytest.raises(ValueError, match="not uint8"):
+        Predictor(model).predict(np.zeros((1, 1, 9, 9)))
+
+
+def crafted(out: Path, changes: dict[str, Any]) -> None:
+    """Write a model's file again, with other entries on its card; None removes one, and ``facts`` is all of it."""
+    tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
+    card = json.loads(facts["card"]) | changes
+    card = {name: value for name, value in card.items() if value is not None}
+    write_tensors(out / WEIGHTS, tensors, facts | {"card": changes.get("facts") or json.dumps(card)})
+
+
+CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
+    "another network": ({"arch": "resnet10"}, "the weights are not of the network on the model's card"),
+    "a huge one": ({"feature_dim": 10**7}, "its prototypes are not of the model on its card"),
+    "a huge input": ({"input_shape": [3, 2048, 2048]}, "the weights are not of the network on the model's card"),
+    "no network": ({"arch": None}, "its card is not one of a model (arch: Field required)"),
+    "fewer classes": ({"classes": ["one"]}, "its prototypes are not of the model on its card"),
+    "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),
+    "a site that does": ({"site": "\x1b[2J"}, "site = "),
+    "a number as text": ({"round": "3"}, "round = '3'"),
+    "another way to predict": ({"inference": "oracle"}, "inference = 'oracle'"),
+    "a file as a backbone": ({"backbones": ["file:small:/etc/passwd"]}, "asks for the backbone file:small:/etc/passwd"),
+    "no JSON": ({"facts": "{"}, "its card is not one of a model"),
+}
+
+
+def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+    out, image = taken_out(run, tmp_path / "model"), str(images / "0000.png")
+    whole = (out / WEIGHTS).read_bytes()
+    for name, (changes, said) in CRAFTED.items():
+        crafted(out, changes)
+        capsys.readouterr()
+        assert main(["predict", str(out), image]) == 1, name
+        assert said in (told := capsys.readouterr().err), (name, told)
+        assert "\x1b" not in told
+        (out / WEIGHTS).write_bytes(whole)
+    for file, content in ((CARD, b'{"unknown-above": [1]}'), (WEIGHTS, b"nothing")):
+        (out / file).write_bytes(content)
+        assert main(["predict", str(out), image]) == 1
+        assert f"{out / file}" in capsys.readouterr().err
+
+
+def test_class_scores_and_the_limit_of_the_unknown_by_hand() -> None:
+    """n = 19: of 20 images, one may be above the largest of the others, a share of 5 %."""
+    scores = class_scores(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2, 0, 2]), 4)
+    assert scores.tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
+    distances = torch.arange(1.0, 20.0)
+    assert [unknown_above(distances, share) for share in (0.05, 0.10, 0.04)] == [19.0, 18.0, math.inf]
+    assert unknown_above(torch.empty(0), 0.05) == math.inf
+
+
+def test_the_temperature_makes_probabilities_true() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = -20 * torch.rand(20_000, 5, generator=generator)
+    labels = torch.multinomial((scores / 7).softmax(1), 1, generator=generator)[:, 0]
+    assert fit_temperature(scores, labels) == pytest.approx(7, rel=0.08)
+    assert fit_temperature(torch.full((3, 2), -math.inf), torch.tensor([0, 1, 1])) == 1.0
+
+
+def card_of(shape: tuple[int, ...]) -> Any:
+    """What of a model's card reading needs."""
+    return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
+
+
 def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+    """Lines of JSON name what was left out, too."""
     out = tmp_path / "classes.csv"
     capsys.readouterr()
     assert main(["predict", str(model), str(images), "--out", str(out)]) == 3
@@ -81,12 +260,8 @@ def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp
     predictor = Predictor.load(model)
     pixels = [Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L") for file in good[:5]]
     wanted = predictor.predict(np.stack(pixels)[:, None])
-    assert [(int(row["label"]), float(row["distance"])) for row in rows[:5]] == [
-        (one.label, pytest.approx(one.distance, rel=1e-5)) for one in wanted
-    ]
-
-
-def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys: Printed) -> None:
+    assert [int(row["label"]) for row in rows[:5]] == [one.label for one in wanted]
+    assert [float(row["distance"]) for row in rows[:5]] == pytest.approx([one.distance for one in wanted], rel=1e-5)
     files = [str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png")]
     assert main(["predict", str(model), *files, "--json"]) == 3
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -94,7 +269,7 @@ def test_lines_of_json_name_what_was_left_out(model: Path, images: Path, capsys:
     assert "is not a readable image" in told[2]["error"]
 
 
-def test_a_long_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     strange = images.parent / "two\nlines.png"
     strange.write_bytes((images / "0000.png").read_bytes())
@@ -102,32 +277,35 @@ def test_a_long_path_stands_in_one_line(model: Path, images: Path, capsys: Print
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.endswith(f"  {images / '0000.png'}")
     assert second.endswith("two\\nlines.png")
-
-
-def test_a_name_that_is_no_text(model: Path, images: Path, tmp_path: Path) -> None:
-    name = tmp_path / b"\xff.png".decode(errors="surrogateescape")
+    name = images.parent / b"\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())
-    assert main(["predict", str(model), str(name), "--out", str(tmp_path / "a.csv")]) == 0
-    assert re.search(r"\\xff\.png,(prototype|head)", (tmp_path / "a.csv").read_text())
+    out = images.parent / "a.csv"
+    assert main(["predict", str(model), str(name), "--out", str(out)]) == 0
+    assert re.search(r"\\xff\.png,(prototype|head)", out.read_text())
 
 
-def test_what_cannot_work_is_said_and_leaves_the_old_file(
-    run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
     out = tmp_path / "classes.csv"
     out.write_text("old")
-    good, bad = str(images / "0000.png"), str(images / "text.jpg")
-    for arguments, said in (
-        ([str(model), bad, "--out", str(out)], "none of the 1 files could be read"),
-        ([str(model), good, "--out", str(tmp_path / "classes.xls")], "must end in .csv"),
-        ([str(model), good, "--out", str(out), "--device", "cuda:99"], "device = 'cuda:99': not usable here"),
-        ([str(model), good, "--by", "oracle", "--out", str(out)], "by = 'oracle': this model predicts by"),
-        ([str(run), good], f"is a run; first take a model out of it: protofl export {run}"),
-        ([str(tmp_path), good], f"{tmp_path / WEIGHTS}"),
-        ([str(model)], "FILE: which files?"),
+    good, bad, empty = str(images / "0000.png"), str(images / "text.jpg"), str(run)
+    for words, said in (
+        (["export", str(tmp_path)], "no trained models in it"),
+        (["export", str(run)], "choose with --site: site-0, site-1"),
+        (["export", str(run), "--site", "site-7"], "choose site-0, site-1"),
+        (["export", str(run), "--site", "site-0", "--unknown", "1"], "at least 0 and below 1"),
+        (["predict", str(model), bad, "--out", str(out)], "none of the 1 files could be read"),
+        (["predict", str(model), str(tmp_path / "none.png")], "there is no such file"),
+        (["predict", str(model), empty], "no images in this folder"),
+        (["predict", str(model), str(model / CARD)], "is not a readable image"),
+        (["predict", str(model), good, "--out", str(tmp_path / "classes.xls")], "must end in .csv"),
+        (["predict", str(model), good, "--out", str(out), "--device", "cuda:99"], "'cuda:99': not usable here"),
+        (["predict", str(model), good, "--by", "oracle", "--out", str(out)], "'oracle': this model predicts by"),
+        (["predict", str(run), good], f"is a run; first take a model out of it: protofl export {run}"),
+        (["predict", str(tmp_path), good], f"{tmp_path / WEIGHTS}"),
+        (["predict", str(model)], "FILE: which files?"),
     ):
-        assert main(["predict", *arguments]) == 1, arguments
-        assert said in capsys.readouterr().err
+        assert main(words) == 1, words
+        assert said in capsys.readouterr().err, words
         assert out.read_text() == "old"
 
 
@@ -158,9 +336,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])
-def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
-    tmp_path: Path, capsys: Printed, algo: str
-) -> None:
+def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path, capsys: Printed, algo: str) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
     capsys.readouterr()

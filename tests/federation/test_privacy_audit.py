@@ -8,7 +8,6 @@ most (e^ε − 1 + 2 δ) / (e^ε + 1) (Kairouz, Oh and Viswanath, "The Compositi
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from protofl_common.privacy.plan import Plan
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from tests.support.attacks import values_of
+from tests.support.given import Patch
 from tests.support.harness import run_config
 
 EPSILON, DELTA = 1.0, 1e-5
@@ -44,7 +44,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 class Victim:
     """A client of 90 training and 90 test samples of two classes, one of which is attacked."""
 
-    def __init__(self, folder: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, part: str, monkeypatch: Patch) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         settings = {"algo": "fedproto-avg", "dataset": "breast-cancer", "models": "mlp-1", "feature_dim": 2}
         training = {"rounds": 1, "local_epochs": 3, "batch_size": 128, "lr": 0.1, "momentum": 0.0, "norm": "group"}
@@ -86,9 +86,8 @@ class Victim:
         if reply.has_content():
             figures[:] = [reply.content["report"][f"correct.{kind}"] for kind in ("head", "prototype")]
         if reply.has_content() and kind == MessageType.TRAIN:
-            weights = np.concatenate([values_of(one).ravel() for one in reply.content["weights"].values()]).astype(
-                float
-            )
+            sent = [values_of(one).ravel() for one in reply.content["weights"].values()]
+            weights = np.concatenate(sent).astype(float)
             its = {name: values_of(one) for name, one in reply.content["prototypes"].items()}
             table[its["labels"]] = np.c_[its["means"], its["counts"], np.ones(len(its["labels"]))]
         numbers = np.concatenate([weights, table.ravel(), figures, [reply.has_error()]])
@@ -114,7 +113,7 @@ def neighbours(part: str) -> tuple[ClientData, ClientData]:
     return found[0], found[1]
 
 
-def advantage(victim: Victim, runs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+def advantage(victim: Victim, runs: int, monkeypatch: Patch) -> tuple[float, float]:
     """A 99 % interval of the advantage of a likelihood-ratio test on ``runs`` runs of each kind."""
     with monkeypatch.context() as quiet:
         multiply_noise(quiet, 1e-9)
@@ -128,9 +127,7 @@ def advantage(victim: Victim, runs: int, monkeypatch: pytest.MonkeyPatch) -> tup
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_everything_that_leaves_says_no_more_of_a_sample_than_epsilon_allows(
-    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_that_leaves_says_more_than_epsilon_allows(part: str, tmp_path: Path, monkeypatch: Patch) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     least, most = advantage(victim, 200, monkeypatch)
     assert not victim.errors
@@ -138,7 +135,7 @@ def test_everything_that_leaves_says_no_more_of_a_sample_than_epsilon_allows(
     assert most < 0.6  # else it would have shown nothing
 
 
-def multiply_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
     monkeypatch.setattr("client_app.protections.differential_privacy.charge", lambda *costs, **kinds: None)
     planned = Settings.plan
@@ -154,36 +151,32 @@ def multiply_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(Settings, "plan", plan)
 
 
-def a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_tenth(monkeypatch: Patch) -> None:
     """Noise for ten times ε and more."""
     multiply_noise(monkeypatch, 0.1)
 
 
-def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def exact_figures(monkeypatch: Patch) -> None:
     """Numbers of right predictions as they are."""
     monkeypatch.setattr(differential_privacy.release, "private_hits", lambda correct, *noise: correct)
 
 
-def no_guard_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_guard_of_tables(monkeypatch: Patch) -> None:
     """Features that are not finite pass the clip."""
     cut = lambda rows: rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1)  # noqa: E731
     monkeypatch.setattr(release, "_cut", cut)
 
 
-def no_guard_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_guard_of_gradients(monkeypatch: Patch) -> None:
     """A gradient that is not finite passes the clip."""
-    monkeypatch.setattr(
-        PrivateStep, "_cut", lambda step, gradients: {name: one.sum(0) for name, one in gradients.items()}
-    )
+    monkeypatch.setattr(PrivateStep, "_cut", lambda _, gradients: {name: one.sum(0) for name, one in gradients.items()})
 
 
 FAULTS = [("train", a_tenth), ("test", exact_figures), ("train", no_guard_of_tables), ("train", no_guard_of_gradients)]
 
 
 @pytest.mark.parametrize(("part", "fault"), FAULTS)
-def test_the_attack_finds_a_fault_that_is_planted(
-    part: str, fault: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_attack_finds_a_fault_that_is_planted(part: str, fault: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     fault(monkeypatch)
     least, _ = advantage(victim, 150 if fault is a_tenth else 30, monkeypatch)

@@ -1,23 +1,33 @@
-"""The page of real runs: every section is there with the run's own numbers, and only those that it can have."""
+"""The page of real runs, with the run's own numbers, and what the server records for it: margins and who has what."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
+import torch
+from flwr.app import Message, MessageType
 from safetensors.numpy import load_file
 
 from protofl_common.basics.text import human_bytes
+from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from protofl_common.report import charts
+from server_app.callbacks import artifacts
 from tests.support.attacks import by, lost, scaled, values_of, when
+from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
+DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 30, "test_samples": 30}
 ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "settings"]
+
+
+def sites_of(outcome: Outcome) -> dict[str, Any]:
+    return json.loads((outcome.folder / "sites.json").read_text())["sites"]
 
 
 def read(outcome: Outcome) -> Page:
@@ -37,11 +47,6 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     config = run_config(tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3)
     rubbish = scaled(1e9)
     return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
-
-
-@pytest.fixture(scope="module")
-def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(tmp_path_factory.mktemp("fedplvm"), 5, algo="fedplvm", rounds=3)
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -133,7 +138,7 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 
 
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
-    sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
+    sites = sites_of(fedtgp)
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
     assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
@@ -149,7 +154,8 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
     assert all("max-prototype-norm" in row[3] for row in rows)
 
 
-def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
+def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
+    fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3)
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
     *_, lines, _ = drawn(charts.numbers, fedplvm.folder, "line_chart")
@@ -167,13 +173,7 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     assert not (outcome.folder / "prototypes.jsonl").exists()
 
 
-def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
-    assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
-
-
-def test_a_page_that_cannot_be_drawn_fails_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
     assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
@@ -188,3 +188,61 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     page.assert_self_contained()
     assert "This run is not finished: the page shows it as far as it is." in page.texts
     assert len(page.table("round", "what")) == 9  # two missing and a void in each
+
+
+@pytest.mark.parametrize(("points", "labels", "wanted"), [
+    ([(0, 0), (3, 4), (0, 2)], [0, 1, 3], [2, 13**0.5, np.nan, 2, np.nan]),  # classes 2 and 4 are absent
+    ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),  # prototypes of one class are no neighbours
+    ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),  # a single class has no margin
+    ([(1, 1), (1, 1)], [0, 1], [0, 0]),
+])  # fmt: skip
+def test_margins_in_the_plane(points: list[tuple[float, float]], labels: list[int], wanted: list[float]) -> None:
+    found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
+    np.testing.assert_allclose(found.numpy(), wanted)
+
+
+def test_too_many_prototypes_are_not_compared_and_many_take_no_time() -> None:
+    """The margins of 20 clients with 100 classes: some 20 ms, on however busy a machine at most a second."""
+    many = Prototypes(torch.zeros(MAX_COMPARED + 1, 2), torch.arange(MAX_COMPARED + 1))
+    assert margins(many, MAX_COMPARED + 1).isnan().all()
+    sets = [Prototypes(torch.randn(100, 512), torch.arange(100)) for _ in range(20)]
+    start = time.process_time()
+    for one in sets:
+        margins(one, 100)
+    assert time.process_time() - start < 1
+
+
+def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
+    sites = sites_of(run_federation(run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS), 2))
+    assert all(sum(facts["train-classes"]) == 30 for facts in sites.values())
+
+
+def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) -> None:
+    """It says it is client 1 of 2, but its data are those of another domain; and one has no partition at all."""
+    nodes: dict[int, dict[str, Any]] = {
+        1: {"partition-id": 0, "num-partitions": 2},
+        2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
+        3: {"site-name": "north", "domain": "photo"},
+    }
+    sites = sites_of(run_federation(run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1), nodes=nodes))
+    assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
+
+
+def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: Patch) -> None:
+    def claims(message: Message, reply: Message) -> Message:
+        reply.content.config_records["site"]["num_partitions"] = 10**6
+        return reply
+
+    asked: list[int] = []
+    original = artifacts.shares_of
+    monkeypatch.setattr(artifacts, "shares_of", lambda *a: asked.append(a[3]) or original(*a))
+    config = run_config(tmp_path, num_clients=2, rounds=1, **DIGITS)
+    run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
+    assert not asked
+
+
+def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
+    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), 2)
+    assert not (outcome.folder / "report.html").exists()  # which these settings do not want
+    assert not any("train-classes" in facts for facts in sites_of(outcome).values())

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from flwr.app import MessageType
 from safetensors.torch import save_file
 
 from protofl_common.basics.code_version import code_version
@@ -19,7 +18,8 @@ from protofl_common.tools.cli.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
-from tests.support.accidents import CLIENTS, PLACES, Killed, flip_a_bit, on_message, stop
+from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same
 
@@ -29,46 +29,29 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_sampl
 LIVES_ON = {"models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3, "participation": 0.5}
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
 TRAINING, STORED = "while the clients train", "after the checkpoint"
+EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
 
 
-@pytest.mark.parametrize(
-    ("settings", "stops"),
-    [
-        *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
-        # an optimizer of two models, of a part of one, and with batch normalisation
-        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
-        *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
-        # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
-        *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
-    ],
-)
-def test_a_run_that_was_stopped_equals_an_undisturbed_one(
-    settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("settings", "stops"), [
+    *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
+    # an optimizer of two models, of a part of one, and with batch normalisation
+    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
+    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
+    # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
+    *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
+    *(({"algo": algo, "rounds": 6}, EVERYWHERE) for algo in ("fedtgp", "fesem", "fedkd")),
+])  # fmt: skip
+def test_a_stopped_run_equals_a_whole_one(settings: dict[str, Any], stops: dict[str, int], tmp_path: Path) -> None:
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     for run_id, (place, number) in enumerate(stops.items(), start=1):
         stop(config | {"resume": run_id > 1}, place, number, run_id)
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=3)
+    found = run_federation(config | {"resume": True}, CLIENTS, run_id=9)
     assert_same(found, wanted)
-    assert found.summary["resumed-after-rounds"] == [number - (place == TRAINING) for place, number in stops.items()]
-
-
-@pytest.mark.parametrize("algo", ["fedtgp", "fesem", "fedkd"])
-def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
-    settings = SMALL | {"algo": algo, "rounds": 6, "run_name": "mine"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
-    config = run_config(tmp_path / "parts", **settings)
-    resumed = config | {"resume": True}
-    for number, place in enumerate(PLACES, start=1):
-        stop(resumed if number > 1 else config, place, number, run_id=100 + number)
-    with pytest.raises(Killed):
-        run_federation(resumed, CLIENTS, on_message(MessageType.EVALUATE, 6), run_id=200)
-    found = run_federation(resumed, CLIENTS, run_id=300)
-    assert_same(found, wanted)
-    assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5, 6]
-    assert found.summary["rounds"] == 6
+    before = [number - (place not in (STORED, FINAL)) for place, number in stops.items()]
+    assert found.summary["resumed-after-rounds"] == before
+    assert found.summary["rounds"] == settings["rounds"]
 
 
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
@@ -80,15 +63,9 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
     assert found.folder == folder
     assert found.summary["resumed-after-rounds"] == [2]
-
-
-def test_a_resume_toml_of_separate_machines_names_their_connection(tmp_path: Path) -> None:
     settings = Settings.from_run_config(default_run_config())
     assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(settings, Path("r.toml"), 0)
     assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
-
-
-# -- what is refused -------------------------------------------------------------------------------------------------
 
 
 def refusal(config: dict[str, Any]) -> str:
@@ -117,18 +94,14 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert found.summary["resumed-after-rounds"] == [1]
 
 
-def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
+def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Printed) -> None:
+    """A finished run that is resumed is no failure."""
     config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     assert "nothing to resume, there is no" in refusal(config)
     assert "run-name must name the run" in refusal(config | {"run-name": ""})
     assert not list((tmp_path / "runs").iterdir())
-    run_federation(config, CLIENTS)
-    assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
-
-
-def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     before = run_federation(config, CLIENTS).summary
+    assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
     outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
     assert (outcome.summary, len(outcome.grid.log)) == (before, 0), "nobody was asked anything"
     shown = capfd.readouterr().out
@@ -137,9 +110,7 @@ def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(place: str, tmp_path: Path, capsys: Printed) -> None:
     """Clients keep what that takes, also where some of them had begun the next round."""
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
@@ -156,7 +127,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     assert_same(resumed, wanted)
 
 
-def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
+def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine", **SMALL)
     stop(config, "after the checkpoint", 1)
     folder = tmp_path / "runs" / "mine"
@@ -169,11 +140,12 @@ def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
         path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+    old = folder / FOLDER / "000001.safetensors"
+    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
 
 
-def test_a_resumed_run_says_from_where_and_that_its_code_is_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, "after the checkpoint", 1)
@@ -186,15 +158,7 @@ def test_a_resumed_run_says_from_where_and_that_its_code_is_another(
     assert "other code" not in shown
 
 
-def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
-    config = run_config(tmp_path, run_name="mine", **SMALL)
-    old = tmp_path / "runs" / "mine" / FOLDER / "000001.safetensors"
-    old.parent.mkdir(parents=True)
-    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
-
-
-def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:

@@ -20,7 +20,6 @@ from client_app.app import app as client_app
 from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SHARE, SIGNATURE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
@@ -29,8 +28,10 @@ from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import both, by, from_node, silent, values_of, when
-from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
+from tests.support.attacks import both, by, silent, values_of, when
+from tests.support.given import Patch, Printed
+from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
+from tests.support.sites import real_sites
 
 CLIENTS = 4
 DATA: dict[str, Any] = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "models": "htcnn-1"}
@@ -52,12 +53,8 @@ def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
 def begun_anew(tamper: Tamper) -> Tamper:
     """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
 
-    def without(message: Message, reply: Message) -> Message | None:
-        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == 1001:
-            del reply.content[NEXT_SUM]
-        return tamper(message, reply)
-
-    return without
+    without = when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001)
+    return both(without, tamper)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -68,10 +65,7 @@ def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
     """Up to float32 and the steps of the sums."""
-    one, other = tensors(found), tensors(wanted)
-    assert one.keys() == other.keys()
-    for name, value in other.items():
-        torch.testing.assert_close(one[name], value, rtol=2e-6, atol=2e-6, msg=name)
+    torch.testing.assert_close(tensors(found), tensors(wanted), rtol=2e-6, atol=2e-6)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +81,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 # -- the sums ----------------------------------------------------------------------------------------------------------
 
 ABLE = {algo for algo, row in CATALOG.items() if row.exchange.up and not row.needs_single_uploads(row.exchange)}
-KINDS: dict[str, dict[str, Any]] = {
-    "fedproto": {},
-    "fedproto, uniform": {"fedproto__weighting": "uniform"},
-    "fedproto-avg": {},
-    "fedpcl": {"fedpcl__prototypes": "global"},
-}
+KINDS: dict[str, dict[str, Any]] = {"fedproto": {}, "fedproto, uniform": {"fedproto__weighting": "uniform"},
+    "fedproto-avg": {}, "fedpcl": {"fedpcl__prototypes": "global"}}  # fmt: skip
 ALL = [kind for kind in KINDS if kind != "fedpcl"]
 ALL += [pytest.param(algo, marks=LONG) for algo in sorted({*ABLE, "fedpcl"} - set(ALL))]
 
@@ -111,24 +101,17 @@ def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
     for found, wanted in zip(summed.rows, plain.rows, strict=True):
         assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         for group in ("accuracy", "metrics", "validation"):
-            by_samples = {name: figures["weighted"] for name, figures in wanted.get(group, {}).items()}
-            for part in ("mean", "weighted"):
-                assert {name: figures[part] for name, figures in found.get(group, {}).items()} == pytest.approx(
-                    by_samples, rel=1e-6
-                ), group
-            assert all(figures.keys() == {"mean", "weighted"} for figures in found.get(group, {}).values())
+            assert found.get(group, {}).keys() == wanted.get(group, {}).keys(), group
+            for name, figures in found.get(group, {}).items():
+                by_samples = wanted[group][name]["weighted"]
+                assert figures == pytest.approx({"mean": by_samples, "weighted": by_samples}, rel=1e-6), name
 
 
-@pytest.mark.parametrize(
-    ("algo", "more"), [("fedproto", {}), ("local", {}), ("protofed", {"protofed__prototypes": "last-round"})]
-)
-def test_figures_are_those_of_all_samples_and_of_no_single_client(
-    algo: str, more: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("algo", ["fedproto", "local", "protofed"])
+def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path: Path) -> None:
     """Of clients of different sizes; also where nothing is sent but figures, and in rounds without prototypes."""
     data = {"partition": "dirichlet", "total_samples": 300, "train_samples": 0, "test_samples": 0, "rounds": 2}
-    asked: dict[str, Any] = {"validation_fraction": 0.3, "metrics": "auc, balanced-accuracy"}
-    asked |= {"algo": algo, **data, **more}
+    asked: dict[str, Any] = {"validation_fraction": 0.3, "metrics": "auc, balanced-accuracy", "algo": algo, **data}
     plain, summed = (federation(tmp_path / str(secagg), secagg=secagg, **asked) for secagg in (False, True))
     assert {"head/auc", "head/balanced-accuracy", "head"} <= summed.rows[0]["validation"].keys()
     assert all(row["accuracy"] and row["metrics"] for row in summed.rows)
@@ -146,15 +129,7 @@ def test_figures_are_those_of_all_samples_and_of_no_single_client(
             assert not any(card[key] for key in ("train_samples", "test_samples", "validation_samples", "found"))
 
 
-def test_early_stopping_takes_the_figures_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more: dict[str, Any] = {"early_stopping": 1, "rounds": 9, "train_samples": 20, "lr": 1e-9}
-    assert len(federation(tmp_path / "with", **more, validation_fraction=0.3).rows) < 9
-    assert "stopped early after round" in capsys.readouterr().out
-    with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
-        federation(tmp_path / "without", **more)
-
-
-def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, capsys: Printed) -> None:
     """Console, page, comparison and tables, with baselines, the best model and metrics."""
     more: dict[str, Any] = {"baselines": "local", "keep_best": True, "metrics": "auc", "validation_fraction": 0.3}
     config = run_config(tmp_path, rounds=2, secagg=True, report=True, run_name="mine", **SMALL | {"train_samples": 20})
@@ -180,9 +155,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_who_is_lost_is_missed_in_the_sum_and_nowhere_else(
-    stage: str, tmp_path: Path, plain: dict[str, Outcome]
-) -> None:
+def test_who_is_lost_is_missed_in_the_sum_alone(stage: str, tmp_path: Path, plain: dict[str, Outcome]) -> None:
     """After its upload it is not even missed there."""
     found = federation(tmp_path, lost(stage, 1001))
     assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
@@ -193,16 +166,11 @@ def test_who_is_lost_is_missed_in_the_sum_and_nowhere_else(
 SENT = ("keys", "shares of their keys", "uploads", "shares to unmask the sum")
 
 
-@pytest.mark.parametrize(
-    ("stage", "what"),
-    [
-        pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
-        for stage, what in zip(STAGES, SENT, strict=True)
-    ],
-)
-def test_below_the_threshold_a_round_changes_nothing(
-    stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("stage", "what"), [
+    pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
+    for stage, what in zip(STAGES, SENT, strict=True)
+])  # fmt: skip
+def test_too_few_sites_change_nothing(stage: str, what: str, tmp_path: Path, plain: Any, capsys: Printed) -> None:
     found = federation(tmp_path, begun_anew(lost(stage, 1001, 1003, number=2)), rounds=3)
     assert [row["void"] for row in found.rows] == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
@@ -230,20 +198,12 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
     found = federation(tmp_path, lies_about_shares(node))
     assert_same(found, plain["all"])
     said = "secure aggregation: wrong shares of keys; it takes no further part in this run"
-    assert found.rows[0]["refused"] == {f"site-{node - 1000}": said}
-
-
-def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(tmp_path: Path) -> None:
-    found = federation(tmp_path, lies_about_shares(1002), rounds=5)
-    assert [list(row["refused"]) for row in found.rows] == [["site-2"], *5 * [[]]]
-    assert not any(row["void"] for row in found.rows)
-    assert [row["asked"] for row in found.rows] == [4, *5 * [3]]
+    assert [row["refused"] for row in found.rows] == [{f"site-{node - 1000}": said}, {}]
+    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), (3, False)]
 
 
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
-def test_two_sites_with_the_same_keys_are_out_and_cost_one_round_at_most(
-    stage: str, record: str, tmp_path: Path
-) -> None:
+def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage: str, record: str, tmp_path: Path) -> None:
     """No other goes on with these, so that each round would be void, and nobody named."""
     keys: list[Any] = []
 
@@ -259,9 +219,7 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_one_round_at_most(
     assert [row["void"] for row in found.rows] == [stage != "train", False, False, False]
 
 
-def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_path: Path, monkeypatch: Patch) -> None:
     """Nobody can tell which of the two lies: both stay."""
     honest = client_secagg.split
 
@@ -289,7 +247,7 @@ def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
     assert not any(row["void"] for row in found.rows)
 
 
-def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
     honest, first = client_secagg.split, iter([True, True])  # the two keys of site-0 in the first round
 
     def wrong(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
@@ -303,24 +261,22 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
     assert [row["asked"] for row in found.rows] == [4, 3, 3, 3]
 
 
-def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One is lost, one lies: three shares, of which one is wrong, where three are needed."""
-    found = federation(tmp_path, both(lies_about_shares(1002), lost("train", 1001)))
+def noise(message: Message, reply: Message) -> Message:
+    array = reply.content.array_records["masked"]["sum"]
+    array.data = (values_of(array) * 3).tobytes()
+    return reply
+
+
+@pytest.mark.parametrize(("tamper", "said"), [
+    (both(lies_about_shares(1002), lost("train", 1001)), "the shares of site-0's keys do not give them: it, or others"),
+    (by({1002: noise}), "void: secure aggregation: "),
+])  # fmt: skip
+def test_what_nobody_can_mend_costs_the_round(tamper: Tamper, said: str, tmp_path: Path, capsys: Printed) -> None:
+    """Of three shares, where three are needed, one is wrong; or an upload is noise, and nobody can tell whose."""
+    found = federation(tmp_path, tamper)
     assert found.rows[0]["void"]
-    assert "the shares of site-0's keys do not give them: it, or others that have them, lie" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
     assert not tensors(found)
-
-
-def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody can tell whose it was."""
-
-    def noise(message: Message, reply: Message) -> Message:
-        array = reply.content.array_records["masked"]["sum"]
-        array.data = (values_of(array) * 3).tobytes()
-        return reply
-
-    assert federation(tmp_path, by({1002: noise})).rows[0]["void"]
-    assert "void: secure aggregation: " in capsys.readouterr().out
 
 
 RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
@@ -349,12 +305,7 @@ def cut(content: RecordDict) -> None:
 def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
     """A kind of it in every run; in the stages of keys and shares it is no accident, and the sender is out."""
     for kind, (stage, change) in RUBBISH.items():
-
-        def tamper(message: Message, reply: Message, stage: str = stage, change: Any = change) -> Message:
-            if message.metadata.message_type == stage and message.metadata.dst_node_id == 1001:
-                change(reply.content)
-            return from_node(message, reply)
-
+        tamper = when(lambda _, reply, change=change: change(reply.content) or reply, stage, 1001)
         outcome = federation(tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5)
         assert list(outcome.rows[0]["refused"]) == ["site-1"], kind
         assert len(outcome.rows[0]["refused"]["site-1"]) < 600
@@ -374,7 +325,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage: str,
     assert all(torch.equal(found[name], value) for name, value in tensors(wanted).items())
 
 
-def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
+def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed) -> None:
     """Unless a site is missing: then all begin anew, and as well for the final evaluation of a run that stops early."""
 
     def tamper(message: Message, reply: Message) -> Message:
@@ -393,7 +344,11 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
     for kind in ("query.advertise", "query.share"):
         assert [asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)] == [everyone, everyone, [], everyone, []]
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
-    stopped = federation(tmp_path / "stopped", rounds=9, early_stopping=1, validation_fraction=0.4, lr=1e-9)
+    early: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-9}
+    stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **early)
+    assert "stopped early after round" in capsys.readouterr().out  # by the figures of all sites
+    with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
+        federation(tmp_path / "without", **early)
     rounds = len(stopped.rows) - 1
     assert rounds < 9
     assert asked(stopped, "query.advertise_final", rounds) == everyone
@@ -460,7 +415,7 @@ def as_it_was(message: Message, reply: Message) -> BySite:
     return dict(message.content.config_records.get(SECAGG, {}))  # type: ignore[arg-type]
 
 
-TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = {
+TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite] | None, str]] = {
     "a second upload": ("train", "train", as_it_was, "does not follow 'share'"),
     "keys for a second upload": ("train", "query.advertise", as_it_was, "keys asked for round 1, after the upload"),
     "keys once more when the next sum has begun": ("query.unmask", "query.advertise", as_it_was,
@@ -482,31 +437,27 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
         reply: strangers(2) | {"site-0": bytes(PUBLIC + SIGNATURE)}, "keys of which this site's are not its own"),
     "one site under two names": ("query.advertise", "query.share", lambda message,
         reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]}, "or two sites' are the same"),
-}  # fmt: skip
-
-
-FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
-    "the final evaluation under a round's keys": (*("query.share", "evaluate"),
+    "the final evaluation under a round's keys": ("query.share", "evaluate", None,
         "does not follow 'share' of the final evaluation after round 1"),
-    "training under the final evaluation's keys": ("query.unmask", "train", "does not follow 'share' of round 1"),
-    "a round's unmasking in the final evaluation": (*("evaluate", "query.unmask"), "does not follow 'mask' of round 1"),
-    "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
-    "keys for a second final evaluation": (*("evaluate", "query.advertise_final"),
+    "training under the final evaluation's keys": ("query.unmask", "train", None, "does not follow 'share' of round 1"),
+    "a round's unmasking in the final evaluation": ("evaluate", "query.unmask", None,
+        "does not follow 'mask' of round 1"),
+    "a second final evaluation": ("evaluate", "evaluate", None, "does not follow 'share'"),
+    "keys for a second final evaluation": ("evaluate", "query.advertise_final", None,
         "keys asked for the final evaluation after round 1, after the upload of the final evaluation"),
-    "keys for training after the final evaluation": (*("evaluate", "query.advertise"),
+    "keys for training after the final evaluation": ("evaluate", "query.advertise", None,
         "keys asked for round 1, after the upload of the final evaluation after round 1"),
 }  # fmt: skip
-"""After which stage which message comes, and what the client says of it."""
+"""After which stage which message comes, with which record (None: as before), and what the client says of it."""
 
 
-@pytest.mark.parametrize("tricks", [TRICKS, {name: (*one[:2], None, one[2]) for name, one in FINAL_TRICKS.items()}])
-def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any], tmp_path: Path) -> None:
+def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
     """After its answer to one message it gets others, or the same under another name, and refuses; the run goes on."""
     grids: list[LocalGrid] = []
     answers: dict[str, str] = {}
 
     def tamper(message: Message, reply: Message) -> Message:
-        for trick, (at, stage, told, _) in tricks.items():
+        for trick, (at, stage, told, _) in TRICKS.items():
             if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
                 content = message.content
                 if told is not None:
@@ -519,23 +470,15 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any],
 
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
     outcome = run_federation(config, CLIENTS, tamper, on_grid=grids.append)
-    assert {trick: reason for trick, (*_, reason) in tricks.items() if reason not in answers[trick]} == {}
+    assert {trick: reason for trick, (*_, reason) in TRICKS.items() if reason not in answers[trick]} == {}
     assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
 
 
-def named_sites(folder: Path, number: int) -> dict[int, dict[str, Any]]:
-    """The node configs of sites n0, n1, … that divide a data set."""
-    facts = [{"site-name": f"n{i}", "partition-id": i, "state-dir": str(folder / f"n{i}")} for i in range(number)]
-    return {1000 + i: {"num-partitions": number, **one} for i, one in enumerate(facts)}
-
-
 @pytest.mark.parametrize("during", ["pack", "_remember"])
-def test_what_comes_twice_at_the_same_time_shows_one_share_of_each_peer(
-    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """A site trains and unmasks while the same training ends, or it unmasks: one unmasking of the sum is answered."""
-    answers, waiting, nodes = list[Message](), list[Thread](), named_sites(tmp_path, 7)
+    answers, waiting, nodes = list[Message](), list[Thread](), real_sites(7, tmp_path / "disk")
     names = [str(node["site-name"]) for node in nodes.values()]
     config = run_config(tmp_path, rounds=1, secagg=True, secagg_threshold=0.51, **SMALL)
     honest = getattr(client_secagg.SecureSum, during)
@@ -543,10 +486,10 @@ def test_what_comes_twice_at_the_same_time_shows_one_share_of_each_peer(
     def ask(stage: str, content: RecordDict, sites: list[str]) -> None:
         records = {**content, **pack_by_site(dict.fromkeys(sites, b""))} if sites else {**content}
         message = Message(RecordDict(records), 1000, stage, group_id="1")
-        answers.append(client_app(message, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config)))
+        answers.append(client_app(message, Context(4711, 1000, nodes[1000], RecordDict(), config)))
 
     def twice(self: Any, *details: Any) -> Any:
-        if self.name != "n0" or answers or waiting:
+        if self.name != "site-0" or answers or waiting:
             return honest(self, *details)
         content = RecordDict({**self.client.content})
         waiting.append(Thread(target=ask, args=("query.unmask", content, names[:4])))
@@ -588,26 +531,20 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
 
 def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
     """At a site with an operator; nor does the end of the run."""
-    nodes = named_sites(tmp_path, CLIENTS)
+    nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
     outcome = run_federation(config, CLIENTS, nodes=nodes)
     assert not outcome.rows[0]["void"]
     message = outcome.exchanged("query.advertise")[0][0]
     message.content.config_records["round"]["run_name"] = "another"
     again = Message(message.content, 1000, "query.advertise", group_id="1")
-    answer = client_app(again, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config))
+    answer = client_app(again, Context(4711, 1000, nodes[1000], RecordDict(), config))
     assert "keys asked for round 1, after the upload of the final evaluation after round 1" in str(answer.error.reason)
-    (file,) = (tmp_path / "n0" / "privacy").glob("*.secagg")
+    (file,) = (tmp_path / "disk-0" / "privacy").glob("*.secagg")
     assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (0o600, "")
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
-
-
-def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | config, node)
-    return str(caught.value)
 
 
 OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh")
@@ -627,7 +564,7 @@ WHY = {
 @pytest.mark.parametrize("algo", CATALOG)
 def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     if algo not in WHY:
-        Settings.from_run_config(default_run_config() | {"algo": algo, "secagg": True, "rounds": 1})
+        settings_of({"algo": algo, "secagg": True, "rounds": 1})
         return
     said = refusal({"algo": algo, "secagg": True})
     why = f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; choose an algo of local, fedavg"
@@ -637,30 +574,22 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     assert not re.search("ditto|fedrep|per-fedavg|pfedme", with_dp[0].partition("choose")[2]), with_dp[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("merging", "median",
-         "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
-        ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
-        ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
-        ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
-        ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
-        ("baselines", "fedtgp", ""),
-        ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
-    ],
-)  # fmt: skip
-def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
-    if key != "baselines":
-        assert refusal({"secagg": True, key: value}).startswith(said)
-        return
-    with pytest.raises(SettingsError, match="fedtgp needs single uploads"):
-        federation(tmp_path, baselines=value)
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("merging", "median",
+     "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
+    ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
+    ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
+    ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
+    ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
+    ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
+])  # fmt: skip
+def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str) -> None:
+    assert refusal({"secagg": True, key: value}).startswith(said)
 
 
 def test_one_round_without_training_is_one_sum() -> None:
-    Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0, "rounds": 1})
-    Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0, "local-steps": 5})
+    for more in ({"rounds": 1}, {"local-steps": 5}):
+        settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
 @pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
@@ -668,25 +597,24 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any],
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
     grid = LocalGrid(run_config(tmp_path, secagg=True, **SMALL) | more, {7: node})
-    grid.push_messages([Message(RecordDict(), 7, MessageType.QUERY, group_id="0")])
-    assert "single uploads" in str(grid.log[0][1].error.reason)
+    reply = grid.asked(Message(RecordDict(), 7, MessageType.QUERY, group_id="0"))
+    assert "single uploads" in str(reply.error.reason)
 
 
 def test_a_site_may_take_part_in_nothing_else() -> None:
     node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
     said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"{said}; set secagg = true"
-    Settings.from_run_config(default_run_config() | {"secagg": True}, node)
+    settings_of({"secagg": True}, node)
     assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
 
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
-    config = run_config(tmp_path, secagg=True, **SMALL)
     with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
-        run_federation(config, 2)
+        run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
 
 
 def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
-    grid.push_messages([Message(RecordDict(), 7, "query.advertise", group_id="1")])
-    assert "which the run's settings do not ask for" in str(grid.log[0][1].error.reason)
+    reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
+    assert "which the run's settings do not ask for" in str(reply.error.reason)

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "test_outside: an algorithm of another package",
-    "report": "tests/unit/report, test_recording",
+    "report": "tests/unit/report, test_report_page",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
     "max-silent-rounds": "test_faults: who is left out",

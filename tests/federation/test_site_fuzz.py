@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
@@ -27,8 +27,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import client_app.app
-import protofl_common.backbones.features
-import protofl_common.basics.tensorfile
 from client_app import answers
 from client_app.answers import OPEN, reason_of
 from client_app.state import StateFolder
@@ -39,6 +37,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.wire.records import pack_settings
 from tests.support.attacks import raw
+from tests.support.given import Patch
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
 
 RUN = 4711
@@ -47,8 +46,6 @@ WEIGHT = 0.12345678
 MODULE = "canary_module"
 HANG = 120
 """Seconds of computing, on however busy a machine, after which a case is taken for one that never ends."""
-
-# -- what a site does --------------------------------------------------------------------------------------------------
 
 PATHS_OF = {
     **dict.fromkeys(("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"), (0,)),
@@ -215,14 +212,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         patch.delenv("XDG_CACHE_HOME", raising=False)
         patch.syspath_prepend(str(found.outside / "packages"))
         patch.setattr(sys, "dont_write_bytecode", True)
-        for module, name, mode in (
-            (protofl_common.basics.tensorfile, "safe_open", "r"),
-            (protofl_common.basics.tensorfile, "save_file", "w"),
-            (protofl_common.backbones.features, "load_file", "r"),
-            (protofl_common.backbones.features, "save_file", "w"),
-            (safetensors.torch, "load_file", "r"),
-        ):
-            patch.setattr(module, name, audited(getattr(module, name), mode))
+        for place in RUST:
+            patch.setattr(place, audited(resolve_name(place), "w" if "save" in place else "r"))
         with suppress(ImportError):
             import_module("datasets")  # which tries what kinds of sockets there are
         for algo in CATALOG:  # what is imported when it is first needed
@@ -230,6 +221,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
                 found.answer(base(algo=algo), instructions(run_name=f"first-{algo}"), kind)
         yield found
         found.assert_untouched()
+
+
+RUST = ("protofl_common.basics.tensorfile.safe_open", "protofl_common.basics.tensorfile.save_file",
+    "protofl_common.backbones.features.load_file", "protofl_common.backbones.features.save_file",
+    "safetensors.torch.load_file")  # fmt: skip
 
 
 def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -243,7 +239,7 @@ def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+def errors(monkeypatch: Patch) -> list[Exception]:
     """Those that were answered with."""
     found: list[Exception] = []
 
@@ -255,14 +251,10 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return found
 
 
-# -- what a server says ------------------------------------------------------------------------------------------------
-
-
 def base(**changes: Any) -> dict[str, Any]:
     """An honest run on this site's images, as small as can be."""
-    small = {"dataset": "image-folder", "partition": "own", "image-size": 8, "rounds": 3, "num-clients": 1,
-        "threads": 1}  # fmt: skip
-    return default_run_config() | small | changes
+    small = {"dataset": "image-folder", "partition": "own", "image-size": 8, "rounds": 3, "num-clients": 1}
+    return default_run_config() | small | {"threads": 1} | changes
 
 
 def instructions(**changes: Any) -> RecordDict:
@@ -272,25 +264,19 @@ def instructions(**changes: Any) -> RecordDict:
 
 HUGE = (2**63 - 1, 10**12, 10**6)
 PLACES = ("{root}/outside", "{root}/outside/x.json", "../outside", "~", "/etc/passwd", "file:///etc/passwd", "a\0b")
-NAMES = [
-    *("file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth",
-        "file:resnet18:{root}/outside/x.safetensors"),
-    *("torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo", "hf:..", "hf:sick", "hf:{root}/outside/data"),
-    *(f"{MODULE}:x", "this:s", "os:system", "antigravity:x", "subprocess:run", f"glyphs,{MODULE}:x", "mnist",
-        "cifar10"),
-    *("manifest", "arrays", "text-csv", "domain-folder", "digits", "breast-cancer", "auc", "none", "", "natural",
-        "iid"),
-]  # fmt: skip
+NAMES = ["file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth",
+    "file:resnet18:{root}/outside/x.safetensors", "torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo",
+    "hf:..", "hf:sick", "hf:{root}/outside/data", f"{MODULE}:x", "this:s", "os:system", "antigravity:x",
+    "subprocess:run", f"glyphs,{MODULE}:x", "mnist", "cifar10", "manifest", "arrays", "text-csv", "domain-folder",
+    "digits", "breast-cancer", "auc", "none", "", "natural", "iid"]  # fmt: skip
 DEFAULTS = default_run_config()
 WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
 
 
+SECTIONS_OF = [*((one, "") for one in SECTIONS.values()), *((row.hparams, f"{name}.") for name, row in CATALOG.items())]
 CHOICES = {
     key: field.metadata["choices"]
-    for section, prefix in [
-        *((one, "") for one in SECTIONS.values()),
-        *((row.hparams, f"{name}.") for name, row in CATALOG.items()),
-    ]
+    for section, prefix in SECTIONS_OF
     for key, field in zip(keys_of(section, prefix), dataclasses.fields(section), strict=True)
     if field.metadata["choices"]
 }
@@ -333,9 +319,8 @@ def messages(draw: st.DrawFn) -> RecordDict:
     content = instructions(**odd)
     if draw(st.booleans()):
         return content
-    for name in draw(
-        st.lists(st.sampled_from(["prototypes", "weights", "local_sets", "outputs", "generator"]), max_size=2)
-    ):
+    known = st.sampled_from(["prototypes", "weights", "local_sets", "outputs", "generator"])
+    for name in draw(st.lists(known, max_size=2)):
         made = {"means": raw(floats(draw, (2, 64))), "labels": raw(np.array([0, 1], np.int64))}
         if draw(st.integers(0, 2)) == 0:
             made[draw(st.sampled_from([*made, "counts", "owners"]))] = draw(arrays())

@@ -4,7 +4,6 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,13 @@ from protofl_common.tools.cli import main
 from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
 from tests.support.attacks import interrupted
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.harness import LocalGrid, refusal, run_config, run_federation, settings_of
 from tests.support.sites import images
 
 SITE: dict[str, Any] = {"site-name": "north"}
+OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
 SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
-
-
+DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10}
 EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that an evaluation gives
 
 
@@ -54,9 +53,12 @@ def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Mes
 
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
     """A client's reply to a message, or to the question who it is."""
-    grid = LocalGrid(config, {7: node})
-    grid.push_messages([message or question(config)])
-    return grid.log[-1][1]
+    return LocalGrid(config, {7: node}).asked(message or question(config))
+
+
+def sharing(folder: Path) -> dict[str, Any]:
+    """The node config of a site that has a share of a data set, and keeps its state in the folder."""
+    return SITE | SIMULATED | {"state-dir": str(folder / "state")}
 
 
 # -- what an error tells ----------------------------------------------------------------------------------------------
@@ -69,9 +71,7 @@ SOURCES = {"json": "file:small:{file}", "safetensors": "file:resnet18:{file}", "
 @pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
-def test_no_file_content_leaves_with_an_error(
-    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
-) -> None:
+def test_no_file_content_leaves_in_an_error(suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
@@ -91,26 +91,18 @@ def test_no_file_content_leaves_with_an_error(
         assert run.decode("latin-1") not in reason
 
 
-def test_a_reason_is_cut_and_printable() -> None:
-    """Also where a text may leave as it is."""
-    for at_site in (True, False):
-        reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
-        assert len(reason) < 600
-        assert reason.isprintable()
-
-
 @pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
-def test_a_simulation_logs_one_error_of_many_clients_once(capsys: Printed, at_site: bool, lines: int) -> None:
+def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys: Printed, at_site: bool, lines: int) -> None:
+    """Also where a text may leave as it is."""
+    reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
+    assert len(reason) < 600
+    assert reason.isprintable()
+    full = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
+    assert "protofl run --gpus 1" in full
+    assert "batch-size" in full
     for _ in range(2):
         reason_of(SettingsError("alpha = -7.5: must be above 0"), at_site)
     assert capsys.readouterr().err.count("alpha = -7.5") == lines
-
-
-def test_a_full_gpu_is_told_with_its_cure() -> None:
-    for at_site in (True, False):
-        reason = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
-        assert "protofl run --gpus 1" in reason
-        assert "batch-size" in reason
 
 
 def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path: Path, capsys: Printed) -> None:
@@ -134,16 +126,6 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path
 FOLDERS = {"data-dir": "/home/jane/photos", "state-dir": "/srv/www", "cache-dir": "/srv/www", "out-dir": "/srv/www"}
 
 
-def settings_of(run: dict[str, Any], node: dict[str, Any]) -> Settings:
-    return Settings.from_run_config(default_run_config() | run, node)
-
-
-def refusal(run: dict[str, Any], node: dict[str, Any]) -> str:
-    with pytest.raises(SettingsError) as caught:
-        settings_of(run, node)
-    return str(caught.value)
-
-
 def folders_of(found: Settings) -> list[str]:
     return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
 
@@ -164,32 +146,27 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path,
     images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
     config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b") | wanted
-    read = {"dataset": "image-folder"}
-    assert answer(SITE | read, config).error.reason.startswith("site north: DataError (data-dir): ")
-    own = read | {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
-    grid = LocalGrid(config, {7: SITE | own})
-    grid.push_messages([instruction(1)])
-    assert not grid.log[-1][1].has_error()
+    node = SITE | {"dataset": "image-folder"}
+    assert answer(node, config).error.reason.startswith("site north: DataError (data-dir): ")
+    own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
+    assert not answer(node | own, config, instruction(1)).has_error()
     assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
     assert list((tmp_path / "work/runs/mine-4711/clients/north").glob("*.safetensors"))
     assert list((tmp_path / "cache").rglob("inputs.npy"))
 
 
-@pytest.mark.parametrize(
-    ("run", "permission"),
-    [
-        ({"download": True}, {"allow-download": True}),
-        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:resnet18@64"}),
-        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
-        ({"backbones": "package:efficientnet-lite0"}, {"allow-backbones": "package:efficientnet-lite0"}),
-        ({"backbones": "package:efficientnet-lite0@96"}, {"allow-backbones": "package:"}),
-        ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
-        ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
-        ({"arch": "torchvision:resnet18"}, {"allow-arch": "torchvision:"}),
-        ({"models": "cnn4,timm:tiny.a"}, {"allow-arch": "torchvision:, timm:tiny.a"}),
-        ({"fml.meme": "torchvision:resnet18"}, {"allow-arch": "torchvision:resnet18"}),
-    ],
-)
+@pytest.mark.parametrize(("run", "permission"), [
+    ({"download": True}, {"allow-download": True}),
+    ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:resnet18@64"}),
+    ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
+    ({"backbones": "package:efficientnet-lite0"}, {"allow-backbones": "package:efficientnet-lite0"}),
+    ({"backbones": "package:efficientnet-lite0@96"}, {"allow-backbones": "package:"}),
+    ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
+    ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
+    ({"arch": "torchvision:resnet18"}, {"allow-arch": "torchvision:"}),
+    ({"models": "cnn4,timm:tiny.a"}, {"allow-arch": "torchvision:, timm:tiny.a"}),
+    ({"fml.meme": "torchvision:resnet18"}, {"allow-arch": "torchvision:resnet18"}),
+])  # fmt: skip
 def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, Any], permission: dict[str, Any]) -> None:
     (key, value), (allow, _) = *run.items(), *permission.items()
     (line,) = refusal(run, SITE).splitlines()
@@ -205,28 +182,22 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str)
     """Else it could try out which columns and categories a site has."""
     value, site = "a:x|y" if key == "one-hot" else "a,b", SITE | {"dataset": "arrays", "data-dir": "/data"}
     for node in (site, site | {key: "c:x|y"}, SITE | {"dataset": "arrays", "partition-id": 0, "num-partitions": 2}):
-        with pytest.raises(SettingsError, match=f"{key} = '.*not allowed on this site; its operator may set it"):
-            settings_of({key: value, "partition": "own"}, node)
+        said = refusal({key: value, "partition": "own"}, node)
+        assert re.match(f"{key} = '.*not allowed on this site; its operator may set it", said)
     for run in ({key: value}, {}):
         data = settings_of(run | {"partition": "own"}, site | {key: value}).data
         assert getattr(data, key.replace("-", "_")) == value
     settings_of({key: value}, SIMULATED)
 
 
-@pytest.mark.parametrize(
-    ("backbones", "allowed"),
-    [
-        ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
-        ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
-        ("file:small:/srv/x.json", "timm:,torchvision:"),
-        ("timm:hf-hub:any/repo", "timm:hf-hub"),
-        ("timm:resnet18", ","),
-        ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
-    ],
-)
+@pytest.mark.parametrize(("backbones", "allowed"), [
+    ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
+    ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
+    ("file:small:/srv/x.json", "timm:,torchvision:"), ("timm:hf-hub:any/repo", "timm:hf-hub"), ("timm:resnet18", ","),
+    ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
+])  # fmt: skip
 def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
-    with pytest.raises(SettingsError, match="not allowed on this site"):
-        settings_of({"backbones": backbones}, SITE | {"allow-backbones": allowed})
+    assert "not allowed on this site" in refusal({"backbones": backbones}, SITE | {"allow-backbones": allowed})
 
 
 @pytest.mark.parametrize("key", LIMITED)
@@ -239,15 +210,19 @@ def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
         assert refusal(small | {key: most + 1}, node) == said
     settings_of(small | {key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
     settings_of(small | {key: LIMITS[limit] + 1}, SIMULATED)
+    settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})  # its own, not a run's
 
 
-def test_an_operator_chooses_the_algorithms() -> None:
+def test_an_operator_chooses_the_algorithms_and_a_wrong_permission_is_named() -> None:
     node = SITE | {"allow-algorithms": "fedproto, fedtgp"}
     settings_of({"algo": "fedtgp"}, node)
     line = "algo = 'fedavg': not allowed on this site; its operator may name it in allow-algorithms (node config)"
     assert refusal({"algo": "fedavg"}, node) == line
-    with pytest.raises(SettingsError, match="node-config: allow-algorithms: 'fedprotto': choose from all, local, "):
-        settings_of({}, SITE | {"allow-algorithms": "fedprotto"})
+    unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
+    assert unknown.startswith("node-config: allow-algorithms: 'fedprotto': choose from all, local, ")
+    wrong = {"allow-backbones": True, "allow-algorithms": 3, "max-epochs": "7", "max-rounds": 0}
+    for key, value in (("allow-download", "yes"), ("allow-download", 1), *wrong.items()):
+        assert re.match(f"node-config: {key} = .* must be ", refusal({}, SITE | {key: value}))
 
 
 def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
@@ -265,20 +240,9 @@ def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) 
         torch.set_num_threads(before)
 
 
-def test_a_wrong_permission_is_named() -> None:
-    wrong = {"allow-backbones": True, "allow-algorithms": 3, "max-epochs": "7", "max-rounds": 0}
-    for key, value in (("allow-download", "yes"), ("allow-download", 1), *wrong.items()):
-        assert re.match(f"node-config: {key} = .* must be ", refusal({}, SITE | {key: value}))
-
-
-PYTHON: dict[str, dict[str, Any]] = {
-    "algo": {"algo": "moon"},
-    "arch": {"arch": "absent_moon.net:TinyViT"},
-    "models": {"models": "cnn4, absent_moon.net:TinyViT"},
-    "metrics": {"metrics": "auc, absent_moon.figures:brier"},
-    "fml.meme": {"fml.meme": "absent_moon.net:TinyViT"},
-    "fedkd.student": {"fedkd.student": "absent_moon.net:TinyViT"},
-}
+VIT = "absent_moon.net:TinyViT"
+PYTHON = {"algo": "moon", "arch": VIT, "models": f"cnn4, {VIT}", "metrics": "auc, absent_moon.figures:brier",
+    "fml.meme": VIT, "fedkd.student": VIT}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", PYTHON)
@@ -288,21 +252,18 @@ def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patc
     monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
+    run, allowed = {key: PYTHON[key]}, SITE | {"allow-python": "absent_moon"}
     for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
-        line = refusal(PYTHON[key], node)
+        line = refusal(run, node)
         assert line.startswith(f"{key} = ")
         assert "name absent_moon" in line
         assert line.endswith("in allow-python (node config)")
     if key == "algo":
-        with pytest.raises(SettingsError, match="ModuleNotFoundError"):
-            settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
+        assert "ModuleNotFoundError" in refusal(run, allowed)
     else:
-        settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
-        settings_of(PYTHON[key], SIMULATED)
-
-
-def test_a_sites_own_network_is_the_operators_word() -> None:
-    settings_of({}, SITE | {"arch": "absent_moon.net:TinyViT"})
+        settings_of(run, allowed)
+        settings_of(run, SIMULATED)
+        settings_of({}, SITE | {"arch": VIT})  # of its own, by the operator's word
 
 
 @pytest.mark.parametrize("dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"])
@@ -317,8 +278,6 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
 
 
 # -- what a site's own data are ----------------------------------------------------------------------------------------
-
-OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
 
 
 def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
@@ -347,8 +306,9 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, 
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(kind: str, tmp_path: Path, capsys: Printed) -> None:
-    (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
+def test_names_of_classes_and_domains_that_nobody_said_stay_there(kind: str, tmp_path: Path, capsys: Printed) -> None:
+    rows = [f"ward of Dr. Grey,DOE {i},{i}.5\n" for i in range(3)] * 2
+    (tmp_path / "records.csv").write_text("".join(["client,label,x\n", *rows]))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
     LocalGrid(config, {})  # Flower's messages want a run
@@ -356,18 +316,10 @@ def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(kind: str, tmp_
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
-    for named in ({"node": {"classes": "DOE 0,DOE 1,DOE 2"}}, {"run": {"classes": "DOE 0,DOE 1,DOE 2"}}):
-        run = config | named.get("run", {})
-        assert card_of(node | named.get("node", {}), run).classes == ("DOE 0", "DOE 1", "DOE 2")
-
-
-def test_a_domain_is_told_as_the_operator_says_it(tmp_path: Path) -> None:
-    rows = [f"ward of Dr. Grey,{kind},{i}.5" for i in range(4) for kind in ("sick", "well")]
-    (tmp_path / "records.csv").write_text("\n".join(["client,label,x", *rows]))
-    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
-    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
-    assert card_of(node, config).domain == ""
-    assert card_of(node | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+    named = {"classes": "DOE 0,DOE 1,DOE 2"}
+    for card in (card_of(node | named, config), card_of(node, config | named)):
+        assert (card.classes, card.domain) == (("DOE 0", "DOE 1", "DOE 2"), "")
+    assert card_of(node | named | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
 
 
 @pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
@@ -376,8 +328,7 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[s
     strict = SITE | {"data-dir": str(tmp_path), "dataset": "arrays", "state-dir": str(tmp_path)} | demand
     run = {"partition": "own", "classes": "sick,well", "dataset": "arrays", "dp": "sample", "norm": "group"}
     run |= {"secagg": "require-secagg" in demand} | {key: only for key, (only, _) in WITH_SECAGG.items()}
-    with pytest.raises(SettingsError, match=f"classes: missing; with {next(iter(demand))} a site names its classes"):
-        settings_of(run, strict)
+    assert f"classes: missing; with {next(iter(demand))} a site names its classes" in refusal(run, strict)
     settings_of(run, strict | {"classes": "sick,well"})
 
 
@@ -412,21 +363,16 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path: Path, ca
 @pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
 def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
     """With ``natural`` the first client that the data name would be all: one patient."""
-    with pytest.raises(SettingsError, match=f"partition = '{partition}': this site has data of its own; choose 'own'"):
-        settings_of({"partition": partition}, OWN | {"data-dir": "/srv/data"})
+    said = refusal({"partition": partition}, OWN | {"data-dir": "/srv/data"})
+    assert f"partition = '{partition}': this site has data of its own; choose 'own'" in said
 
 
 @pytest.mark.parametrize("key", ["test-from", "train-fraction", "validation-fraction"])
 def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> None:
     for node in (SITE, SITE | SIMULATED | {"data-dir": "/srv/data"}):
-        with pytest.raises(SettingsError, match=f"node-config: {key}: only at a site with data of its own"):
-            settings_of({}, node | {key: default_run_config()[key]})
-    with pytest.raises(SettingsError, match=f"{key} = 'thirds': "):
-        settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"})
-
-
-def test_a_sites_own_image_size_is_not_limited_by_what_runs_may_ask() -> None:
-    settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
+        said = refusal({}, node | {key: default_run_config()[key]})
+        assert f"node-config: {key}: only at a site with data of its own" in said
+    assert f"{key} = 'thirds': " in refusal({"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"})
 
 
 def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -443,9 +389,7 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
     south, copy = {"site-name": "south"}, {"data-dir": str(tmp_path / "copy")}
     assert ledgers() == ledgers(**{"data-dir": "data"})
     assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
-    assert ledgers() & ledgers(**south)
-    assert ledgers() & ledgers(**copy)
-    assert not ledgers() & ledgers(**south, **copy)
+    assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [True, True, False]
     nearly_all = [Mechanism(1.0, 3.0, 1)]
     charge(client(), "first", nearly_all)
     for facts in (south, copy):
@@ -459,13 +403,11 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
 def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
     """Started in another folder, the site would begin at zero."""
-    with pytest.raises(SettingsError, match=r"node-config: state-dir = .*: with require-dp it must be absolute"):
-        settings_of({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
+    said = refusal({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
+    assert re.search("node-config: state-dir = .*: with require-dp it must be absolute", said)
 
 
-def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
     assert answer(SITE, config).has_error()
@@ -479,22 +421,17 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
 # -- what a server asks -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("run_name", "run_history"),
-    [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
-)
-def test_a_server_leads_no_site_to_other_folders_or_runs_or_beyond_the_last_round(
-    run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+@pytest.mark.parametrize(("run_name", "run_history"), [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"),
+    ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")])  # fmt: skip
+def test_a_server_leads_no_site_elsewhere(run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
     node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
-    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    config = run_config(tmp_path, **DIGITS)
     LocalGrid(config, {})  # Flower's messages want a run
     told = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
-    reply = answer(node, config, told)
-    assert reply.error.reason.startswith("round.")
+    assert answer(node, config, told).error.reason.startswith("round.")
     assert answer(node, config, instruction(3)).error.reason == "round.round is 3 in a run of 2 rounds"
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts] == [old]
 
@@ -505,21 +442,13 @@ def _saved(folder: Path, run_id: int) -> list[Path]:
     return list(states.folder.iterdir())
 
 
-def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
-    (old,) = _saved(tmp_path / "state/mine-4711/clients", 12)
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    before = old.read_bytes()
-    run_federation(run_config(tmp_path, run_name="mine", dataset="digits", partition="iid"), nodes={7: node})
-    assert old.read_bytes() == before
-
-
 def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Printed, monkeypatch: Patch) -> None:
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
-    setting["keep_best"] = True
+    node, setting = sharing(tmp_path), {"run_name": "mine", "keep_best": True, **DIGITS}
+    models = _saved(tmp_path / "state/mine-11/clients", 10)
+    before = [models[0].read_bytes()]
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
-    models = [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
-    before = [model.read_bytes() for model in models]
+    models += [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
+    before += [model.read_bytes() for model in models[1:]]
     said = f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
     assert said in capfd.readouterr().err
     monkeypatch.chdir(tmp_path / "state")
@@ -539,12 +468,11 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Pr
 
 
 def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path) -> None:
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
-    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    node, config = sharing(tmp_path), run_config(tmp_path, run_name="mine", **DIGITS)
+    run_federation(config, nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
     told = instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
-    assert not answer(node, run_config(tmp_path / "a", **setting), told).has_error()
+    assert not answer(node, config, told).has_error()
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
@@ -552,15 +480,13 @@ def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in more.items()})
-    grid.push_messages([message])
-    reply = grid.log[-1][1]
+    reply = grid.asked(message)
     return str(reply.error.reason) if reply.has_error() else ""
 
 
 def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, monkeypatch: Patch) -> None:
-    config = run_config(tmp_path, algo="fedproto", dataset="digits", partition="iid", rounds=3, baselines="local")
-    config |= {"train-samples": 10, "models": "mlp-1", "keep-best": True}
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    settings = {"rounds": 3, "baselines": "local", "models": "mlp-1", "keep_best": True}
+    config, node = run_config(tmp_path, algo="fedproto", **DIGITS | settings), sharing(tmp_path)
     train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
     grid = LocalGrid(config, {7: node}, run_id=5)
     assert asked(grid, train, 1) == ""
@@ -587,13 +513,11 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, 
 
 def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path: Path) -> None:
     """Each evaluation answers a server that has chosen the weights: a message cannot ask for one more."""
-    config = run_config(tmp_path, dataset="digits", partition="iid", rounds=4, evaluate_every=3, train_samples=10)
-    config |= {"models": "mlp-1", "validation-fraction": 0.5, "metrics": "macro-f1"}
-    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    settings = {"rounds": 4, "evaluate_every": 3, "models": "mlp-1", "validation_fraction": 0.5, "metrics": "macro-f1"}
+    grid = LocalGrid(run_config(tmp_path, **DIGITS | settings), {7: sharing(tmp_path)}, run_id=5)
     for number in (1, 2, 3, 4):
-        more = instruction(number, evaluate=True, run_history="5")
-        grid.push_messages([more])
-        assert "no complete record 'round'" in grid.log[-1][1].error.reason
+        more = grid.asked(instruction(number, evaluate=True, run_history="5"))
+        assert "no complete record 'round'" in more.error.reason
         assert asked(grid, MessageType.TRAIN, number) == ""
         figures = [name for name in grid.log[-1][1].content["report"] if name.partition(".")[0] in EVALUATED]
         assert bool(figures) == (number in (1, 4))
@@ -601,60 +525,37 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(t
     assert "correct.head" in grid.log[-1][1].content["report"]
 
 
-def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: Patch) -> None:
-    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
-    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_an_error_is_an_answer_and_an_interruption_none(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Weights that fail on some samples only would else ask as many questions as a server likes."""
+    grid = LocalGrid(run_config(tmp_path, **DIGITS), {7: sharing(tmp_path)}, run_id=5)
     with monkeypatch.context() as patch:
         patch.setattr("client_app.app.Visit._report", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            asked(grid, MessageType.TRAIN, 1)
-    assert asked(grid, MessageType.TRAIN, 1) == ""
-
-
-@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """Weights that fail on some samples only would else ask as many questions as a server likes."""
-    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
-    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
-    with monkeypatch.context() as patch:
+            asked(grid, kind, 1)
         patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in asked(grid, kind, 1)
     assert "this Flower run has had the reply to" in asked(grid, kind, 1)
 
 
-@pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])
-def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:
     """A server that names an earlier run of FedProto gets its model trained on, but by FedProto only."""
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "rounds": 1, "models": "htcnn-1"}
-    run_federation(run_config(tmp_path / "a", algo="fedproto", **setting), nodes={7: node}, run_id=11)
-    config = run_config(tmp_path / "b", **setting | changes | {"rounds": 2})
-    reply = answer(node, config, instruction(2, run_history="11:1,4711"))
-    if changes["algo"] == "fedproto":
-        assert not reply.has_error()
-    else:
-        assert reply.error.reason.startswith("StateError")
+    node, setting = sharing(tmp_path), {"run_name": "mine", "models": "htcnn-1", **DIGITS}
+    run_federation(run_config(tmp_path, algo="fedproto", rounds=1, **setting), nodes={7: node}, run_id=11)
+    told = instruction(2, run_history="11:1,4711")
+    reply = answer(node, run_config(tmp_path, algo="fedper", **setting), told)
+    assert reply.error.reason.startswith("StateError")
+    assert not answer(node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told).has_error()
 
 
-# -- who else on the machine sees it ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _usual_umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("_usual_umask")
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
 def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
     """Embedded data and backbones need no permission."""
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "a/state"), "cache-dir": str(tmp_path / "b/cache")}
-    config = run_config(tmp_path, algo=algo, dataset="digits", partition="iid", train_samples=20)
-    run_federation(config, nodes={7: node})
+    before, node = os.umask(0o022), sharing(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")}
+    try:
+        run_federation(run_config(tmp_path, algo=algo, **DIGITS | {"train_samples": 20}), nodes={7: node})
+    finally:
+        os.umask(before)
     found = [path for top in ("a", "b") for path in [tmp_path / top, *(tmp_path / top).rglob("*")]]
     assert {path.name for path in found} >= {"inputs.npy", "meta.json", "model.safetensors"}
     for path in found:

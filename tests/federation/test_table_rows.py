@@ -24,6 +24,7 @@ from protofl_common.tools.cli.arguments import ROOT
 from protofl_common.tools.tables.figure import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import TableFile, read_table
+from tests.support.given import Patch
 from tests.support.harness import run_federation
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -55,7 +56,7 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
 
 
 @pytest.fixture
-def _data(monkeypatch: pytest.MonkeyPatch) -> None:
+def _data(monkeypatch: Patch) -> None:
     for name, source in SOURCES.items():
         if source.locate is not Source.locate:
             monkeypatch.setitem(SOURCES, name, replace(source, locate=Source.locate, read=partial(stand_in, name)))

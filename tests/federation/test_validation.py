@@ -1,4 +1,4 @@
-"""A validation part in whole runs: its figures beside those of test data, and who chooses by it."""
+"""Figures beside accuracy on test data in whole runs: a validation part, who chooses by it, and balanced accuracy."""
 
 import json
 from dataclasses import replace
@@ -25,12 +25,13 @@ from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
+from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.support.results import without_times
 
 
 @pytest.fixture(autouse=True)
-def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_figure(monkeypatch: Patch) -> None:
     """All of them take seconds a page; `tests/unit/report` draws them."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
@@ -47,12 +48,9 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_sampl
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
-def test_validation_figures_stand_beside_those_of_test_data(
-    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
-    more["early_stopping_metric"] = "head/auc"
-    outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
+def test_validation_figures_stand_beside_those_of_test_data(algo: str, tmp_path: Path, capsys: Printed) -> None:
+    more = {"validation_fraction": 0.3, "metrics": "auc", "early_stopping_metric": "head/auc"}
+    outcome = run_federation(run_config(tmp_path, algo=algo, callback="tensorboard", **SMALL, **more), clients=3)
     assert not any(outcome.summary["trouble"].values())
     for row in outcome.rows:
         assert set(row["validation"]) == {*row["accuracy"], *row["metrics"]}
@@ -74,7 +72,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "<td>head, validation</td>" in shown
 
 
-def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Printed) -> None:
     """Others have a part of their own; figures on validation data are over those."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
     for site in SITES:
@@ -91,11 +89,8 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytes
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-# -- planted data: the better the clients become on test data, the worse on validation data ---------------------------
-
-
-def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Two sites whose validation samples have the labels of the other class; and a run of theirs."""
+def planted(folder: Path, **more: Any) -> tuple[Any, ...]:
+    """A run of two sites whose validation samples have the labels of the other class: `run_federation`'s arguments."""
     drawing = np.random.default_rng(3)
     for site in SITES:
         lines = ["label,split,x,y"]
@@ -105,10 +100,9 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
                 lines.append(f"{(number + (split == 'validation')) % 2},{split},{x:.3f},{y:.3f}")
         folder.mkdir(exist_ok=True)
         (folder / f"{site}.csv").write_text("\n".join(lines))
-    own = {"dataset": "arrays", "partition": "own", "models": "table3"}
-    small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
-    small |= {"seed": 1}
-    return run_config(folder, **own | small | more), north_and_south(folder)
+    own = {"dataset": "arrays", "partition": "own", "models": "table3", "train_samples": 0, "num_clients": 2, "seed": 1}
+    small = {"rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
+    return run_config(folder, **own | small | more), len(SITES), None, north_and_south(folder)
 
 
 def best_of_run(outcome: Outcome, where: str) -> int:
@@ -123,9 +117,7 @@ def kept(folder: Path, site: str = "north") -> TrainedModel:
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
-def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data(
-    algo: str, scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
     evaluate = Visit.evaluate
 
@@ -136,7 +128,7 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
 
     if scripted:
         monkeypatch.setattr(Visit, "evaluate", right)
-    whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
+    whole = run_federation(*planted(tmp_path / "whole", algo=algo))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2
     found = whole.summary["best-accuracy"]["head"]
@@ -144,7 +136,7 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     assert found == {"mean": mean, "after-round": best, "chosen-on": "validation"}
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * found["mean"])
-    stopped = run_federation(*at(planted(tmp_path / "stopped", algo=algo, early_stopping=2)))
+    stopped = run_federation(*planted(tmp_path / "stopped", algo=algo, early_stopping=2))
     assert [row["round"] for row in stopped.rows] == [*range(1, best + 4), best + 3]
     assert stopped.rows[-1]["evaluated-after-round"] == best + 3
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[: best + 3])
@@ -157,23 +149,17 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
         assert card.accuracy["head"] == whole.rows[best]["clients"]["north"]["accuracy"]["head"]
         assert len(list((tmp_path / run).rglob("evaluated-*"))) == 0
     if best:
-        until = run_federation(*at(planted(tmp_path / "until", algo=algo, rounds=best)))
+        until = run_federation(*planted(tmp_path / "until", algo=algo, rounds=best))
         assert until.rows[-1]["evaluated-after-round"] == best
         (file,) = tmp_path.glob(f"until/north/mine-*/clients/north/{WEIGHTS}")
         last = TrainedModel.read(file)
         assert all(torch.equal(last.weights[name], value) for name, value in kept(tmp_path / "whole").weights.items())
 
 
-def at(pair: tuple[dict[str, Any], dict[int, dict[str, Any]]]) -> tuple[Any, ...]:
-    """The arguments of `run_federation`."""
-    config, nodes = pair
-    return config, len(nodes), None, nodes
-
-
 @pytest.mark.parametrize("place", [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
 def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int | None], tmp_path: Path) -> None:
-    wanted = run_federation(*at(planted(tmp_path / "whole", early_stopping=2)))
-    config, nodes = planted(tmp_path / "stopped", early_stopping=2)
+    wanted = run_federation(*planted(tmp_path / "whole", early_stopping=2))
+    config, *_, nodes = planted(tmp_path / "stopped", early_stopping=2)
     kind, number = place
     with pytest.raises(Killed):
         run_federation(config, 2, on_message(kind, number or wanted.summary["rounds"]), nodes)
@@ -185,9 +171,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int 
     assert all(torch.equal(models[0].weights[name], value) for name, value in models[1].weights.items())
 
 
-def test_keeping_the_best_model_changes_nothing_else_and_works_without_validation_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path: Path, capsys: Printed) -> None:
     """In a simulation. What is best says, as the exported model does, that it was chosen on test data."""
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
     plain, keeping = (
@@ -211,21 +195,15 @@ def test_keeping_the_best_model_changes_nothing_else_and_works_without_validatio
     assert "clients keep them with keep-best = true" in capsys.readouterr().err
 
 
-# -- wrong settings ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
-        ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
-        ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
-        ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
-        ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
-        ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
-         "early-stopping-metric = 'prototype': this run measures head"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
+    ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
+    ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
+    ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
+    ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
+    ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
+     "early-stopping-metric = 'prototype': this run measures head"),
+])  # fmt: skip
 def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
@@ -245,3 +223,31 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     assert outcome.summary["rounds"] == best["after"] + 2 or outcome.summary["rounds"] == 4
     models = [TrainedModel.read(file) for file in outcome.folder.glob(f"clients/*/{BEST}")]
     assert [model.card.round for model in models] == [best["after"]] * 3
+
+
+def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **more: Any) -> Outcome:
+    labels, file = np.repeat([0, 1], counts), folder / "data.npz"
+    np.savez(file, inputs=np.random.default_rng(0).normal(size=(len(labels), 4)), labels=labels)
+    data = {"dataset": "arrays", "data_dir": str(file), "classes": "a,b", "partition": "iid", "models": "mlp-1"}
+    return run_federation(run_config(folder, algo="fedproto", rounds=1, **data | more), 3, nodes=nodes)
+
+
+def test_balanced_accuracy_stands_everywhere(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Metrics": (charts.metrics,)})  # all take seconds
+    outcome = uneven(tmp_path, (130, 60))
+    assert set(outcome.summary["metrics"]) == {"prototype/balanced-accuracy", "head/balanced-accuracy"}
+    by_client = [client["metrics"]["head/balanced-accuracy"] for client in outcome.rows[-1]["clients"].values()]
+    assert outcome.summary["metrics"]["head/balanced-accuracy"]["mean"] == pytest.approx(np.mean(by_client))
+    assert "head/balanced-accuracy" in capsys.readouterr().out
+    assert "head/balanced-accuracy" in page(RecordedRun(outcome.folder))
+
+
+@pytest.mark.parametrize(("most", "settings"), [(120, {}), (130, {"secagg": True}), (130, {"dp": "sample"})])
+def test_nor_where_they_are_even_or_hidden(most: int, settings: dict[str, Any], tmp_path: Path) -> None:
+    assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
+
+
+def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path: Path) -> None:
+    own = {"dataset": "arrays", "data-dir": str(tmp_path / "data.npz"), "classes": "a,b"}
+    nodes = {1000 + n: {"site-name": f"site-{n}", "arch": "mlp-1", **own} for n in range(2)}
+    assert not uneven(tmp_path, (130, 60), nodes, partition="own", num_clients=2).summary["metrics"]

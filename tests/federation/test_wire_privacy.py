@@ -8,6 +8,7 @@ means) of the model that the client keeps, and none is the feature of a single s
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,9 @@ from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE
-from tests.support.harness import CACHE, LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.given import Patch, Printed
+from tests.support.harness import LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -52,23 +55,23 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **{"algo": algo, "rounds": ROUNDS} | data | settings)
 
 
-def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
-    """Three clients, each with a folder of its own; ``node``: what else stands in their node configs."""
-    return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder, **(node or {})))
+def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
+    """Three clients, each with a folder of its own."""
+    return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder))
 
 
 def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
     """Node configs of machines with operators, who have files of their own, too."""
-    place = {"num-partitions": CLIENTS, "data-dir": "/srv/ours", **CACHE, **more}
-    return {1000 + i: {"partition-id": i, "state-dir": f"{folder}/private-disk-{i}", **place} for i in range(CLIENTS)}
+    return real_sites(CLIENTS, folder / "private-disk", **{"data-dir": "/srv/ours"} | more)
 
 
+State = dict[str, torch.Tensor]
 TRAINED: dict[str, dict[str, Any]] = {}
 """Site -> its modules when it had packed its upload, in the last run's last round: its model, what it sends."""
 
 
 @pytest.fixture(autouse=True)
-def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def _trained(monkeypatch: Patch) -> None:
     packed_state = ClientAlgorithm.packed_state
 
     def noted(self: ClientAlgorithm[Any]) -> dict[str, torch.Tensor]:
@@ -77,26 +80,18 @@ def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
         modules = {name: getattr(self, name).state_dict() for name in sent}
         if declared.since:
             modules["since"] = getattr(self, declared.since)
-        TRAINED[self.client.name] = {
-            name: {key: value.clone() for key, value in one.items()} for name, one in modules.items()
-        }
+        TRAINED[self.client.name] = deepcopy(modules)
         return packed_state(self)
 
     TRAINED.clear()
     monkeypatch.setattr(ClientAlgorithm, "packed_state", noted)
 
 
-# -- the bytes are those of the declared values ------------------------------------------------------------------------
-
-
 def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
     """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read."""
     found, arrays = read_anew(algo, kind, text)
-    if kind == MessageType.QUERY:
-        assert found == {"site"}
-        return {}
-    if kind == MessageType.EVALUATE:
-        assert found == {"report"}
+    if kind != MessageType.TRAIN:
+        assert found == {"site" if kind == MessageType.QUERY else "report"}
         return {}
     wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
@@ -107,14 +102,8 @@ def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -
     return arrays
 
 
-# -- and these values are what the paper promises ----------------------------------------------------------------------
-
-
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Features [N, D] and labels [N] of a client's training data under the model that it trained last; what it sends.
-
-    The weights that it sends, where it sends any.
-    """
+    """Features [N, D] and labels [N] of a client's training data under its last model; the weights that it may send."""
     node = outcome.grid.nodes[1000 + index]
     site = client_of(outcome.grid.run_config, **node)
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
@@ -158,9 +147,7 @@ def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np
         assert arrays["counts"].tolist() == [int((labels == label).sum()) for label in arrays["labels"]]
 
 
-def in_place_of_factors(
-    sent: dict[str, np.ndarray], after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
-) -> dict[str, np.ndarray]:
+def in_place_of_factors(sent: dict[str, np.ndarray], after: State, before: State) -> dict[str, np.ndarray]:
     """The weights whose change was sent, without what two factors leave out: the smallest singular values, 5 % at most.
 
     Factors are fewer numbers than the matrix.
@@ -201,25 +188,22 @@ def assert_private(outcome: Any, folder: Path, algo: str) -> None:
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
-            features, labels, leaves = kept_by(outcome, algo, message.metadata.dst_node_id - 1000)
+            index = message.metadata.dst_node_id - 1000
+            (features, labels, leaves), modules = kept_by(outcome, algo, index), TRAINED[f"site-{index}"]
             if "prototypes" in arrays:
                 assert_means(arrays["prototypes"], features, labels, algo)
             if "outputs" in arrays:  # means over the training, which its own script proves
                 assert set(arrays["outputs"]["labels"].tolist()) == set(labels.tolist())
                 np.testing.assert_allclose(arrays["outputs"]["means"].sum(axis=1), 1, atol=1e-3)
             for name, of in DECLARED[algo].beside.items():
-                module = TRAINED[f"site-{message.metadata.dst_node_id - 1000}"][of]
-                keys = [key for key in module if key.startswith(f"{name}.")] or list(module)
-                part = {key: module[key].numpy() for key in keys}
-                assert part
-                assert arrays[name].keys() == part.keys()
-                assert all(np.array_equal(arrays[name][key], value) for key, value in part.items())
+                keys = [key for key in modules[of] if key.startswith(f"{name}.")] or list(modules[of])
+                assert arrays[name].keys() == set(keys) != set()
+                assert all(np.array_equal(arrays[name][key], modules[of][key].numpy()) for key in keys)
             if "label_counts" in arrays:
                 assert set(arrays["label_counts"]) == {"counts"}
                 assert np.array_equal(arrays["label_counts"]["counts"], np.bincount(labels, minlength=10))
             if "weights" in arrays:
-                site = message.metadata.dst_node_id - 1000
-                since = TRAINED[f"site-{site}"].get("since")
+                since = modules.get("since")
                 found = arrays["weights"] if since is None else in_place_of_factors(arrays["weights"], leaves, since)
                 assert set(found) == set(leaves)
                 assert all(np.array_equal(found[name], value.numpy()) for name, value in leaves.items())
@@ -236,9 +220,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 ASKED: dict[str, dict[str, Any]] = {
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
-    "masks": {"secagg": True},
-    "masks and an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9,
-        "validation_fraction": 0.3},
+    "masks, an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9, "validation_fraction": 0.3},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
     "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
 }  # fmt: skip
@@ -273,9 +255,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
 
 
 @pytest.mark.parametrize("what", ["noise", "noise under masks"])
-def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothing_of_the_account(
-    what: str, asked: dict[str, Outcome]
-) -> None:
+def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(what: str, asked: dict[str, Outcome]) -> None:
     for message, reply in asked[what].grid.log:
         names, arrays = read_anew("fedproto", message.metadata.message_type, bytes_of(reply.content))
         if names == {"site"}:
@@ -294,10 +274,7 @@ def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothin
 
 
 def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dict[str, Outcome]) -> None:
-    """Nor near them: with 40 samples of five classes even a large ε leaves much noise.
-
-    Two of a few thousand numbers can be equal by chance, so the test counts them.
-    """
+    """Nor near them: of 40 samples even a large ε leaves much noise. A few numbers may be equal by chance."""
     noisy = {}
     for what in ("nothing", "noise"):
         sent = [reply.content["prototypes"] for _, reply in asked[what].grid.log if "prototypes" in reply.content]
@@ -307,19 +284,14 @@ def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dic
 
 
 SECRET = "cannot read 0.25 0.75 of tumour in /srv/scans/a.png"
-SAID: dict[type[Exception], str] = {
-    OSError: "OSError: an unexpected error",
-    KeyError: "KeyError: an unexpected error",
-    DataError: "DataError: its data cannot be read or divided as the run asks",
-    StateError: "StateError: its model of this run cannot be read or written",
-    BackboneError: "BackboneError: a frozen backbone cannot be had",
-}
+SAID = {OSError: "an unexpected error", KeyError: "an unexpected error",
+    DataError: "its data cannot be read or divided as the run asks",
+    StateError: "its model of this run cannot be read or written",
+    BackboneError: "a frozen backbone cannot be had"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_error_says_its_kind_and_nothing_of_the_data(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever fails in whatever part of a round, at a machine with an operator."""
     node = {"site-name": "north", "state-dir": str(tmp_path)}  # not the checkout's, whose refusals of a day are counted
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
@@ -330,7 +302,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
         called = "site north: " if kind == MessageType.QUERY else ""
-        assert reply.error.reason == f"{called}{said}; the log of the site says more"
+        assert reply.error.reason == f"{called}{error.__name__}: {said}; the log of the site says more"
 
 
 # -- small classes and noise -------------------------------------------------------------------------------------------
@@ -338,18 +310,14 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
 
 def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients with classes of one sample and of many."""
-    nodes = real_nodes(folder, **(node or {}))
-    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150}
-    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30}
+    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
+    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30, "rounds": 1, "fedgen__server_steps": 2}
     data |= {"backbones": "glyphs"} if algo in ("fedpcl", "mpft", "gaussian") else {}
-    values = {"rounds": 1, "train_samples": 0, "min_class_samples": least, "fedgen__server_steps": 2}
-    return run_federation(run_config(folder, algo=algo, **data | values | settings), nodes=nodes)
+    config = run_config(folder, algo=algo, **data | {"min_class_samples": least} | settings)
+    return run_federation(config, nodes=real_nodes(folder, **(node or {})))
 
 
-OF_CLASSES = [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
-
-
-@pytest.mark.parametrize("algo", OF_CLASSES)
+@pytest.mark.parametrize("algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts])
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
     """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
     least, kept = 6, 0
@@ -379,18 +347,13 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
 
 
 def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) -> None:
-    def least(node: dict[str, Any], run: int) -> int:
-        client = client_of(run_config(tmp_path, min_class_samples=run), **{"site-name": "north", **node})
-        return client.settings.privacy.min_class_samples
-
-    assert least({"min-class-samples": 5}, 1) == 5
-    assert least({"min-class-samples": 5}, 9) == 9
-    assert least({}, 3) == 3
+    """A client without a class of enough samples says so at once."""
+    north = {"site-name": "north"}
+    for more, run, least in (({"min-class-samples": 5}, 1, 5), ({"min-class-samples": 5}, 9, 9), ({}, 3, 3)):
+        client = client_of(run_config(tmp_path, min_class_samples=run), **north | more)
+        assert client.settings.privacy.min_class_samples == least
     with pytest.raises(SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"):
-        least({"min-class-samples": "many"}, 1)
-
-
-def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Path) -> None:
+        client_of(run_config(tmp_path), **north, **{"min-class-samples": "many"})
     with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
         unequal(tmp_path, "fedproto", 999)
 
@@ -414,9 +377,8 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 @pytest.mark.parametrize("least", [2, 25])
 def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tmp_path: Path) -> None:
     """With 20 of them where ``min-class-samples`` is less; test and validation samples each for themselves."""
-    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2,
-        "total_samples": 900}  # fmt: skip
-    outcome = unequal(tmp_path, "fedproto", least, test_samples=19 if least == 2 else 24, **more)
+    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2}
+    outcome = unequal(tmp_path, "fedproto", least, total_samples=900, test_samples=19 if least == 2 else 24, **more)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     seen = set()
@@ -430,9 +392,6 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
     assert seen
 
 
-# -- what is told beside that, and by whom -----------------------------------------------------------------------------
-
-
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
         site = client_of(small_config(tmp_path, algo), 1)
@@ -441,9 +400,7 @@ def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path:
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
 
 
-def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
 
     def reasons(folder: Path, **options: Any) -> set[str]:
@@ -463,30 +420,13 @@ Pack = Callable[..., Any]
 
 
 def packs(change: Callable[[Any], Any]) -> Callable[[Pack], Pack]:
-    """What is packed honestly, changed."""
-
-    def changed(honest: Pack) -> Pack:
-        def pack(*args: Any) -> Any:
-            record = honest(*args)
-            change(record)
-            return record
-
-        return pack
-
-    return changed
+    """What is packed honestly, changed in place."""
+    return lambda honest: lambda *args: [record := honest(*args), change(record)][0]
 
 
 def more_bytes(content: RecordDict) -> None:
     means = content.array_records["prototypes"]["means"]
     content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
-
-
-def adds_field(honest: Pack) -> Pack:
-    return lambda card: ConfigRecord({**honest(card), "counts": [10, 20]})
-
-
-def tells_a_path(honest: Pack) -> Pack:
-    return lambda card: ConfigRecord({**honest(card), "domain": "/srv/scans"})
 
 
 def sends_a_sample(honest: Pack) -> Pack:
@@ -511,7 +451,8 @@ MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
         "an undeclared number losses.first-feature"),
     "a list in place of a number": (records, "pack_report", packs(lambda one: one.update({"train_samples": [10, 20]})),
         "not a single number"),
-    "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
+    "a path in the introduction": (records, "pack_site_card", packs(lambda one: one.update({"domain": "/srv/scans"})),
+        "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }  # fmt: skip
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")
@@ -519,7 +460,7 @@ UNSEEN = ("a path in the introduction", "a sample in place of a mean")
 
 
 @pytest.mark.parametrize("what", MORE)
-def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """So the test above can see it. Where the server can, it refuses."""
     owner, name, change, said = MORE[what]
     monkeypatch.setattr(owner, name, change(getattr(owner, name)))
@@ -533,10 +474,8 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
-    site = client_of(small_config(tmp_path, "local"), 1)
-    honest, more = (
-        RecordDict({"site": pack(card_of(site, 1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
-    )
+    card = pack_site_card(card_of(client_of(small_config(tmp_path, "local"), 1), 1, ""))
+    honest, more = (RecordDict({"site": one}) for one in (card, ConfigRecord({**card, "counts": [10, 20]})))
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))

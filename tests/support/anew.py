@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,22 +40,18 @@ def read_anew(
     """Read the declared values of a reply, write them anew, and compare; names of the records, and the arrays read."""
     message, anew = proto.RecordDict.FromString(text), proto.RecordDict()
     arrays: dict[str, dict[str, np.ndarray]] = {}
+    next_size = PUBLIC + SIGNATURE if kind == MessageType.TRAIN else SEALED
+    configs: dict[str, Callable[[Any], Any]] = {"audit": head_anew, "site": site_anew,
+        NEXT_SUM: partial(bytes_anew, next_size), SECAGG: partial(bytes_anew, SECURE.get(kind, 0))}  # fmt: skip
     for item in message.items:  # in the order found
         made = proto.RecordDict.Item(key=item.key)
         if item.key not in {*RECORDS[kind], "audit"}:
             continue
-        if item.key == "audit":
-            made.config_record.CopyFrom(head_anew(item.config_record))
-        elif item.key == "site":
-            made.config_record.CopyFrom(site_anew(item.config_record))
+        if item.key in configs:
+            made.config_record.CopyFrom(configs[item.key](item.config_record))
         elif item.key == "report":
             allowed = report_names(algo, kind == MessageType.TRAIN, metrics)
             made.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
-        elif item.key == NEXT_SUM:
-            size = PUBLIC + SIGNATURE if kind == MessageType.TRAIN else SEALED
-            made.config_record.CopyFrom(bytes_anew(item.config_record, size))
-        elif item.key == SECAGG:
-            made.config_record.CopyFrom(bytes_anew(item.config_record, SECURE[kind]))
         else:
             record, arrays[item.key] = arrays_anew(item.array_record)
             made.array_record.CopyFrom(record)
@@ -71,7 +69,7 @@ def head_anew(record: Any) -> Any:
     return proto.ConfigRecord(items=[proto.ConfigRecord.Item(key="head", value=value)])
 
 
-def bytes_anew(record: Any, size: int) -> Any:
+def bytes_anew(size: int, record: Any) -> Any:
     """So many bytes for each of several sites."""
     made = proto.ConfigRecord()
     for item in record.items:
@@ -89,9 +87,8 @@ def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
         dtype = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}[array.dtype]
         assert len(array.data) == int(dtype[2]) * math.prod(array.shape), "bytes beyond the shape"
         values[item.key] = np.frombuffer(array.data, dtype).reshape(tuple(array.shape))
-        rebuilt = proto.Array(
-            dtype=array.dtype, shape=values[item.key].shape, stype=RAW, data=values[item.key].astype(dtype).tobytes()
-        )
+        data, shape = values[item.key].astype(dtype).tobytes(), values[item.key].shape
+        rebuilt = proto.Array(dtype=array.dtype, shape=shape, stype=RAW, data=data)
         made.items.append(proto.ArrayRecord.Item(key=item.key, value=rebuilt))
     return made, values
 

@@ -198,9 +198,8 @@ class Colluding:
             heard.append(reply.content)
             return reply
         for name, record in reply.content.array_records.items():
-            (self._lie_in_prototypes if name == "prototypes" else self._lie)(
-                record, [content.array_records[name] for content in heard]
-            )
+            lie = self._lie_in_prototypes if name == "prototypes" else self._lie
+            lie(record, [content.array_records[name] for content in heard])
         return reply
 
     def _within(self, values: Sequence[np.ndarray]) -> np.ndarray:

@@ -10,15 +10,8 @@ from importlib.util import find_spec
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.declaration import COUNTED, Declared
 
-WITHOUT_SCRIPT = {
-    "local": Declared(),
-    "fedproto-avg": Declared(
-        COUNTED,
-        weights=True,
-        losses=("cross-entropy", "prototype"),
-        acts={"lambda": 3.0, "distance": "l1", "granularity": "class"},
-    ),
-}
+WITHOUT_SCRIPT = {"local": Declared(), "fedproto-avg": Declared(COUNTED, weights=True,
+    losses=("cross-entropy", "prototype"), acts={"lambda": 3.0, "distance": "l1", "granularity": "class"})}  # fmt: skip
 
 
 def declared_by(algo: str) -> Declared | None:
@@ -33,25 +26,9 @@ MINIMISED = {algo: set(one.minimised or one.losses) for algo, one in DECLARED.it
 REPORT = ("round", "train_samples", "test_samples", "validation_samples")
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
-SITE = {
-    "name": str,
-    "partition": int,
-    "num_partitions": int,
-    "domain": str,
-    "arch": str,
-    "input_shape": list,
-    "parameters": int,
-    "train_samples": int,
-    "test_samples": int,
-    "classes": list,
-    "present": list,
-    "weights": str,
-    "device": str,
-    "found": int,
-    "validation_samples": int,
-    "real": bool,
-    "signature": str,
-}
+SITE = {"name": str, "partition": int, "num_partitions": int, "domain": str, "arch": str, "input_shape": list,
+    "parameters": int, "train_samples": int, "test_samples": int, "classes": list, "present": list, "weights": str,
+    "device": str, "found": int, "validation_samples": int, "real": bool, "signature": str}  # fmt: skip
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:

@@ -53,74 +53,38 @@ def write_run(
             more = {"validation": client["accuracy"], "validation-samples": client["test-samples"]}
             row["clients"][site] |= more
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sites = evaluations[-1]
-    summary = {
-        "algorithm": "Fake",
-        "clients": {site: {"arch": "cnn4", "domain": (domains or {}).get(site)} for site in sites},
-        "rounds": len(rows) - 1,
-        "accuracy": rows[-1]["accuracy"],
-        "best-accuracy": {kind: figures | {"after-round": 1} for kind, figures in rows[-1]["accuracy"].items()},
-        "bytes": {"up": 1000, "down": 2000},
-        "trouble": {"failed": 0},
-        "seconds": 61.0,
-        "seconds-per-round": 1.5,
-        "settings": settings,
-        "warnings": list(warnings),
-    }
+    accuracy = rows[-1]["accuracy"]
+    best = {kind: figures | {"after-round": 1} for kind, figures in accuracy.items()}
+    clients = {site: {"arch": "cnn4", "domain": (domains or {}).get(site)} for site in evaluations[-1]}
+    summary = {"algorithm": "Fake", "clients": clients, "rounds": len(rows) - 1, "accuracy": accuracy,
+        "best-accuracy": best, "bytes": {"up": 1000, "down": 2000}, "trouble": {"failed": 0}, "seconds": 61.0,
+        "seconds-per-round": 1.5, "settings": settings, "warnings": list(warnings)}  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def _row(number: int, accuracies: Accuracies, last: bool) -> dict[str, Any]:
     kinds = sorted({kind for of_site in accuracies.values() for kind in of_site})
     means = {kind: sum(of_site[kind] for of_site in accuracies.values()) / len(accuracies) for kind in kinds}
-    clients = {
-        site: {"accuracy": of_site, "test-samples": 10 * (i + 1)}
-        for i, (site, of_site) in enumerate(accuracies.items())
-    }
-    return {
-        "kind": "final" if last else "round",
-        "round": number,
-        "evaluated-after-round": number,
-        "accuracy": {kind: dict.fromkeys(("mean", "weighted", "worst-10%", "std"), means[kind]) for kind in kinds},
-        "clients": clients,
-        "asked": len(clients),
-        "valid": len(clients),
-        "bytes": {"up": 400, "down": 800 * number},
-    }
+    each = enumerate(accuracies.items(), start=1)
+    clients = {site: {"accuracy": of_site, "test-samples": 10 * number} for number, (site, of_site) in each}
+    accuracy = {kind: dict.fromkeys(("mean", "weighted", "worst-10%", "std"), means[kind]) for kind in kinds}
+    return {"kind": "final" if last else "round", "round": number, "evaluated-after-round": number,
+        "accuracy": accuracy, "clients": clients, "asked": len(clients), "valid": len(clients),
+        "bytes": {"up": 400, "down": 800 * number}}  # fmt: skip
 
 
 def row(number: int, sites: list[str], kind: str = "round", **more: Any) -> dict[str, Any]:
     """One row of ``metrics.jsonl``, with both accuracies rising from round to round."""
     share = {site: min(1.0, 0.01 * number + 0.001 * index) for index, site in enumerate(sites)}
     figures = {"mean": float(np.mean(list(share.values()))), "weighted": 0.5, "worst-10%": 0.1, "std": 0.1}
-    clients = {
-        site: {
-            "train-samples": 30,
-            "test-samples": 10,
-            "accuracy": {"head": value, "prototype": value / 2},
-            "losses": {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number},
-            "seconds": {"load": 0.1, "train": 1.0},
-        }
-        for site, value in share.items()
-    }
-    return {
-        "kind": kind,
-        "round": number,
-        "evaluated-after-round": number - (kind == "round"),
-        "accuracy": {"head": figures, "prototype": figures},
-        "losses": {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number},
-        "bytes": {"up": 1000, "down": 2000},
-        "asked": len(sites),
-        "valid": len(sites),
-        "void": False,
-        "failed": {},
-        "refused": {},
-        "missing": [],
-        "late": {},
-        "clients": clients,
-        "seconds": {"total": 2.0, "exchange": 1.5, "aggregate": 0.5, "clients": {"load": 1.0, "train": 9.0}},
-        **more,
-    }
+    losses = {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number}
+    facts = {"train-samples": 30, "test-samples": 10, "losses": losses, "seconds": {"load": 0.1, "train": 1.0}}
+    clients = {site: {"accuracy": {"head": one, "prototype": one / 2}, **facts} for site, one in share.items()}
+    seconds = {"total": 2.0, "exchange": 1.5, "aggregate": 0.5, "clients": {"load": 1.0, "train": 9.0}}
+    return {"kind": kind, "round": number, "evaluated-after-round": number - (kind == "round"),
+        "accuracy": {"head": figures, "prototype": figures}, "losses": losses, "bytes": {"up": 1000, "down": 2000},
+        "asked": len(sites), "valid": len(sites), "void": False, "failed": {}, "refused": {}, "missing": [], "late": {},
+        "clients": clients, "seconds": seconds, **more}  # fmt: skip
 
 
 def write(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
@@ -137,28 +101,17 @@ def write_prototypes(folder: Path, sites: list[str], classes: list[str], rounds:
     """What a run of so many rounds records beside its metrics: random prototypes of 16 numbers."""
     rng = np.random.default_rng(0)
     number = len(classes)
-    margins = [
-        {
-            "round": r,
-            "global": rng.uniform(1, 2, number).tolist(),
-            "clients": {site: [None, *rng.uniform(0, 2, number - 1).tolist()] for site in sites},
-        }
-        for r in range(1, rounds + 1)
-    ]
-    (folder / "prototypes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in margins), encoding="utf-8")
-    labels = np.tile(np.arange(number), len(sites))
-    arrays = {
-        "means": rng.normal(size=(len(labels), 16)).astype(np.float32),
-        "labels": labels,
-        "owners": np.repeat(np.arange(len(sites)), number),
-        "global-means": rng.normal(size=(number, 16)).astype(np.float32),
-        "global-labels": np.arange(number),
-    }
+    with (folder / "prototypes.jsonl").open("w", encoding="utf-8") as margins:
+        for r in range(1, rounds + 1):
+            overall = rng.uniform(1, 2, number).tolist()
+            clients = {site: [None, *rng.uniform(0, 2, number - 1).tolist()] for site in sites}
+            margins.write(json.dumps({"round": r, "global": overall, "clients": clients}) + "\n")
+    labels, owners = np.tile(np.arange(number), len(sites)), np.repeat(np.arange(len(sites)), number)
+    arrays = {"means": rng.normal(size=(len(labels), 16)).astype(np.float32), "labels": labels, "owners": owners}
+    arrays |= {"global-means": rng.normal(size=(number, 16)).astype(np.float32), "global-labels": np.arange(number)}
     told = {"sites": json.dumps(sites), "round": str(rounds)}
     save_file(arrays, folder / "client-prototypes.safetensors", metadata=told)
-    known = {
-        site: {"arch": "cnn4", "domain": "", "train-classes": rng.integers(0, 50, number).tolist(), **facts}
-        for site in sites
-    }
+    same = {"arch": "cnn4", "domain": "", **facts}
+    known = {site: {"train-classes": rng.integers(0, 50, number).tolist(), **same} for site in sites}
     text = json.dumps({"algorithm": "FedTGP", "classes": classes, "sites": known}, ensure_ascii=False)
     (folder / "sites.json").write_text(text, encoding="utf-8")

@@ -12,8 +12,9 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
 from client_app.client import Client
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
-from protofl_common.experiment.settings import default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools import local
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
@@ -65,6 +66,11 @@ class LocalGrid(local.LocalGrid):
                 self._ready[message.metadata.message_id] = reply
         return ids
 
+    def asked(self, message: Message) -> Message:
+        """The honest reply to one message."""
+        self.push_messages([message])
+        return self.log[-1][1]
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
         for key in message_ids:
@@ -104,6 +110,18 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     return default_run_config() | small | named
 
 
+def settings_of(config: dict[str, Any], node: dict[str, Any] | None = None) -> Settings:
+    """The settings of a run at a node; the defaults where its configuration says nothing."""
+    return Settings.from_run_config(default_run_config() | config, node)
+
+
+def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
+    """What is said of settings that cannot be."""
+    with pytest.raises(SettingsError) as caught:
+        settings_of(config, node)
+    return str(caught.value)
+
+
 def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: Any) -> list[dict[str, Any]]:
     """The rows of a run which fails because no client has sent a valid reply."""
     with pytest.raises(FederationError, match="no client has sent one valid reply"):
@@ -112,9 +130,20 @@ def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: An
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def run_federation(config: dict[str, Any], *how: Any, **options: Any) -> Outcome:
-    """`run_app`, and what the only run in its folder of results has left."""
-    grid = run_app(config, *how, **options)
+def run_federation(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: Nodes | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+) -> Outcome:
+    """Run the ServerApp's main on ``clients`` in-process clients; what the only run in its folder of results left."""
+    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
+    if on_grid is not None:
+        on_grid(grid)
+    server_main(grid, Context(run_id, 0, {}, RecordDict(), config))
     folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
     (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)
@@ -124,21 +153,3 @@ def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **no
     """A client of a run as it is opened for a message, simulated unless a node config is given."""
     facts = node or {"partition-id": partition, "num-partitions": clients}
     return Client(Context(RUN_ID, 7, facts, RecordDict(), config))
-
-
-def run_app(
-    config: dict[str, Any],
-    clients: int = 4,
-    tamper: Tamper | None = None,
-    nodes: Nodes | None = None,
-    run_id: int = RUN_ID,
-    on_grid: Callable[[LocalGrid], None] | None = None,
-) -> LocalGrid:
-    """Run the ServerApp's main on ``clients`` in-process clients."""
-    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
-    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
-    if on_grid is not None:
-        on_grid(grid)
-    context = Context(run_id, 0, {}, RecordDict(), config)
-    server_main(grid, context)
-    return grid

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MessageType
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.data import open_client_data
@@ -81,12 +82,7 @@ class PlainClient:
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def step(
-        self,
-        loss: torch.Tensor,
-        model: torch.nn.Module,
-        velocity: list[torch.Tensor],
-        towards: Iterable[torch.Tensor] = (),
-        pull: float = 0.0,
+        self, loss: Tensor, model: nn.Module, velocity: list[Tensor], towards: Iterable[Tensor] = (), pull: float = 0
     ) -> None:
         """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -149,11 +145,7 @@ def assert_equal(found: State, wanted: State) -> None:
 
 def assert_close(found: State, wanted: State) -> None:
     """All of them, up to the rounding of float32."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def model_left(folder: Path, site: str) -> State:
@@ -213,9 +205,7 @@ def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None
     """Down to training and to the final evaluation, and up from training: these, and nothing else."""
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
-        for content, travel in (
-            (message.content, kind != MessageType.QUERY),
-            (reply.content, kind == MessageType.TRAIN),
-        ):
+        up = (reply.content, kind == MessageType.TRAIN)
+        for content, travel in ((message.content, kind != MessageType.QUERY), up):
             assert [set(record) for record in content.array_records.values()] == [set(names)] * travel
             assert list(content.array_records) == ["weights"] * travel

@@ -19,6 +19,7 @@ from typing import Any
 from tests.support import ROOT
 
 BIN = Path(sys.executable).parent
+FLOWER = ("flower-supernode",)
 
 
 def free_port() -> int:
@@ -117,11 +118,7 @@ def supernode_command(program: Sequence[str], superlink_port: int, node_config: 
 
 @contextmanager
 def supernode(
-    connection: Connection,
-    folder: Path,
-    node_config: str,
-    program: Sequence[str] = ("flower-supernode",),
-    cwd: Path = ROOT,
+    connection: Connection, folder: Path, node_config: str, program: Sequence[str] = FLOWER, cwd: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from protofl_common.experiment.study import in_text, signed_part
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.node import node_config, supernode_options
-from tests.support.harness import Tamper, run_config, run_federation
+from tests.support.harness import CACHE, Tamper, run_config, run_federation
 
 
 def images(folder: Path, *names: str) -> Path:
@@ -64,9 +64,11 @@ def level_of(said: list[Finding], text: str) -> str:
     return level
 
 
-def real_sites(number: int) -> dict[int, dict[str, Any]]:
-    """Machines with operators that divide a data set: no simulated clients."""
-    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
+def real_sites(number: int, disk: Path | None = None, **more: Any) -> dict[int, dict[str, Any]]:
+    """Machines with operators that divide a data set: no simulated clients; each with its state on ``disk``-n."""
+    facts = {"num-partitions": number, **CACHE, **more}
+    each = {1000 + n: {"site-name": f"site-{n}", "partition-id": n, **facts} for n in range(number)}
+    return {n: one | ({"state-dir": f"{disk}-{n - 1000}"} if disk else {}) for n, one in each.items()}
 
 
 JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)

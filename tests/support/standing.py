@@ -46,13 +46,7 @@ class Standing:
         self.start("worker", ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"])
 
     def start_site(
-        self,
-        site: str,
-        partition: int,
-        partitions: int,
-        state: Path | None = None,
-        *,
-        program: str = "flower-supernode",
+        self, site: str, partition: int, partitions: int, state: Path | None = None, program: str = "flower-supernode"
     ) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
