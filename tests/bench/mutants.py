@@ -217,14 +217,15 @@ classes without a prototype count
 margin subtracted
 - distances_PK + margin * own_PK
 + distances_PK - margin * own_PK
-@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths
+@@ protofl_common/maths/losses.py: tests/unit/reference/test_fedplvm.py
 FedPLVM's denominator without the own class
 - torch.logsumexp(scaled_BG, dim=1) - own_B
 + torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B
+@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths/test_losses.py
 FedPCL's A(y) with y
 - if with_own else present_BMC & ~own_B1C
 + if with_own else present_BMC
-@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths/test_distillation.py
+@@ protofl_common/maths/losses.py: tests/unit/reference/test_fml.py
 KL the other way round
 - kl_div(log_softmax(logits_BC, dim=1), targets_BC,
 + kl_div(targets_BC, log_softmax(logits_BC, dim=1),

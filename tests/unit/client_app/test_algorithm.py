@@ -144,10 +144,6 @@ def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_pa
     assert type(algorithm(tmp_path, algo).step()) is (Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep)
 
 
-def test_so_do_projection_networks_behind_frozen_backbones(tmp_path: Path) -> None:
-    assert type(algorithm(tmp_path, "fedpcl", backbones="glyphs").step()) is FusedStep
-
-
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
     site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
     plain = ClientAlgorithm(site, 1)

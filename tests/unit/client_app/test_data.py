@@ -40,7 +40,7 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
     np.testing.assert_array_equal(data.test_inputs, before)
 
 
-def test_samples_without_a_label_stand_apart_in_their_order() -> None:
+def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched() -> None:
     data = some_data([1, -1, 0, -1, 2])
     whole = to_device(data.train_inputs, np.zeros(5, np.int64), data, CPU).inputs
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
@@ -52,9 +52,6 @@ def test_samples_without_a_label_stand_apart_in_their_order() -> None:
     assert together.labels.tolist() == [1, 0, 2, -1, -1]
     assert torch.equal(together.inputs, whole[[0, 2, 4, 1, 3]])
     assert together.unlabelled is None
-
-
-def test_fully_labelled_data_are_not_touched() -> None:
     images, labels = torch.rand(3, 7), torch.tensor([0, 0, 1])
     found = split_unlabelled(images, labels)
     assert found.inputs is images

@@ -1,4 +1,4 @@
-"""Ditto, two rounds: FedAvg, and the personal model's step by hand; switched off, it is Local beside FedAvg."""
+"""Ditto, two rounds: FedAvg, and the personal model's step by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -43,22 +43,6 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) 
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.personal) for client in clients})
     plain.assert_only_weights_travel(outcome, weights)
-
-
-def test_without_its_term_the_personal_model_is_locals_and_the_other_fedavgs(tmp_path: Path) -> None:
-    """To the last bit, batch normalisation included; Local begins with the common start."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
-    settings |= {"initial_weights": "shared", "ditto__lambda": 0.0}
-    ditto, local, fedavg = plain.runs(tmp_path, ("ditto", "local", "fedavg"), **settings)
-    for site in range(plain.CLIENTS):
-        plain.assert_equal(*(plain.model_left(run.folder, f"site-{site}") for run in (ditto, local)))
-    plain.assert_equal(plain.weights_left(ditto), plain.weights_left(fedavg))
-    for row, alone, shared in zip(ditto.rows, local.rows, fedavg.rows, strict=True):
-        for site, client in row["clients"].items():
-            assert client["accuracy"] == alone["clients"][site]["accuracy"]
-            if losses := client.get("losses"):
-                assert losses["cross-entropy"] == alone["clients"][site]["losses"]["cross-entropy"]
-                assert losses["global-cross-entropy"] == shared["clients"][site]["losses"]["cross-entropy"]
 
 
 def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) -> None:

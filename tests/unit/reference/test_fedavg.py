@@ -17,16 +17,12 @@ Table = dict[int, torch.Tensor]
 class Client(plain.PlainClient):
     def train(self, number: int, weights: plain.State, prototypes: Table, lambda_: float) -> plain.State:
         """CE + λ/B Σ_i mean_d (z_id − C̄^(y_i)_d)², over the samples whose class has a prototype."""
+
+        def pull(z: torch.Tensor, label: int) -> torch.Tensor | float:
+            return lambda_ * ((z - prototypes[label]) ** 2).mean() if label in prototypes else 0.0
+
         self.model.load_state_dict(weights)
-        self.model.train()
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            z = self.model.body(self.x[batch])
-            loss = plain.cross_entropy(self.model.head(z), [self.y[i] for i in batch])
-            for row, i in enumerate(batch):
-                if self.y[i] in prototypes:
-                    loss = loss + lambda_ * ((z[row] - prototypes[self.y[i]]) ** 2).mean() / len(batch)
-            self.step(loss, self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, pull))
         return plain.copied(self.model)
 
     def means(self) -> dict[int, tuple[torch.Tensor, int]]:

@@ -30,11 +30,8 @@ class FedFAClient(plain.PlainClient):
             for k, c in enumerate(STAGES.values())
             for kind, first in (("mean", 0.0), ("std", 1.0))
         }
-        velocity = [torch.zeros_like(p) for p in model.parameters()]
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        for batch in self.batches(number):
-            loss = plain.cross_entropy(self.logits(model, self.x[batch]), [self.y[i] for i in batch])
-            self.step(loss, model, velocity)
+        self.sgd(number, model, lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]))
         return plain.copied(model), self.seen
 
     def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β; with K = 1 it can be FedAvg."""
+"""pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β."""
 
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,6 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.theta) for client in clients})
     plain.assert_only_weights_travel(outcome, weights)
-
-
-def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Path) -> None:
-    """With K = 1, η · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10}
-    settings |= {"lr": 0.05, "weight_decay": 0.01}
-    ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
-    runs = plain.runs(tmp_path, ("pfedme", "fedavg"), **settings, **ours)
-    plain.assert_equal(*map(plain.weights_left, runs))
 
 
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:

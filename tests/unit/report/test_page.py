@@ -30,16 +30,10 @@ def draw_only(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
-def test_the_page_says_why_a_round_was_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_only(monkeypatch)
-    rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
-    page = Page(write_report(write(tmp_path / "run", rows)))
-    assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
-
-
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
     sites = [f"{text} site" for text in HOSTILE]
     rows = [row(number, sites) for number in (1, 2, 3)]
+    rows[0] |= {"void": True, "void-because": "weights of the server would be NaN"}
     rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
     rows[2]["losses"][HOSTILE[0]] = 1.0
     folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
@@ -54,6 +48,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
+    assert ["1", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
     assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
     assert HOSTILE[0] in page.figures["losses"]
 
@@ -101,10 +96,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     page.assert_self_contained()
     assert "2 of 9" in page.texts
     assert "This run is not finished: the page shows it as far as it is." in page.texts
-
-
-def test_a_run_before_its_first_row(tmp_path: Path) -> None:
-    page = Page(write_report(write(tmp_path / "run", [])))
+    page = Page(write_report(write(tmp_path / "new", [])))
     page.assert_self_contained()
     assert "No round has been finished yet." in page.texts
     assert not page.figures

@@ -11,9 +11,6 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
     assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
-
-
-def test_sizes() -> None:
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
     assert sample_sites(["only"], 0.5, 0, 1) == ["only"]

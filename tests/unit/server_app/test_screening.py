@@ -30,16 +30,13 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
-
-
-def test_models_are_measured_too_without_their_counters() -> None:
-    def model(weight: float, counter: int) -> Payload:
-        return Payload(weights={"w": torch.full((4,), float(weight)), "seen": torch.tensor(counter)})
-
-    payloads = {"a": model(1, 9), "b": model(2, 10**9), "c": model(-3000, 9)}
-    assert outliers(payloads, 1000) == {
-        "c": "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+    models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
+    payloads = {
+        name: Payload(weights={"w": torch.full((4,), weight), "seen": torch.tensor(counter)})
+        for name, (weight, counter) in models.items()
     }
+    said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+    assert outliers(payloads, 1000) == {"c": said}
 
 
 def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:

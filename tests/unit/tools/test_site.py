@@ -398,6 +398,15 @@ ONE = {"rounds": 1, "partition": "own"}
 
 
 @pytest.mark.usefixtures("site")
+def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_looked_into() -> None:
+    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
+    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
+    for action in ("status", "purge"):
+        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
+            assert main(["site", action, "--node-config", node]) == 1
+
+
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
     ("demand", "node", "run", "said"),
     [
@@ -414,7 +423,7 @@ def test_a_demand_that_is_not_met_names_what_would_do(
     assert said in wrong.text
 
 
-def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a_node_config(site: Path) -> None:
     able = set()
     for algo in CATALOG:
         with suppress(SettingsError):
@@ -422,6 +431,8 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
             able.add(algo)
     (listed,) = re.findall(r"one of the algorithms\s(.*?) \(and\s`local`", PAGE, re.S)
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
+    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
+    assert set(NODE_KEYS) <= named
 
 
 def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
@@ -429,19 +440,6 @@ def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
         "local_epochs": 1}  # fmt: skip
     lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
-
-
-@pytest.mark.usefixtures("site")
-def test_each_wrong_setting_is_a_finding() -> None:
-    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
-    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
-
-
-@pytest.mark.usefixtures("site")
-def test_status_and_purge_look_into_no_folder_that_was_not_meant() -> None:
-    for action in ("status", "purge"):
-        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
-            assert main(["site", action, "--node-config", node]) == 1
 
 
 def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
@@ -552,8 +550,3 @@ def test_the_page_shows_what_the_check_prints(
     for here, there in places.items():
         printed = printed.replace(here, there)
     assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]
-
-
-def test_the_page_names_every_key_of_a_node_config() -> None:
-    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
-    assert set(NODE_KEYS) <= named

@@ -66,17 +66,14 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("flower_home")
-def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_runs_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, why in (("nobody", "nobody"), ("here", "here: ")):
         with pytest.raises(SettingsError, match=why):
             ask(name)
     assert main(["status", "here"]) == 1
     assert "protofl: this cannot work\nhere: " in capsys.readouterr().err
-
-
-def test_where_there_are_no_runs_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online")))
     assert main(["status", "here", "--runs", str(tmp_path)]) == 0
     assert f"{tmp_path}: no runs here" in capsys.readouterr().out

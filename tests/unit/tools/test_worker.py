@@ -35,7 +35,7 @@ def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
     return used[0]
 
 
-def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_takes_tasks_of_a_server_app_only_in_a_private_folder_with_its_modules(executor: Executor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
@@ -45,9 +45,6 @@ def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypat
     (command,) = started.call_args.args
     assert command[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*command}
-
-
-def test_its_folder_is_private_and_each_run_gets_it_with_the_modules(executor: Executor, tmp_path: Path) -> None:
     out_dir = tmp_path / "made" / "runs"
     assert executor.command[2:] == [server_process.__file__, str(out_dir), "mynets"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (out_dir, out_dir.parent)} == {0o700}

@@ -41,6 +41,7 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
 
 
 def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(tmp_path: Path) -> None:
+    """One that cannot be written is an error of the system: its caller can say which file it was for."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
         entry.with_name("entry.0a1b.tmp").touch()
@@ -48,10 +49,6 @@ def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_err
         raise ValueError("in the middle")
     with locked(entry):
         assert [file.name for file in entry.parent.iterdir()] == ["entry.lock"]
-
-
-def test_a_lock_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """So that its caller can say which file it was for: a cache, a ledger."""
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), locked(tmp_path / "file" / "entry"):
         pass

@@ -145,31 +145,12 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
         assert client.validation_inputs[:, 0].tolist() == wanted
 
 
-def test_a_class_of_one_sample_cannot_be_shared_out(divided: Any) -> None:
-    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))
-    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
-        divided(2, text, partition="n-way-k-shot")
-
-
-def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
-    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
-    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
-    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
-    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
-
-
-def test_a_site_says_which_client_it_is(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
-    opened("arrays", "a.csv", TABLE)
-    settings = data_settings(
-        dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="natural", test_from="official-own"
-    )
+def test_a_site_says_which_client_it_is(data_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(TABLE)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path), "partition": "natural", "test_from": "official-own"}
+    settings = data_settings(**own)
     found = open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="south")
     assert found.train_inputs.tolist() == [[3, 4]]
-
-
-def test_data_without_clients_or_split_say_so(open_all: OpenAll) -> None:
-    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
-        open_all(2, dataset="wine", partition="natural")
 
 
 def test_arrays_of_every_kind(opened: Any) -> None:
@@ -184,8 +165,10 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert words.inputs.dtype == np.int64
     assert words.mean == ()
     assert words.classes == ("x", "y")
-    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(2), "y_test": [1, 0]}
-    assert opened("arrays", "p.npz", parts).official.tolist() == [0, 0, 1, 1]
+    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
+    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
+    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -254,9 +237,16 @@ def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: 
         opened("arrays", "wrong.csv", contents)
 
 
-def test_a_label_that_classes_do_not_name(opened: Any) -> None:
+def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
+    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
+        open_all(2, dataset="wine", partition="natural")
+    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
+        open_all(2, dataset="wine", partition="iid", image_size=8)
     with pytest.raises(DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"):
         opened("arrays", "a.csv", TABLE, classes="sick,dead")
+    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))  # a sample of each class
+    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
+        divided(2, text, partition="n-way-k-shot")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +287,10 @@ def test_labels_are_names_or_indices() -> None:
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
 
-def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_tokens_by_hand_of_texts_with_and_without_a_header(
+    opened: Any, data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """crc32("a") = 3904355907."""
     news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
     assert news.classes == ("1", "3")
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
@@ -318,10 +311,6 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
     with pytest.raises(DataError, match="only one of its files has a column title"):
         open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))
-
-
-def test_tokens_by_hand() -> None:
-    """crc32("a") = 3904355907."""
     assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
 
 
@@ -383,11 +372,6 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     for outside in ("../reviews", str(tmp_path / "reviews")):
         with pytest.raises(DataError, match="there is no folder"):
             open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
-
-
-def test_images_only(data_settings: MakeSettings) -> None:
-    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
-        open_data(data_settings(dataset="wine", image_size=8))
 
 
 def test_files_that_are_not_there(data_settings: MakeSettings, tmp_path: Path) -> None:

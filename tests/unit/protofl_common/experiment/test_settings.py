@@ -14,12 +14,9 @@ from protofl_common.experiment.settings import (
 )
 
 
-def test_pyproject_holds_every_key_in_the_documented_order() -> None:
-    assert list(default_run_config()) == known_keys()
-
-
-def test_the_defaults_of_the_papers() -> None:
+def test_pyproject_holds_every_key_in_the_documented_order_and_the_defaults_of_the_papers() -> None:
     """Those that no line of a recipe repeats; where a default is not the paper's, its page says why."""
+    assert list(default_run_config()) == known_keys()
     papers = {
         "fedtgp": {"lambda": 0.1, "distance": "l2", "granularity": "class-mean", "margin": "adaptive"}
         | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
@@ -155,13 +152,9 @@ def test_a_node_may_override_its_own_facts_only() -> None:
     assert lines[1].startswith("node-config: domian: unknown key; did you mean domain?; choose from ")
 
 
-def test_a_whole_number_serves_as_a_float() -> None:
-    lr = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
-    assert lr == 1.0
-    assert isinstance(lr, float)
-
-
 def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:
+    whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
+    assert (whole, type(whole)) == (1.0, float)
     config = default_run_config() | {"rounds": 1}
     settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
     assert Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings

@@ -18,18 +18,16 @@ def test_class_means_by_hand() -> None:
     assert found.counts.tolist() == [1, 2]
 
 
-def test_merging_by_counts_by_hand() -> None:
+def test_merging_by_hand() -> None:
     first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     merged = merge_by_class([first, prototypes([[8.0, 4.0]], [0], [1])], "counts")
     assert merged.labels.tolist() == [0, 1]
     assert merged.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
     assert merged.counts is None
-
-
-def test_merging_uniformly_by_hand() -> None:
-    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     second = prototypes([[8.0, 4.0]], [0], [1])
     assert merge_by_class([first, second], "uniform").means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
+    with pytest.raises(ValueError, match="counts of every client"):
+        merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
@@ -37,11 +35,6 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     merged = merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous, "mean", 0.0)
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
-
-
-def test_weighting_by_counts_needs_counts() -> None:
-    with pytest.raises(ValueError, match="counts of every client"):
-        merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
 def test_table_by_class_marks_what_is_held() -> None:

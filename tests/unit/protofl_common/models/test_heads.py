@@ -46,6 +46,7 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
         (5, 2, 0.309017, -0.809017),  # pentagon: cos 72°, cos 144°
         (6, 3, 0.0, -1.0),  # octahedron
         (12, 3, 0.447214, -1.0),  # icosahedron
+        (3, 1, 1.0, -1.0),  # more than one direction can tell apart
     ],
 )
 def test_directions_are_spread_where_there_is_not(classes: int, width: int, largest: float, smallest: float) -> None:
@@ -59,10 +60,6 @@ def test_many_directions_are_far_better_spread_than_random_ones() -> None:
     torch.manual_seed(0)
     random = cosines(nn.functional.normalize(torch.randn(100, 50)))
     assert cosines(class_directions(100, 50)).max() < 0.12 < 0.4 < random.max()
-
-
-def test_more_classes_than_one_direction_can_tell_apart() -> None:
-    assert set(class_directions(3, 1).flatten().tolist()) <= {-1.0, 1.0}
 
 
 def test_a_hidden_head_is_two_layers_with_relu_between() -> None:
@@ -129,7 +126,4 @@ def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> Non
     assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
     assert not server_of("fedgh").head.training  # the server trains it without dropout
     assert torch.equal(found.weight, head_alone(arch, head).weight)
-
-
-def test_a_head_alone_fits_a_body_that_cannot_be_imported_here() -> None:
-    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)  # which cannot be imported here

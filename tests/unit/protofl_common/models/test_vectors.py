@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofl_common.config.architectures import GROUPS, VOCABULARY, architecture_of, members_of
+from protofl_common.config.architectures import GROUPS, VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.models.build import build_model, check_model
 from protofl_common.models.split import SplitModel
@@ -65,8 +65,3 @@ def test_inputs_of_another_type_are_refused() -> None:
         check_model(build("text-bag", (9,)), "text-bag", torch.rand(2, 9), DIM)
     with pytest.raises(SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit"):
         check_model(build("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), DIM)
-
-
-def test_models_may_be_a_list() -> None:
-    assert members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
-    assert [architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]

@@ -28,27 +28,20 @@ def test_by_hand() -> None:
     assert found == {"recall/0": 1.0, "recall/1": 0.5}
 
 
-def test_a_client_of_one_class_and_one_without_test_samples() -> None:
-    assert evaluate_metrics(["auc"], SCORES[:2], LABELS[:2]) == {"auc": 0.5}
-    assert evaluate_metrics(["auc", "recall"], SCORES[:0], LABELS[:0]) == {}
-
-
-def test_what_a_report_may_hold() -> None:
+def test_what_a_report_may_hold_and_the_choices() -> None:
     wanted = {f"{kind}/{name}" for kind in ("head", "prototype") for name in ("auc", "recall/0", "recall/1")}
     assert declared_metrics(["auc", "recall"], 2) == wanted
-
-
-def test_an_unknown_metric_is_named_with_the_choices() -> None:
     with pytest.raises(SettingsError, match="metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"):
         metric_names("auc, f1")
 
 
-def test_a_figure_that_is_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
     exec("def certain(scores, labels): return float('nan')", vars(module))
     monkeypatch.setitem(sys.modules, "mine", module)
     allow(["mine"])
     assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {"auc": 0.5}
+    assert evaluate_metrics(["auc", "recall"], SCORES[:0], LABELS[:0]) == {}
 
 
 @pytest.mark.slow

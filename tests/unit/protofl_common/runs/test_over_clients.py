@@ -15,6 +15,8 @@ def test_over_clients_by_hand() -> None:
     assert figures["weighted"] == pytest.approx((5 + 30 + 0) / 100)
     assert figures["worst-10%"] == 0.0
     assert figures["std"] == pytest.approx((1 / 6) ** 0.5)
+    assert over_clients([i / 20 for i in range(20)], [1] * 20)["worst-10%"] == pytest.approx(0.025)
+    assert over_clients([], []) == {}
 
 
 def test_evaluations_of_all_sites() -> None:
@@ -22,14 +24,6 @@ def test_evaluations_of_all_sites() -> None:
     rows = [{"asked": asked, "valid": valid, "number": number} for number, (asked, valid) in enumerate(told)]
     assert [row["number"] for row in of_all_sites(rows)] == [2, 5]
     assert of_all_sites([]) == []
-
-
-def test_worst_tenth_of_twenty_is_two() -> None:
-    assert over_clients([i / 20 for i in range(20)], [1] * 20)["worst-10%"] == pytest.approx(0.025)
-
-
-def test_nobody_gives_nothing() -> None:
-    assert over_clients([], []) == {}
 
 
 def test_human_units() -> None:

@@ -104,20 +104,17 @@ def assert_equal(got: Payload, sent: Payload) -> None:
     """All entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
-        ours, theirs = got.vectors(name), sent.vectors(name)
-        assert (ours is None) == (theirs is None)
-        pairs = list(zip(got.sets(name), sent.sets(name), strict=True))
-        for one, other in [(ours, theirs), *pairs] if ours and theirs else pairs:
-            assert torch.equal(one.means, other.means)
-            assert torch.equal(one.labels, other.labels)
-            assert (one.counts is None) == (other.counts is None)
-            assert one.counts is None or other.counts is None or torch.equal(one.counts, other.counts)
-        found, wanted = got.counts(name), sent.counts(name)
-        assert (found is None) == (wanted is None)
-        assert found is None or wanted is None or torch.equal(found, wanted)
-        mine, yours = got.weights(name) or {}, sent.weights(name) or {}
+        mine, yours = (flat(payload, name) for payload in (got, sent))
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[key], value) for key, value in yours.items())
+
+
+def flat(payload: Payload, name: str) -> dict[str, torch.Tensor]:
+    """Every tensor of an entry by a name."""
+    found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
+    for number, one in enumerate((payload.vectors(name), *payload.sets(name))):
+        found |= {f"{number} {part}": getattr(one, part, None) for part in ("means", "labels", "counts")}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -160,10 +157,6 @@ def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.T
     assert_refused(content, declared, "outputs that are no class probabilities")
 
 
-def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
-    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
-
-
 def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
         content.array_records["prototypes"][name] = values if isinstance(values, Array) else raw(values)
@@ -196,8 +189,7 @@ def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
 def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
     declared = {"prototypes": Vectors(several=True)}
     content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
-    got = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True)
-    assert (found := got.vectors()) is not None
+    found = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True).vectors()
     assert found.labels.tolist() == [2, 2, 2, 5]
     assert_refused(content, declared, "3 prototypes with the same label", Limits(10, 3, max_per_class=2))
 
@@ -302,7 +294,8 @@ def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     assert_refused(content, COUNTS, said)
 
 
-def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
+def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> None:
+    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
     content = pack_payload(some_payload(COUNTS), COUNTS)
     assert payload_bytes(content) == 80
     check_size(content, COUNTS, LIMITS)

@@ -40,9 +40,6 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
     assert lines[1].startswith("algo = 'fedplvn': choose one of local, fedavg")
     assert lines[2] == "rounds = 'many': must be a whole number at least 1"
     assert lines[3] == "keep-optimizer = '2': must be true or false"
-
-
-def test_the_number_of_clients_and_a_word_without_equals_are_no_settings() -> None:
     said = r"clients=20: the number of simulated .* --clients 20\nfedproto: must be key=value, such as algo=fedproto"
     with pytest.raises(SettingsError, match=said):
         read_assignments(["clients=20", "fedproto"])

@@ -107,16 +107,13 @@ def test_a_planted_fault_is_found_and_its_cure_named(
     assert status == 1 or level != "wrong"
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["doctor", "--clients", "0"]) == 1
     assert "--clients 0: must be" in capsys.readouterr().err
     assert main(["doctor", "lr=fast"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert second == f"{'':22}do: correct that setting; protofl list shows choices"
-
-
-def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[fedproto]\nlamda = 2.0\n")
     assert main(["doctor", "--recipe", str(recipe)]) == 1

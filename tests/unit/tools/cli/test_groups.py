@@ -66,14 +66,6 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: pytes
     assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
 
 
-def test_options_count_where_every_run_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "fedproto", OURS[:1])
-    local = write(tmp_path, "local", LOCAL[:1])
-    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
-        assert main(["compare", str(tmp_path), *more]) == 0
-        assert "difference" in capsys.readouterr().out
-
-
 def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
@@ -89,6 +81,9 @@ def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
+    assert Estimate.of([0.0, 0.0]).p == 1.0
+    assert math.isnan(Estimate.of([1.0]).p)
     assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
     local = write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
@@ -111,10 +106,15 @@ def test_what_does_not_pair_is_said(
     assert (local["difference"], local["note"]) == (None, note)
 
 
-def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = [*write(tmp_path, "fedproto", OURS[:1]), *write(tmp_path, "local", LOCAL[:1])]
-    assert main(["compare", *map(str, both)]) == 0
+def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, local = write(tmp_path, "fedproto", OURS[:1]), write(tmp_path, "local", LOCAL[:1])
+    assert main(["compare", *map(str, (*ours, *local))]) == 0
     assert "One run each: a difference may be chance." in capsys.readouterr().out
+    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
+        assert main(["compare", str(tmp_path), *more]) == 0
+        assert "difference" in capsys.readouterr().out
 
 
 def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +174,3 @@ def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         assert main(["compare", *arguments]) == 1
         assert said in capsys.readouterr().err
-
-
-def test_an_estimate_of_figures_that_are_all_alike() -> None:
-    assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
-    assert Estimate.of([0.0, 0.0]).p == 1.0
-    assert math.isnan(Estimate.of([1.0]).p)

@@ -33,24 +33,22 @@ def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Attempt]:
     return seen
 
 
-def test_settings_go_over_the_defaults(
+def test_settings_go_over_the_defaults_which_run_with_ten_clients(
     attempts: list[Attempt], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
     assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
     assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.program()} predict {tmp_path}"]
-
-
-def test_without_settings_the_defaults_run_with_ten_clients(attempts: list[Attempt]) -> None:
     assert main(["run"]) == 0
-    assert attempts == [(default_run_config(), {"num-supernodes": 10, "client-resources-num-cpus": 1})]
+    assert attempts[1] == (default_run_config(), {"num-supernodes": 10, "client-resources-num-cpus": 1})
 
 
-def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "check_data_are_here", lambda settings: None)
-        assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
+def test_a_recipe_alone_has_the_clients_of_its_comment(
+    attempts: list[Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "check_data_are_here", lambda settings: None)
+    assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
     recipe = read_recipe("fedpcl-digits")
     assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
 
@@ -152,13 +150,10 @@ def test_as_many_clients_as_the_data_name(attempts: list[Attempt], tmp_path: Pat
         assert attempts[-1][1]["num-supernodes"] == number
 
 
-def test_every_recipe_says_its_federation() -> None:
+def test_every_recipe_says_its_federation_and_one_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     for path in RECIPES.glob("*.toml"):
         assert int(read_recipe(path.stem).federation["num-supernodes"]) > 1, path
     assert federation_in("algo = 'x'") == {"num-supernodes": 10, "client-resources-num-cpus": 1}
-
-
-def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("algo = fedproto")
     with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
         read_recipe(str(tmp_path / "bad.toml"))

@@ -52,7 +52,9 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
     assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
 
 
-def test_a_figure_that_the_run_does_not_have(folder: Path) -> None:
+def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
+    assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
+    assert str(Figure()) == "final head"
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
     with pytest.raises(NoFigure, match="no client of domain 'webcam'; there are amazon, dslr"):
@@ -72,11 +74,6 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as error:
         Figure.of(parts, "here")
     assert said in str(error.value)
-
-
-def test_a_figure_says_what_it_is() -> None:
-    assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
-    assert str(Figure()) == "final head"
 
 
 PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]

@@ -148,6 +148,8 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
     small.write_text(SMALL.replace("recipe: fedproto-mnist-3way\n", ""), encoding="utf-8")
     run = plan(read_table(small))[0].runs[1]
     assert (run.federation["num-supernodes"], to_run_config(run.settings)["lr"]) == (10, default_run_config()["lr"])
+    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")  # a number, to YAML a text
+    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
@@ -223,12 +225,6 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
     assert left & set(HEAVY) == (set(HEAVY) if keep else set())
 
 
-def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
-    run_table(small, launcher := Launcher(), said := StringIO(), seeds=(2,), only=("Local",))
-    name = launcher.launched[0]
-    assert said.getvalue().splitlines()[:2] == [f"  {name}: round 1/2", f"  done: {name}"]
-
-
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
     other, mine = runs_of(plan(read_table(small), **chosen))
@@ -237,6 +233,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
         assert run_table(small, launcher, said, **chosen) == 0
     assert launcher.launched == [mine.name]
     assert f"  another process makes {other.name}" in said.getvalue().splitlines()
+    assert said.getvalue().splitlines()[-2:] == [f"  {mine.name}: round 1/2", f"  done: {mine.name}"]
     assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
 
 
@@ -308,6 +305,7 @@ name another, or set download = true
     ("change", "said"),
     [
         (("title: A small table", ""), "title: missing"),
+        (("rows:", "rows: {a: }\nrows:"), "not YAML: 'rows' stands twice"),
         (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
         (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
         (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
@@ -326,6 +324,9 @@ def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: 
     with pytest.raises(SettingsError) as error:
         read_table(path)
     assert f"wrong.yaml: {said}" in str(error.value)
+    path.write_bytes(SMALL.encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"wrong\.yaml: not UTF-8"):
+        read_table(path)
 
 
 def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> None:
@@ -367,28 +368,11 @@ def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table
     assert against[5] == r" & column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
     own = r"2 & 76.50 & 70.15 \ldots{} 82.85 & +25.00 & 25.00 \ldots{} 25.00 & $<$ 0.001 \\"
     assert rf"FedProto & few & {own}" in against
-
-
-@pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
-def test_where_less_is_better_nothing_is_bold(figure: str, small: Path) -> None:
-    text = SMALL.replace("figure: {when: final, what: head}", f"figure: {figure}")
-    small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
-    run_table(small, Launcher(broken=""))
-    assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
-
-
-def test_a_number_with_an_exponent_is_one(small: Path) -> None:
-    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")
-    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
-
-
-def test_a_table_that_is_no_text_or_has_two_lists_of_rows_is_refused(small: Path) -> None:
-    small.write_text(SMALL + "rows:\n  Other: {settings: {algo: fedsa}}\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"(?s)small\.yaml: not YAML: 'rows' stands twice.*line \d+"):
-        read_table(small)
-    small.write_bytes(SMALL.encode("utf-16"))
-    with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
-        read_table(small)
+    for less_is_better in ("{what: numbers}", "{over: std}"):
+        text = SMALL.replace("figure: {when: final, what: head}", f"figure: {less_is_better}")
+        small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
+        run_table(small, Launcher(broken=""))
+        assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:

@@ -1,4 +1,4 @@
-"""ResNets, GoogLeNet and MobileNet_v2 against torchvision's own models and the numbers it publishes for them."""
+"""ResNets, GoogLeNet, MobileNet_v2 and small CNNs against torchvision's models, and what their authors publish."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int =
     return build_model(arch, input_shape=(channels, size, size), num_classes=classes, feature_dim=dim, seed=0)
 
 
-def count(arch: str, dim: int, channels: int = 3, classes: int = 1000) -> int:
+def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int = 32) -> int:
     with torch.device("meta"):  # shapes only
-        return sum(p.numel() for p in build(arch, dim, channels, classes).parameters())
+        return sum(p.numel() for p in build(arch, dim, channels, classes, size).parameters())
 
 
 @pytest.mark.parametrize("arch", PUBLISHED)
@@ -36,22 +36,13 @@ def test_parameters_are_torchvisions(arch: str) -> None:
     assert count(arch, width // 4, classes=10) == parameters - 1000 * (width + 1) + 10 * (width // 4 + 1)
 
 
-def test_parameters_of_a_projection() -> None:
-    assert count("resnet18-imagenet-stem", 600) == 11_689_512 + (512 * 600 + 600) + 1000 * (600 - 512)
-
-
-FIRST = {"resnet10": 64 * 9, "resnet10-imagenet-stem": 64 * 49, "resnet10-5x5-stem": 64 * 25, "googlenet": 64 * 49,
-    "mobilenet-v2": 32 * 9}  # fmt: skip
+FIRST = {"resnet10": 64 * 9, "resnet18": 64 * 9, "resnet10-5x5-stem": 64 * 25, "googlenet": 64 * 49}
+FIRST |= dict.fromkeys(("resnet10-imagenet-stem", "resnet18-imagenet-stem"), 64 * 49) | {"mobilenet-v2": 32 * 9}
 
 
 @pytest.mark.parametrize("arch", FIRST)
 def test_fewer_channels_only_shorten_the_first_convolution(arch: str) -> None:
     assert count(arch, 64, channels=3) - count(arch, 64, channels=1) == 2 * FIRST[arch]
-
-
-@pytest.mark.parametrize("depth", [10, 18])
-def test_a_small_stem_has_40_weights_less_per_filter_and_channel(depth: int) -> None:
-    assert count(f"resnet{depth}-imagenet-stem", 64) - count(f"resnet{depth}", 64) == 40 * 64 * 3
 
 
 def test_resnets_of_up_to_ten_layers() -> None:
@@ -123,14 +114,53 @@ def test_strides_of_the_stems(arch: str) -> None:
     assert tuple(sides) == SIDES[arch]
 
 
-@pytest.mark.parametrize("arch", ["googlenet", "mobilenet-v2"])
-def test_dropout_within_bodies_is_for_training_only(arch: str) -> None:
-    model, x = build(arch, 8), torch.rand(2, 3, 32, 32)
-    assert not torch.equal(model.body(x), model.body(x))
-    model.eval()
-    assert torch.equal(model.body(x), model.body(x))
+@pytest.mark.parametrize(("arch", "parts"), [("googlenet", 1), ("mobilenet-v2", 1), ("mnist-cnn", 2)])
+def test_dropout_is_for_training_only(arch: str, parts: int) -> None:
+    """In the body; of mnist-cnn in the head, too."""
+    model, x, z = build(arch, 8), torch.rand(2, 3, 32, 32), torch.rand(2, 8)
+    for part, inputs in ((model.body, x), (model.head, z))[:parts]:
+        assert not torch.equal(part.train()(inputs), part(inputs))
+        assert torch.equal(part.eval()(inputs), part(inputs))
 
 
 def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool() -> None:
     for size, pooled in ((14, nn.Identity), (15, nn.MaxPool2d)):
         assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)  # type: ignore[index, union-attr]
+
+
+# Weights and biases, layer by layer, for 28×28×1 images, D = 512, C = 10.
+CONV1, CONV2, HEAD = 32 * 25 + 32, 64 * 32 * 25 + 64, 512 * 10 + 10
+FLAT1, FLAT2 = 32 * 12 * 12, 64 * 4 * 4
+PARAMETERS = {
+    "htcnn-1": CONV1 + FLAT1 * 512 + 512 + HEAD,
+    "htcnn-2": CONV1 + CONV2 + FLAT2 * 512 + 512 + HEAD,
+    "htcnn-3": CONV1 + FLAT1 * 512 + 512 + 512 * 512 + 512 + HEAD,
+    "htcnn-4": CONV1 + CONV2 + FLAT2 * 512 + 512 + 512 * 512 + 512 + HEAD,
+    "htcnn-5": CONV1 + FLAT1 * 1024 + 1024 + 1024 * 512 + 512 + HEAD,
+    "htcnn-6": CONV1 + CONV2 + FLAT2 * 1024 + 1024 + 1024 * 512 + 512 + HEAD,
+    "htcnn-7": CONV1 + FLAT1 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 512 + 512 + HEAD,
+    "htcnn-8": CONV1 + CONV2 + FLAT2 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 512 + 512 + HEAD,
+    "cnn4": CONV1 + CONV2 + FLAT2 * 512 + 512 + HEAD,
+}
+
+
+@pytest.mark.parametrize("arch", PARAMETERS)
+def test_parameter_counts_of_fedtgp(arch: str) -> None:
+    assert count(arch, 512, 1, 10, 28) == PARAMETERS[arch]
+
+
+@pytest.mark.parametrize(("arch", "channels"), [("mnist-cnn", 20), ("mnist-cnn-18", 18), ("mnist-cnn-22", 22)])
+def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
+    expected = (10 * 25 + 10) + (10 * channels * 25 + channels) + (channels * 16 * 50 + 50) + (50 * 10 + 10)
+    assert count(arch, 50, 1, 10, 28) == expected
+    assert count("mnist-cnn", 50, 1, 10, 28) == 21_840
+
+
+def test_mnist_cnn_is_the_published_function() -> None:
+    """Written out as in the authors' forward pass, in evaluation mode."""
+    model = build("mnist-cnn", 50, 1, size=28).eval()
+    conv1, conv2 = (m for m in model.body.modules() if isinstance(m, nn.Conv2d))
+    (fc1,) = (m for m in model.body.modules() if isinstance(m, nn.Linear))
+    x, f = torch.rand(4, 1, 28, 28), nn.functional
+    z = f.relu(f.max_pool2d(conv2(f.relu(f.max_pool2d(conv1(x), 2))), 2)).view(4, 320)
+    torch.testing.assert_close(model.body(x), f.relu(fc1(z)))
