@@ -251,8 +251,8 @@ evaluated after training | -k come_in_their_order
 +         self.algorithm.fit()
 +         self.evaluated = Evaluated(self.algorithm)
 +
-@@ client_app/app.py: tests/unit/client_app/test_evaluation.py
-predict-among = own looks at test labels
+@@ client_app/app.py: tests/unit/client_app/test_algorithm.py
+predict-among = own looks at test labels | -k own_prototypes
 - torch.from_numpy(client.large_classes).to(client.device)
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py

@@ -87,7 +87,11 @@ def test_client_and_server_never_import_each_other_nor_shared_code_either_and_on
     package: str,
 ) -> None:
     """And the mathematics imports no Flower."""
-    others = {"client_app": {"server_app"}, "server_app": {"client_app"}, "protofl_common": {"client_app", "server_app"}}
+    others = {
+        "client_app": {"server_app"},
+        "server_app": {"client_app"},
+        "protofl_common": {"client_app", "server_app"},
+    }
     for path in (ROOT / package).rglob("*.py"):
         if TOOLS in path.parents:  # they run both sides in one process
             continue

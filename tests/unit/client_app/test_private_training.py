@@ -15,6 +15,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import plan_of
+from tests.support.given import Patch
 from tests.support.models import privacy, settings, some_data, some_model
 
 
@@ -49,9 +50,7 @@ def test_gradients_are_cut_sample_by_sample() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("network", ["convolution", "recurrent"])
-def test_the_sum_is_that_of_samples_taken_one_by_one(
-    network: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sum_is_that_of_samples_taken_one_by_one(network: str, at_once: int, monkeypatch: Patch) -> None:
     """Whether or not PyTorch can take them at once."""
     torch.manual_seed(0)
     convolution = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))

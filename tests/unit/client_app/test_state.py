@@ -9,6 +9,7 @@ import torch
 from client_app.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from tests.support.accidents import flip_a_bit
+from tests.support.given import Patch, Printed
 
 CPU = torch.device("cpu")
 FIRST = RunHistory(11)
@@ -107,9 +108,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         states.load(4, "cnn4", CPU)
 
 
-def test_a_client_goes_on_from_the_state_before_a_damaged_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_goes_on_from_the_state_before_a_damaged_one(tmp_path: Path, capsys: Printed) -> None:
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
     assert loaded(states, 4) == 2
@@ -128,7 +127,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
-def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
     states = saved(folder(tmp_path), 2, 3)
     monkeypatch.setattr(where, full_disk)
     said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"

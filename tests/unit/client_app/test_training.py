@@ -1,8 +1,13 @@
-"""The training loop: batches, exact steps, and its errors."""
+"""The training loop: batches, exact steps, its errors, no compiler, and inputs that stay on the disk."""
 
 import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -224,3 +229,90 @@ def test_the_learning_rate_of_a_round_is_a_function_of_its_number(
     assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)
     assert in_round(run, 0).lr == 0.5  # before the first round, when a site introduces itself
     assert dataclasses.replace(in_round(run, 5), lr=run.training.lr) == run.training
+
+
+OPTIMIZERS = """
+import sys, torch
+from client_app.training import COMPILER, _without_compiler
+
+def train():
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    for kind, options in ((torch.optim.SGD, dict(momentum=0.9, weight_decay=0.1)), (torch.optim.Adam, {})):
+        optimizer = kind(model.parameters(), lr=0.1, **options)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).pow(2).sum().backward()
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    return [value.tolist() for value in model.parameters()], optimizer
+
+_without_compiler()
+asked, stand_in = [], sys.modules[COMPILER]
+disable = stand_in.disable
+stand_in.disable = lambda *a, **k: asked.append(a) or disable(*a, **k)
+lean, optimizer = train()
+print(bool(asked), "torch._dynamo.eval_frame" in sys.modules)
+print(torch.compiler.is_compiling(), torch._dynamo.config.verbose)
+import torch._dynamo.utils
+print(sys.modules[COMPILER].__file__.endswith("__init__.py"), torch._dynamo.graph_break.__module__)
+optimizer.step()
+print(train()[0] == lean, sys.modules[COMPILER] is not stand_in)
+"""
+
+
+@pytest.mark.slow
+def test_optimizers_do_the_same_without_the_compiler_which_is_there_for_whoever_asks() -> None:
+    done = subprocess.run([sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = ["True False", "False False", "True torch._dynamo.decorators", "True True"]
+    assert done.stdout.splitlines() == lines
+
+
+OF_STORED_INPUTS = """
+import re, resource, sys
+from pathlib import Path
+import torch
+from client_app.data import to_device
+from client_app.training import Step, make_optimizer, train
+from protofl_common.data import clients, open_client_data
+from protofl_common.models.split import SplitModel
+from protofl_common.experiment.settings import Settings, default_run_config
+
+folder, limit = sys.argv[1], int(sys.argv[2])
+given = {"dataset": "arrays", "partition": "own", "data-dir": folder, "cache-dir": folder + "/cache"}
+settings = Settings.from_run_config(default_run_config() | given | {"local-epochs": 1, "batch-size": 256})
+
+def loss(batch):
+    return {"ce": torch.nn.functional.cross_entropy(batch.logits, batch.labels)}
+
+def epoch():
+    torch.manual_seed(0)
+    model = SplitModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), torch.nn.Linear(4, 2))
+    step = Step([model], make_optimizer([model], settings.training), loss)
+    data = open_client_data(settings.data, seed=0, partition=0, num_partitions=1)
+    samples = to_device(data.train_inputs, data.train_labels, data, torch.device("cpu"))
+    print(type(samples.inputs).__name__, len(samples), train(step, samples, settings.training, seed=1))
+
+epoch()
+used = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+try:
+    epoch()
+except (MemoryError, RuntimeError):
+    print("too much")
+clients.MOST_IN_MEMORY = limit
+epoch()
+"""
+
+
+@pytest.mark.slow
+def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (16000, 3, 32, 32), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", inputs=images, labels=np.arange(len(images)) % 2)
+    command = [sys.executable, "-c", OF_STORED_INPUTS, str(tmp_path), str(images.nbytes // 2)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ample, without, short = done.stdout.splitlines()
+    assert without == "too much"
+    assert short == re.sub("^Tensor ", "StoredInputs ", ample)

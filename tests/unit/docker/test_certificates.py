@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.support.given import Printed
 from tests.support.programs import program
 
 certificates = program("certificates")
@@ -104,18 +105,14 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
         (("--node", "north", "--renew", "ca"), "give --server"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    arguments: tuple[str, ...], reason: str, certs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:
     before = contents(certs)
     assert make(certs, *arguments) == 1
     assert reason in capsys.readouterr().err
     assert contents(certs) == before
 
 
-def test_a_missing_half_or_a_foreign_authority_is_refused(
-    certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_half_or_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
     assert make(tmp_path / "other", "--server", "my.host") == 0

@@ -11,6 +11,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
+from tests.support.given import Patch
 from tests.support.pages import Page
 
 HOSTILE = (
@@ -25,7 +26,7 @@ HOSTILE = (
 )
 
 
-def draw_only(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> None:
+def draw_only(monkeypatch: Patch, *functions: Any) -> None:
     """Of all figures these: each takes a good part of a second."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
@@ -54,7 +55,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
 
 
 def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     draw_only(monkeypatch, charts.metrics)
 
@@ -75,9 +76,7 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
@@ -87,7 +86,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     assert "$" not in text
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
@@ -102,7 +101,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     assert not page.figures
 
 
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
@@ -114,7 +113,7 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
-def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
@@ -138,7 +137,7 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
     assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (sites * classes >= 50)
 
 
-def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)  # a few points are drawn without it: it takes a second
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])

@@ -15,6 +15,7 @@ from protofl_common.experiment.settings import default_run_config, digest_of
 from protofl_common.tools import server_process
 from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor
+from tests.support.given import Patch, Printed
 
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
@@ -24,7 +25,7 @@ def specification(kind: TaskType, authority: str | None = None) -> ExecutionSpec
 
 
 @pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
+def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     used: list[Executor] = []
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setenv("PYTHONPATH", "")
@@ -35,7 +36,9 @@ def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
     return used[0]
 
 
-def test_a_worker_takes_tasks_of_a_server_app_only_in_a_private_folder_with_its_modules(executor: Executor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_takes_tasks_of_a_server_app_only_in_a_private_folder_with_its_modules(
+    executor: Executor, monkeypatch: Patch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
@@ -92,16 +95,12 @@ def test_a_run_names_no_module_that_the_operator_did_not() -> None:
         (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
     ],
 )
-def test_an_option_that_cannot_work_is_named(
-    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_cannot_work_is_named(options: list[str], reason: str, capsys: Printed) -> None:
     assert main([*OPTIONS, *options]) == 1
     assert reason in capsys.readouterr().err
 
 
-def test_another_version_of_flower_ends_the_worker_and_not_each_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_version_of_flower_ends_the_worker_and_not_each_run(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.delattr(server_process.RUNTIME, "install_from_fab")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("sys.argv", [])

@@ -18,6 +18,7 @@ from protofl_common.data.partitions import DIVIDE
 from protofl_common.data.raw import resized, statistics
 from protofl_common.data.sources import SOURCES
 from protofl_common.data.store import open_data
+from tests.support.given import Patch, Printed
 
 from .conftest import MakeSettings, write_image
 
@@ -64,7 +65,7 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
     np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])
     (usps_dir / "usps.bz2").unlink()
     with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2 is neither in data-dir"):
-        open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir)))
+        SOURCES["digit-mix"].read(data_settings(dataset="digit-mix", data_dir=str(usps_dir)))
 
 
 def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
@@ -150,7 +151,7 @@ def test_a_changed_folder_is_read_anew(data_settings: MakeSettings, domain_dir: 
 
 
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     rng = np.random.default_rng(0)
     files = [tmp_path / f"bild {number}.png" for number in range(20)]
@@ -226,7 +227,7 @@ class EMNIST(FakeSet):
 )
 def test_torchvision_layouts(
     dataset: str, cls: str, fake: type, parts: int, shape: tuple[int, ...], data_settings: MakeSettings,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: Patch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
     raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
@@ -250,9 +251,7 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
-def test_download_fetches_every_part_once(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     fetched = []
 
     class FakeUsps(FakeSet):
@@ -271,7 +270,7 @@ def test_download_fetches_every_part_once(
     assert fetched == [True, False]
 
 
-def test_download_that_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_that_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     def offline(root: str, train: bool, download: bool) -> None:
         raise OSError("no network")
 

@@ -1,12 +1,14 @@
-"""Every architecture: shapes, a real training step, seeds, and what is refused."""
+"""Every architecture: shapes, a real training step, seeds, padding, and what is refused."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HTC4, PROJECTION, VOCABULARY
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.models.build import build_model, copied, initial_model
+from protofl_common.models.build import build_model, check_model, copied, initial_model
+from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
 from protofl_common.models.vision import CNN_PLANS
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
@@ -132,3 +134,60 @@ def test_impossible_models_are_refused(change: dict[str, object], words: str) ->
         "seed": 0}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         build_model(**(arguments | change))  # type: ignore[arg-type]
+
+
+WIDTH, FEW = 6, 3
+SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
+CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in GROUPS[group]]
+
+
+def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
+    return build_model(arch, input_shape=shape, num_classes=FEW, feature_dim=WIDTH, seed=1)
+
+
+def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if arch.startswith("text"):
+        return torch.randint(1, VOCABULARY, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+@pytest.mark.parametrize(("arch", "shape"), CASES)
+def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
+    model, x = of_vectors(arch, shape), samples(arch, shape, 12)
+    assert model.body(x).shape == (12, WIDTH)
+    assert_it_learns(model, x, lr=0.05, steps=10)
+
+
+@pytest.mark.parametrize("arch", GROUPS["text3"])
+def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
+    body = of_vectors(arch, (9,)).body.eval()
+    short = torch.tensor([[5, 7, 0, 0]])
+    assert body(short).shape == (1, WIDTH)
+    assert torch.equal(body(short), body(short + (VOCABULARY - 1) * (short > 0)))
+
+
+def test_padding_changes_no_mean() -> None:
+    body = of_vectors("text-bag", (9,)).body.eval()
+    torch.testing.assert_close(body(torch.tensor([[5, 7]])), body(torch.tensor([[5, 7, 0, 0, 0]])))
+    assert torch.isfinite(body(torch.zeros(1, 4, dtype=torch.int64))).all()
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "said"),
+    [
+        ("signal-cnn", (30,), r"'signal-cnn' is for signals \[channels, steps\].*\[30\].*table3"),
+        ("text-gru", (3, 28, 28), r"'text-gru' is for texts \[tokens\].*small3"),
+        ("cnn4", (4, 20), r"'cnn4' is for square images.*\[4, 20\].*signal3"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(arch: str, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        of_vectors(arch, shape)
+
+
+def test_inputs_of_another_type_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"):
+        check_model(of_vectors("text-bag", (9,)), "text-bag", torch.rand(2, 9), WIDTH)
+    with pytest.raises(SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit"):
+        check_model(of_vectors("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), WIDTH)

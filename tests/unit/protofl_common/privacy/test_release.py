@@ -9,6 +9,7 @@ from protofl_common.data.raw import DataError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
+from tests.support.given import Patch
 
 CLUSTERS = Prototypes(
     torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),
@@ -56,9 +57,7 @@ def test_class_means_of_cut_features_by_hand() -> None:
 
 
 @pytest.mark.parametrize("clip", [1.0, 3.0])
-def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
-    clip: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(clip: float, monkeypatch: Patch) -> None:
     """A sample changes the sums over clip, beside the counts, by √2 at most: so much times the multiplier."""
     draw, sigma, n, dim = np.random.default_rng(0), 3.0, 4000, 50
     features, labels = torch.zeros(n, dim), torch.zeros(n, dtype=torch.int64)

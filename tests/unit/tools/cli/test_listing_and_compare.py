@@ -19,15 +19,16 @@ from protofl_common.tools.cli import main
 from protofl_common.wire.schema import Exchange, Weights
 from tests.support.commands import told
 from tests.support.fakes import row, write, write_run
+from tests.support.given import Patch, Printed
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})  # all take a second
 
 
-def test_every_choice_is_listed_with_its_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
     for name in [*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED]:
@@ -38,7 +39,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: pytest.CaptureFixtu
         assert algorithm.paper in listed[name]
 
 
-def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:
     main(["list", "algorithms"])
     out = " ".join(capsys.readouterr().out.split())
     nothing = "Local (baseline: every client trains alone). Down: nothing. Up: nothing."
@@ -56,7 +57,7 @@ def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: pyt
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: Printed) -> None:
     same = {"dataset": "digits", "lr": 0.1}
     one, two = tmp_path / "one", tmp_path / "two"
     write_run(one, same | {"algo": "local", "run-name": "a"}, [{"0": {"head": 0.5}}] * 2)
@@ -77,7 +78,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
 EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
-def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
     for name in ("one", "two"):
         of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
         write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
@@ -90,7 +91,7 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsy
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Four runs: of today, running; of yesterday, stopped; of 10 and of 20 days ago, finished."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -109,7 +110,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_list_of_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     with FileLock(runs / ".running.lock"):
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
     assert list(found) == ["running", "stopped", "newer", "older"]
@@ -129,9 +130,7 @@ def test_the_list_of_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "nowhere: no such folder; runs are in runs unless out-dir says otherwise" in capsys.readouterr().err
 
 
-def test_a_report_of_a_folder_and_of_a_name_in_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
     two = write(tmp_path / "runs" / "two", [row(1, ["a"])])
@@ -142,7 +141,7 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
 
 
 def test_what_is_no_run_is_named_and_a_page_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()

@@ -19,6 +19,7 @@ from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
+from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
 
 pytest.importorskip("optuna")
@@ -194,9 +195,7 @@ def test_a_search_that_cannot_work_is_refused(change: tuple[str, str], said: str
     assert said in str(error.value)
 
 
-def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(table: Path, capsys: Printed) -> None:
     assert main(["table", str(table), "--search", "--seeds", "11", "--dry-run"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
     assert main(["table", str(table), "--search", "--dry-run", "--out", str(table.parent)]) == 0

@@ -1,4 +1,4 @@
-"""Tables: their files, what runs, what is not repeated, and how the result looks."""
+"""Tables: their files, what runs, what is not repeated, how the result looks, and which figure stands in a cell."""
 
 import subprocess
 from collections.abc import Callable
@@ -19,9 +19,11 @@ from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.execute import Runs, launcher
+from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
+from tests.support.given import Patch, Printed
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SMALL = """
@@ -100,7 +102,7 @@ def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **ch
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
 def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_clients(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: Patch
 ) -> None:
     """However many recipes a table has: the data set, its division and what is tested are not a row's."""
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
@@ -171,7 +173,7 @@ def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> 
 
 
 def test_a_network_of_ones_own_that_was_edited_makes_another_run(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Its name stands in the settings, not its code: a finished run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -383,9 +385,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
 
 
-def test_the_command_shows_what_would_run(
-    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     small.write_text(SMALL.replace("train-samples: 10", "train-samples: 10, positive-rate: 0.5"), encoding="utf-8")
     out = ["--out", str(small.parent / "out")]
@@ -413,9 +413,7 @@ def test_the_command_shows_what_would_run(
         (["rounds=3"], "which table? Give a YAML file"),
     ],
 )
-def test_a_wrong_command_line_is_named(
-    words: list[str], said: str, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_named(words: list[str], said: str, small: Path, capsys: Printed) -> None:
     table = [] if words == ["rounds=3"] else [str(small), "--dry-run"]
     assert main(["table", *table, *words]) == 1
     assert said in capsys.readouterr().err
@@ -435,7 +433,7 @@ def a_run(seed: int) -> Run:
     return Run(f"run-{seed}", config, {"num-supernodes": 2}, Settings.from_run_config(default_run_config() | config))
 
 
-def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
     seen: list[Any] = []
 
     def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
@@ -454,3 +452,99 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: pytest
     assert seen[0] == (first, {"num-supernodes": 2, "client-resources-num-cpus": 2})
     assert seen[1][0]["resume"] is True
     assert (tmp_path / "logs" / "run-1.log").read_text(encoding="utf-8") == "round  7/20  loss 1.0\n"
+
+
+DOMAINS = {"0": "amazon", "1": "amazon", "2": "dslr"}
+HEADS = [(0.1, 0.2, 0.3), (0.9, 0.8, 0.4), (0.5, 0.6, 0.7)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    evaluations = [{str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in HEADS]
+    server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
+    write_run(tmp_path, {}, evaluations, domains=DOMAINS, server=server)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("parts", "value"),
+    [
+        ({}, 60.0),
+        ({"when": "best"}, 70.0),
+        ({"when": "last-2"}, 65.0),
+        ({"when": "last-9"}, (20 + 70 + 60) / 3),
+        ({"domain": "amazon"}, 55.0),
+        ({"domain": "dslr", "when": "best"}, 70.0),
+        ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60),
+        ({"over": "std"}, 8.16496580927726),
+        ({"over": "worst-10%"}, 50.0),
+        ({"over": "worst-67%"}, 55.0),
+        ({"over": "best-10%"}, 70.0),
+        ({"what": "prototypes-received"}, 12.0),
+        ({"what": "prototypes-sent"}, 10.0),
+        ({"what": "numbers"}, (400 + 800) / 4),
+        ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+    ],
+)
+def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
+    assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
+
+
+def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
+    """A round that asked the better half of the clients only."""
+    half: dict[str, dict[str, float]] = {"0": {"head": 0.9}, "1": {"head": 0.9}}
+    write_run(tmp_path, {}, [half, half | {"2": {"head": 0.3}}], domains=DOMAINS)
+    assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
+
+
+def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
+    assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
+    assert str(Figure()) == "final head"
+    with pytest.raises(NoFigure, match="no evaluation of prototype"):
+        Figure(what="prototype").read(folder)
+    with pytest.raises(NoFigure, match="no client of domain 'webcam'; there are amazon, dslr"):
+        Figure(domain="webcam").read(folder)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"when": "first"}, "here: figure.when = 'first': choose final, best, last-N"),
+        ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
+        ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
+        ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
+    ],
+)
+def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        Figure.of(parts, "here")
+    assert said in str(error.value)
+
+
+PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
+"""On validation data the first evaluation is the best, which on test data is the worst."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "value"),
+    [
+        ({"when": "best"}, 20.0),
+        ({"when": "best", "over": "worst-10%"}, 10.0),
+        ({"when": "best", "domain": "dslr"}, 30.0),
+        ({"when": "best", "what": "validation/head"}, 90.0),
+        ({"what": "validation/head"}, 60.0),
+        ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+        ({}, 60.0),
+    ],
+)
+def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
+    tested, validated = (
+        [{str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in rows]
+        for rows in (HEADS, PLANTED)
+    )
+    figure = Figure.of(parts, "here")
+    chosen = ", its round chosen on test data" if figure.when == "best" else ""
+    assert figure.described(folder) == f"{figure}{chosen}"
+    write_run(folder, {}, tested, domains=DOMAINS, validation=validated)
+    assert figure.read(folder) == pytest.approx(value)
+    assert figure.described(folder) == f"{figure}{chosen.replace('test', 'validation')}"
