@@ -45,7 +45,7 @@ def read(table: str) -> list[Mutant]:
 
 TABLE = """
 # differential privacy
-@@ client_app/protections/private_step.py: tests/unit/client_app/test_private_training.py
+@@ client_app/protections/private_step.py: tests/unit/client_app/test_protections.py
 a gradient that is not finite passes the clip
 - gradient.nan_to_num_(0.0, 0.0, 0.0)
 + gradient

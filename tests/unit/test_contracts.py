@@ -83,7 +83,7 @@ def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_client_and_server_never_import_each_other_nor_shared_code_either_and_only_tools_import_tools(
+def test_neither_side_nor_shared_code_imports_what_it_must_not(
     package: str,
 ) -> None:
     """And the mathematics imports no Flower."""

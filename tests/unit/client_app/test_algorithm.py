@@ -27,12 +27,8 @@ def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: A
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_the_hooks_come_in_their_order_and_a_newcomer_has_no_last_round(
-    algo: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """`restore` is before `receive`, and is left out where there is nothing to restore."""
     calls: list[tuple[str, str, int, int | None]] = []
 
@@ -113,8 +109,6 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
 
 
 # -- what lives on -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(momentum: float, tmp_path: Path) -> None:
     settings = {"algo": "fedavg", "keep_optimizer": True, "optimizer": "sgd", "momentum": momentum, **SMALL}
@@ -140,8 +134,6 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 # -- what trains -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""

@@ -222,9 +222,7 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
         ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
     ],
 )
-def test_the_learning_rate_of_a_round_is_a_function_of_its_number(
-    schedule: dict[str, Any], wanted: list[float]
-) -> None:
+def test_the_learning_rate_is_a_function_of_the_rounds_number(schedule: dict[str, Any], wanted: list[float]) -> None:
     run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
     assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)
     assert in_round(run, 0).lr == 0.5  # before the first round, when a site introduces itself

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import Proximal, Step
 from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
@@ -62,19 +61,3 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
     assert sorted(begun.values()) == [(1, True), (2, True)]
     (idle,) = {f"site-{index}" for index in range(plain.CLIENTS)} - begun.keys()
     plain.assert_close(plain.model_left(outcome.folder, idle), plain.weights_left(outcome))
-
-
-def test_the_proximal_correction_by_hand() -> None:
-    """∇ of x·w² is 2xw: from w = 3, c = 1, x = 2, λ = 10, the step is 0.1 · (12 + 10 · 2)."""
-    w, c, frozen = (torch.nn.Linear(1, 1, bias=False).double() for _ in "wcf")
-    for module, value in ((w, 3.0), (c, 1.0), (frozen, 5.0)):
-        torch.nn.init.constant_(module.weight, value)
-    frozen.requires_grad_(False)
-    both = (torch.nn.Sequential(one, other) for one, other in ((w, frozen), (c, w)))
-    optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
-    model = next(both)
-    step = Step((model,), optimizer, lambda _: {}, Proximal(model, next(both), 10.0))
-    step.gradients({"total": 2 * w.weight.square().sum()})
-    step.descend()
-    assert w.weight.item() == pytest.approx(3 - 0.1 * (12 + 20), abs=1e-12)
-    assert frozen.weight.item() == 5

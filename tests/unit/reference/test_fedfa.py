@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from protofl_common.basics.seeding import derive_seed
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.declaration import Declared
-from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9})
 
@@ -96,10 +94,3 @@ def check_wire(training: list, gamma: Table) -> None:
         found = plain.tensors(message.content.array_records["coefficients"])
         wanted = {f"coefficients.{key}": value.float() for key, value in gamma.items()}
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("settings", [{"models": "mlp-2"}, {"backbones": "glyphs"}])
-def test_a_network_without_convolutions_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedfa", join_timeout=5.0, **settings)
-    with pytest.raises(FederationError, match="has no convolution with maps of several pixels, whose statistics"):
-        run_federation(config, clients=2)

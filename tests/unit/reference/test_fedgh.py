@@ -9,10 +9,9 @@ import torch
 from flwr.app import MessageType
 
 from protofl_common.basics.seeding import derive_seed
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome
 
 DECLARED = Declared(PLAIN, acts={"server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4})
 
@@ -66,9 +65,3 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
     held = sum(len(client.rows_of()) for client in clients)
     assert held < plain.CLIENTS * 10  # so some class is missing somewhere
     assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": plain.CLIENTS * 4 * (16 + 1) * 10}
-
-
-def test_heads_of_several_shapes_are_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, liars=0, algo="fedgh", join_timeout=5.0)
-    with pytest.raises(FederationError, match="differ in weights; fedgh needs one shape of what it shares"):
-        run_federation(config, nodes=plain.on_sites(tmp_path, ("htcnn-1", "mobilenet-v2+fc256")))

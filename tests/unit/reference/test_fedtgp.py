@@ -10,21 +10,9 @@ from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
 
-DECLARED = Declared(
-    PLAIN,
-    losses=("cross-entropy", "prototype"),
-    acts={
-        "lambda": 3.0,
-        "distance": "l1",
-        "granularity": "sample",
-        "margin": "fixed",
-        "margin-threshold": 0.001,
-        "transform": False,
-        "server-epochs": 3,
-        "server-lr": 0.5,
-        "server-batch-size": 4,
-    },
-)
+SERVER = {"transform": False, "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4}
+ACTS = {"lambda": 3.0, "distance": "l1", "granularity": "sample", "margin": "fixed", "margin-threshold": 0.001}
+DECLARED = Declared(PLAIN, losses=("cross-entropy", "prototype"), acts=ACTS | SERVER)
 
 DIM, EPOCHS, RATE = 16, 3, 0.01
 Table = dict[int, torch.Tensor]

@@ -54,9 +54,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert HOSTILE[0] in page.figures["losses"]
 
 
-def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:

@@ -108,6 +108,9 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
 
 
 def test_the_loss_of_fedtgps_server_falls() -> None:
-    sent = [upload(f"site-{c}", {c: torch.randn(16).tolist() for c in range(5)}) for c in range(3)]
+    torch.manual_seed(2)
+    centres_CD = torch.randn(5, 16)
+    around = [(centres_CD + 0.3 * torch.randn(5, 16)).tolist() for _ in range(3)]
+    sent = [upload(f"site-{i}", dict(enumerate(means))) for i, means in enumerate(around)]
     first, last = (fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"] for epochs in (1, 300))
     assert last < first / 2

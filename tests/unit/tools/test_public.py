@@ -47,7 +47,7 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
 
 
-def test_a_table_of_an_algorithm_is_read_as_a_recipe_has_it_and_one_that_acts_on_nothing_is_refused(
+def test_tables_of_algorithms_are_read_as_a_recipe_has_them(
     tmp_path: Path,
 ) -> None:
     """Runs of several algorithms may share tables."""

@@ -51,8 +51,6 @@ IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
 
 
 # -- whose code -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -217,8 +215,6 @@ def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given: dict[
 
 
 # -- what a run could make a site do ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def site(home: Path, monkeypatch: Patch) -> Path:
     """A well-kept machine, as its operator's current folder."""
@@ -417,7 +413,7 @@ def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_loo
         ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
     ],
 )
-def test_a_demand_that_is_not_met_names_what_would_do(
+def test_an_unmet_demand_names_what_would_do(
     demand: str, node: str, run: dict[str, Any], said: str, site: Path
 ) -> None:
     (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
@@ -453,9 +449,7 @@ def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(sit
 
 
 @pytest.mark.slow
-def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: Path, monkeypatch: Patch) -> None:
     """A service's working directory is its state folder, which it can write."""
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
@@ -470,8 +464,6 @@ def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def kept(home: Path) -> str:
     """The node config of a site that took part in two runs, beside the traces of others."""

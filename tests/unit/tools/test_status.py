@@ -22,6 +22,7 @@ from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
@@ -67,7 +68,7 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("flower_home")
 def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_runs_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     for name, why in (("nobody", "nobody"), ("here", "here: ")):
         with pytest.raises(SettingsError, match=why):
@@ -80,7 +81,7 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_ru
 
 
 @pytest.fixture
-def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -89,8 +90,6 @@ def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- what a site sees of its SuperLink ---------------------------------------------------------------------------------
-
-
 class Clock(BaseHTTPRequestHandler):
     """A door whose clock goes wrong."""
 
@@ -117,7 +116,7 @@ def door() -> Iterator[HTTPServer]:
 
 @pytest.mark.parametrize(("seconds", "level"), [(0, ""), (100, "warning"), (1000, "WRONG"), (-1000, "WRONG")])
 def test_a_wrong_clock_is_said_before_flower_refuses_it(
-    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
@@ -127,7 +126,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
-    door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
     monkeypatch.chdir(tmp_path)
@@ -143,7 +142,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     ("days", "host", "why"), [(0, "127.0.0.1", "expired"), (9, "10.9.8.7", "mismatch"), (9, "", "")]
 )
 def test_the_superlinks_certificate_is_tried(
-    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     certificates = program("certificates")

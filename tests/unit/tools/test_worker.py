@@ -36,7 +36,7 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     return used[0]
 
 
-def test_a_worker_takes_tasks_of_a_server_app_only_in_a_private_folder_with_its_modules(
+def test_a_worker_takes_server_apps_only_in_a_private_folder(
     executor: Executor, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())

@@ -186,9 +186,7 @@ def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSe
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
 
-def test_images_of_a_manifest_that_are_elsewhere_are_noticed_when_they_change(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_changed_images_of_a_manifest_are_noticed_elsewhere_too(data_settings: MakeSettings, tmp_path: Path) -> None:
     for name in ("lists", "images"):
         (tmp_path / name).mkdir()
     (tmp_path / "lists" / "a.csv").write_text("file,label\n../images/a.png,x\n../images/a.png,y\n")
@@ -287,9 +285,7 @@ def test_labels_are_names_or_indices() -> None:
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
 
-def test_tokens_by_hand_of_texts_with_and_without_a_header(
-    opened: Any, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     """crc32("a") = 3904355907."""
     news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
     assert news.classes == ("1", "3")

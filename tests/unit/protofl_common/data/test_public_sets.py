@@ -12,6 +12,7 @@ from PIL import Image
 from protofl_common.data import DataError
 from protofl_common.data.published import OTHERS, SIGNALS
 from protofl_common.data.store import StoredData, open_data
+from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 
@@ -81,9 +82,7 @@ def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> 
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_public_set_has_its_natural_clients_classes_and_split(
-    name: str, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_public_set_has_its_clients_classes_and_split(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
     wanted = SETS[name](tmp_path)
     data = read(data_settings, name, tmp_path)
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
@@ -95,9 +94,7 @@ def test_a_public_set_has_its_natural_clients_classes_and_split(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_missing_is_named_with_where_to_fetch_it(
-    name: str, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_what_is_missing_is_named_with_its_origin(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
     *there, last = OTHERS[name].files
     for file in there:
         (tmp_path / file).mkdir()
@@ -107,9 +104,7 @@ def test_what_is_missing_is_named_with_where_to_fetch_it(
     assert OTHERS[name].origin in str(caught.value)
 
 
-def test_hearts_with_gaps_stay_where_they_are_filled(
-    data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_hearts_with_gaps_stay_if_filled(data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path) -> None:
     fed_heart(tmp_path)
     few, all_ = read(data_settings, "fed-heart", tmp_path), read(data_settings, "fed-heart", tmp_path, impute="mean")
     assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
@@ -133,7 +128,7 @@ def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_
 
 
 def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
-    data_settings: MakeSettings, usps_dir: Path, capsys: pytest.CaptureFixture[str]
+    data_settings: MakeSettings, usps_dir: Path, capsys: Printed
 ) -> None:
     data = read(data_settings, "digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")

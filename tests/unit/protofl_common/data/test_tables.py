@@ -92,9 +92,7 @@ def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, A
         ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
     ],
 )
-def test_a_definition_that_is_none_is_refused_before_reading(
-    open_all: OpenAll, changes: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
 
@@ -112,8 +110,6 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettin
 
 
 # -- what values are fitted on
-
-
 def table(test: float = 0.0, south: float = 0.0) -> str:
     """Two clients of eight samples, one in four for testing; ``test`` and ``south`` are added to those samples."""
     rows = ["a,b,client,split,label"]
@@ -175,9 +171,7 @@ def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
-def test_a_feature_without_any_value_at_a_client_is_nought_there(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_a_feature_without_a_value_at_a_client_is_nought_there(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
     lines = [line if ",north," in line or "client" in line else "," + line.split(",", 1)[1] for line in table().split()]
     opened("\n".join(lines) + "\n", impute="mean")
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
@@ -186,8 +180,6 @@ def test_a_feature_without_any_value_at_a_client_is_nought_there(
 
 
 # -- labels that are no classes
-
-
 @pytest.mark.parametrize(
     ("labels", "said"),
     [

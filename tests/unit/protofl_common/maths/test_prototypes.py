@@ -47,15 +47,12 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 
-def test_nearest_label_by_hand_and_among_some() -> None:
+def test_nearest_label_by_hand_among_some_and_far_from_the_origin() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
     assert nearest(features, known).tolist() == [4, 2, 7]
     assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
     assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
-
-
-def test_nearest_label_is_exact_far_from_the_origin() -> None:
     means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
     assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]

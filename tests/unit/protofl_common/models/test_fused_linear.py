@@ -57,9 +57,7 @@ def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_fifty_steps_are_those_of_sgd(
-    dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
-) -> None:
+def test_fifty_steps_are_sgds(dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float) -> None:
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours, reference = small_model(dtype), small_model(dtype)
     start = deepcopy(ours.state_dict())

@@ -15,6 +15,7 @@ from protofl_common.config.python_names import is_python_name
 from protofl_common.experiment.settings import Settings, SettingsError, default_run_config
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
+from tests.support.given import Patch
 
 PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogLeNet's with no auxiliary heads
     "resnet18-imagenet-stem": (512, 11_689_512),
@@ -215,15 +216,13 @@ def test_it_is_the_network_of_that_name() -> None:
         ("timm:resnet18", (3, 32, 32), r"timm is not installed; pip install 'protofl\[timm\]'"),
     ],
 )
-def test_what_there_is_not_or_does_not_fit_is_named(
-    arch: str, shape: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_named(arch: str, shape: tuple[int, ...], said: str, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=said):
         build_model(arch, input_shape=shape, **SHAPE)
 
 
-def test_timm_is_asked_for_an_untrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
     def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
         assert (name, pretrained, num_classes) == ("tiny.of_somebody", False, 0)
         return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * 64, 24))

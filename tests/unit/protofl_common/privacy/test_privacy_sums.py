@@ -35,9 +35,8 @@ from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage,
 
 SECRET = bytes(range(32))
 
+
 # -- secret sharing ----------------------------------------------------------------------------------------------------
-
-
 def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """f(x) = 7 + 5x + 5x²."""
     monkeypatch.setattr("secrets.randbelow", lambda below: 5)
@@ -65,8 +64,6 @@ def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
-
-
 def secrets_of(clients: int) -> dict[str, bytes]:
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 

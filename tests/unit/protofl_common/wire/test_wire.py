@@ -1,22 +1,27 @@
-"""The wire: everything declared survives a round trip, everything else is refused with its reason."""
+"""The wire: everything declared survives a round trip, also in an envelope; all else is refused with its reason."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.task_identity import TaskIdentity
 
+from client_app.answers import answered
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
+from protofl_common.wire.envelope import LARGEST, NAME, put_in, take_out
 from protofl_common.wire.payloads import (
     RAW,
     Payload,
@@ -54,6 +59,7 @@ from protofl_common.wire.schema import (
     VectorSets,
     Weights,
 )
+from server_app.network.flower_compat import push_each
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
 
@@ -491,3 +497,59 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
     assert received.weights() is None
     with pytest.raises(KeyError, match="updat is not declared for this direction; declared: weights, prototypes"):
         received.weights("updat")
+
+
+def some_content(numbers: int = 6) -> RecordDict:
+    arrays = ArrayRecord({"w": Array(np.arange(numbers, dtype=np.float32)), "b": Array(np.zeros((), np.int64))})
+    config = ConfigRecord({"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()})
+    return RecordDict({"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})})
+
+
+def test_what_comes_out_is_what_was_put_in_and_travels_in_three_parts() -> None:
+    inside = put_in(some_content())
+    assert take_out(inside) == some_content()
+    assert list(take_out(inside)) == list(some_content())
+    assert put_in(inside) is inside
+    assert len(get_all_nested_objects(inside)) == 2  # Beside the message itself; eight without it
+    assert len(get_all_nested_objects(some_content())) == 8
+
+
+def test_large_content_and_a_message_without_an_envelope_stay_as_they_are() -> None:
+    large = some_content(LARGEST // 4 + 1)
+    assert put_in(large) is large
+    assert take_out(large) is large
+
+
+def test_what_goes_to_many_sites_is_in_memory_once() -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    messages = [Message(some_content(), node, "train", group_id="1") for node in (1, 2)]
+    grid: Any = SimpleNamespace(_runtime_client="of a SuperLink", push_messages=lambda sent: [])
+    push_each(grid, messages)
+    one, other = (message.some_content.config_records[NAME]["some_content"] for message in messages)
+    assert one is other
+
+
+@pytest.mark.parametrize("text", [b"\xff\xff", b"\x0a\x03\x0a\x01x", 5, "words", None])
+def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> None:
+    """The second is a record without a kind."""
+    broken = RecordDict({NAME: ConfigRecord({} if text is None else {"some_content": text})})
+    assert take_out(broken) == RecordDict()
+    assert take_out(RecordDict({NAME: MetricRecord({"some_content": 1})})) == RecordDict()
+
+
+def test_nothing_may_lie_beside_what_is_in_an_envelope() -> None:
+    inside = put_in(some_content())
+    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
+    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
+
+
+def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    handler = answered(lambda message, _: RecordDict({**message.some_content}))
+    context = Context(1, 1, {}, RecordDict(), {})
+    for sent in (some_content(), put_in(some_content())):
+        message = Message(sent, 1, "query", group_id="1")
+        message.metadata.__dict__["_message_id"] = "any"
+        reply = handler(message, context)
+        assert (NAME in reply.some_content) == (NAME in sent)
+        assert take_out(reply.some_content) == some_content()

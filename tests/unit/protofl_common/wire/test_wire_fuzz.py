@@ -36,9 +36,8 @@ CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu", 0, SAMPLES
 )
 
+
 # -- what arrives ------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
     """A reply as an honest client might send it, then changed in none to three places."""
@@ -123,9 +122,8 @@ def change_report(draw: st.DrawFn, content: RecordDict) -> None:
 
 CHANGES = (change_array, change_labels, remove_array, add_record, remove_record, change_report)
 
+
 # -- what must hold of what is accepted --------------------------------------------------------------------------------
-
-
 def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
     declared = DECLARED[algo]
     assert set(content.array_records) == (declared.records if training else set())

@@ -1,4 +1,4 @@
-"""``protofl run``: how ``key=value`` is read, what it runs, and errors before anything starts."""
+"""``protofl run``: how ``key=value`` is read, what it runs and shows, and errors before anything starts."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from protofl_common.config.options import SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
@@ -16,6 +17,7 @@ from protofl_common.experiment.settings import Settings, default_run_config, kno
 from protofl_common.tools import local
 from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_assignments, read_recipe
+from protofl_common.tools.cli.screen import Screen
 from tests.support.given import Patch, Printed
 
 Attempt = tuple[dict[str, Any], dict[str, Any]]
@@ -36,9 +38,7 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     return seen
 
 
-def test_settings_go_over_the_defaults_which_run_with_ten_clients(
-    attempts: list[Attempt], capsys: Printed, tmp_path: Path
-) -> None:
+def test_settings_go_over_the_defaults_of_ten_clients(attempts: list[Attempt], capsys: Printed, tmp_path: Path) -> None:
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
     assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
@@ -120,7 +120,7 @@ def test_what_is_wrong_is_named_before_anything_starts(
 
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.usefixtures("attempts")
-def test_ctrl_c_exits_with_130_and_the_command_to_go_on(
+def test_ctrl_c_exits_with_130_and_how_to_go_on(
     resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """Also where the run was stopped before, so that its resume.toml is older than this command, and in a baseline."""
@@ -190,3 +190,57 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
     said = r"clients=20: the number of simulated .* --clients 20\nfedproto: must be key=value, such as algo=fedproto"
     with pytest.raises(SettingsError, match=said):
         read_assignments(["clients=20", "fedproto"])
+
+
+GOOD = """
+FedProto (Tan et al., AAAI 2022)
+samples: 5,000 found · 300 for training (train-samples = 30 a client) · 4,700 for testing · none left out
+round 1/2  loss 2.200  ↑4.8 MB ↓4.8 MB  2.8s, 2.8s to go
+FedProto: round 2/2  loss 2.100  ↑4.8 MB ↓4.8 MB  2.8s, 0.0s to go
+┏━━━━━━━━━━━━━┓
+result: alone 36.0 %, FedAvg 62.0 %, FedProto 68.0 %; 96.5 MB exchanged
+results: /runs/mine
+report: /runs/mine/report.html
+""".splitlines()
+OURS = GOOD[1:6]
+RESULT = [*GOOD[6:9], "next: protofl list"]
+
+
+def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: bool) -> list[str]:
+    with Screen(**how) as screen:
+        for line in lines:
+            screen(line)
+    if lines is GOOD:
+        screen.conclude("protofl list")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert seen(GOOD, capsys) == OURS + RESULT
+    assert seen(GOOD, capsys, quiet=True) == RESULT
+
+
+def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
+    doubt = "warning: accuracy by head is 50.0 %, no better than a guess"
+    assert seen([*GOOD[:6], doubt], capsys, quiet=True) == []
+    screen = Screen(quiet=True)
+    for number in range(50):
+        screen(f"line {number}")
+    screen(doubt)
+    screen.conclude("")
+    assert capsys.readouterr().out == f"{doubt}\n"
+    assert [*screen.recent][-2:] == ["line 49", doubt]
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
+    console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
+    with console.capture() as captured, Screen(console=console) as screen:
+        for line in GOOD:
+            screen(line)
+        screen.conclude("protofl list")
+    shown = captured.get()
+    assert shown.count("╭") == shown.count("╰") == 1
+    assert "alone 36.0 %" in shown.partition("╭")[2]
+    assert ("\x1b[32m" in shown) != no_color
+    assert all(line in shown for line in (OURS[0], OURS[4]))

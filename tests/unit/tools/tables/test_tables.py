@@ -101,9 +101,7 @@ def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **ch
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_clients(
-    path: Path, monkeypatch: Patch
-) -> None:
+def test_every_cell_has_right_settings_and_a_column_the_same_clients(path: Path, monkeypatch: Patch) -> None:
     """However many recipes a table has: the data set, its division and what is tested are not a row's."""
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
@@ -172,9 +170,7 @@ def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> 
     assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
 
 
-def test_a_network_of_ones_own_that_was_edited_makes_another_run(
-    small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Its name stands in the settings, not its code: a finished run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (package := tmp_path / "edited_nets").mkdir()
@@ -193,9 +189,7 @@ def test_a_network_of_ones_own_that_was_edited_makes_another_run(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin_anew(
-    damaged: bool, small: Path
-) -> None:
+def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(damaged: bool, small: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_table(small, launcher := Launcher(interrupt_at=4))
     first = launcher.launched[:]
@@ -234,8 +228,8 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     with Runs(small.parent / "runs").lock(other.name):
         assert run_table(small, launcher, said, **chosen) == 0
     assert launcher.launched == [mine.name]
-    assert f"  another process makes {other.name}" in said.getvalue().splitlines()
-    assert said.getvalue().splitlines()[-2:] == [f"  {mine.name}: round 1/2", f"  done: {mine.name}"]
+    wanted = {f"  another process makes {other.name}", f"  {mine.name}: round 1/2", f"  done: {mine.name}"}
+    assert wanted <= set(said.getvalue().splitlines())
     assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
 
 
