@@ -52,9 +52,8 @@ def test_the_files_that_say_the_version_agree() -> None:
 
 def lines(program: str) -> list[list[str]]:
     """The words of every command of a program that stands in a block of a page."""
-    blocks = [
-        block for page in PAGES for block in re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", page.read_text("utf-8"))
-    ]
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
     commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in commands if line.startswith(f"{program} ")]
 

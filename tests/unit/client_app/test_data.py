@@ -139,9 +139,7 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
     for inputs, labels, rows in shuffled_batches(samples, 4, torch.Generator().manual_seed(0)):
         assert torch.equal(labels, rows)
         kept = samples.in_memory[rows]
-        assert all(
-            torch.equal(one, two) or torch.equal(one, two.flip(2)) for one, two in zip(inputs, kept, strict=True)
-        )
+        assert all(torch.equal(a, b) or torch.equal(a, b.flip(2)) for a, b in zip(inputs, kept, strict=True))
     assert torch.equal(samples.in_memory, images(8))
     more = Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled()
     assert more.augment is samples.augment

@@ -89,9 +89,7 @@ follow = program("follow")
 def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder: the n-th call of ``flwr log`` prints <folder>/log-n, that of ``flwr ls`` ls-n; without, they fail."""
     script = tmp_path / "flwr"
-    script.write_text(
-        f'#!/bin/sh\ncd {tmp_path}\necho . >>"count-$1"\nn=$(wc -l <"count-$1")\nexec cat "$1-$((n + 0))"\n'
-    )
+    script.write_text(f'#!/bin/sh\ncd {tmp_path}\necho . >>count-$1\nn=$(wc -l <count-$1)\nexec cat "$1-$((n + 0))"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(follow, "PAUSE", 0.0)

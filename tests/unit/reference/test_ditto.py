@@ -11,9 +11,8 @@ from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 
-DECLARED = Declared(
-    weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
-)
+LOSSES = ("cross-entropy", "global-cross-entropy")
+DECLARED = Declared(weights=True, own="personal", losses=LOSSES, acts={"lambda": 9.0})
 
 
 class DittoClient(plain.PlainClient):

@@ -23,11 +23,8 @@ class FedFAClient(plain.PlainClient):
         model = self.model_of("global").train()
         model.load_state_dict(weights)
         self.gamma = gamma
-        self.seen = {
-            f"{k}.{kind}": torch.full((c,), first)
-            for k, c in enumerate(STAGES.values())
-            for kind, first in (("mean", 0.0), ("std", 1.0))
-        }
+        self.seen = {f"{k}.mean": torch.zeros(c) for k, c in enumerate(STAGES.values())}
+        self.seen |= {f"{k}.std": torch.ones(c) for k, c in enumerate(STAGES.values())}
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
         self.sgd(number, model, lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]))
         return plain.copied(model), self.seen

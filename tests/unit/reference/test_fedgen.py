@@ -111,10 +111,8 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     small: dict[str, Any] = {"feature_dim": DIM, "test_samples": 20, "lr": 0.02, "total_samples": 150}
     small |= {"liars": 0, "partition": "label-shift", "alpha": 0.5}
     outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams)
-    down = {
-        number: [m.content.array_records for m, _ in outcome.grid.log if m.metadata.group_id == str(number)]
-        for number in (1, 2)
-    }
+    messages = [message for message, _ in outcome.grid.log]
+    down = {n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)] for n in (1, 2)}
     assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
     assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
 

@@ -76,9 +76,8 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
     terms = found.loss(batch(z, logits, torch.arange(10)))
     expected = {"cross-entropy": -logits.double().log_softmax(1).numpy()[np.arange(10), np.arange(10)].mean()}
     if loss == "ce-protodist":
-        expected["prototype"] = float(
-            (normalize(z)[:HELD] - normalize(found.global_prototypes.means)).square().sum() / 10
-        )
+        apart = normalize(z)[:HELD] - normalize(found.global_prototypes.means)
+        expected["prototype"] = float(apart.square().sum() / 10)
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-5)
 
 

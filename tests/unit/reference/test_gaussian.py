@@ -19,9 +19,8 @@ from tests.support.declaration import Declared
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.plain import tensors
 
-DECLARED = Declared(
-    beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
-)
+ACTS = {"head": "naive-bayes", "shrinkage": 1.0}
+DECLARED = Declared(beside={"moments": "moments"}, trains=False, losses=(), acts=ACTS)
 
 Numbers = NDArray[np.float64]
 C = 10
@@ -115,9 +114,8 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
     secure, *_ = federation(tmp_path / "secure", clients, **settings, total_samples=600, secagg=True)
     for name, wanted in moments_of(plain).items():
         np.testing.assert_allclose(moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
-    assert secure.summary["accuracy"]["head"]["weighted"] == pytest.approx(
-        plain.summary["accuracy"]["head"]["weighted"], abs=1e-6
-    )
+    found, wanted = (run.summary["accuracy"]["head"]["weighted"] for run in (secure, plain))
+    assert found == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:

@@ -27,9 +27,8 @@ from tests.support.plain import (
 )
 from tests.support.plain_fedpcl import FedPCLClient
 
-DECLARED = Declared(
-    PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
-)
+ACTS = {"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
+DECLARED = Declared(PLAIN, several=True, frozen=True, losses=(), acts=ACTS)
 
 EPOCHS, RATE, SIZE = 2, 0.01, 10
 

@@ -57,11 +57,8 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
     settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
-    runs = [
-        run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), plain.CLIENTS)
-        for beta in (1.0, 8.0)
-    ]
-    one, far = (plain.weights_left(run) for run in runs)
+    configs = [run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings) for beta in (1.0, 8.0)]
+    one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers

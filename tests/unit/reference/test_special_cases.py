@@ -78,10 +78,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
 def test_what_it_cannot_serve_is_refused(algo: str, settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     more = {"rounds": 1, "liars": 0, "join_timeout": 5.0} | settings
+    nodes = None if settings else plain.on_sites(tmp_path, HEADS)
     with pytest.raises(FederationError, match=said):
-        run_federation(
-            run_config(tmp_path, algo=algo, **more), 3, nodes=None if settings else plain.on_sites(tmp_path, HEADS)
-        )
+        run_federation(run_config(tmp_path, algo=algo, **more), 3, nodes=nodes)
 
 
 LIVES_ON: dict[str, Any] = {"keep_optimizer": True, "momentum": 0.9, "head": "orthogonal-shared"}

@@ -18,9 +18,8 @@ from tests.support.fakes import server_of
 def upload(site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any) -> Upload:
     """Of these vectors of classes, with a count of 1 each."""
     labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()), dtype=torch.float32)
-    return Upload(
-        site, Payload(**{entry: Prototypes(means, labels, torch.ones_like(labels))}, **more), Report(1, 10, 5)
-    )
+    vectors = Prototypes(means, labels, torch.ones_like(labels))
+    return Upload(site, Payload(**{entry: vectors}, **more), Report(1, 10, 5))
 
 
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
@@ -71,9 +70,8 @@ def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
     restored.restore(server.present_state())
     assert teacher(restored, "site-1") == teacher(server, "site-1")
     server = server_of("feddistill", feddistill__outputs="logits")
-    server.merge(
-        [upload("site-0", {0: [3.0, -1.0]}, "outputs"), upload("site-1", {0: [5.0, -3.0], 1: [0.0, 8.0]}, "outputs")]
-    )
+    sent = {"site-0": {0: [3.0, -1.0]}, "site-1": {0: [5.0, -3.0], 1: [0.0, 8.0]}}
+    server.merge([upload(site, rows, "outputs") for site, rows in sent.items()])
     assert teacher(server, "site-0") == teacher(server, "site-1") == {0: [4.0, -2.0], 1: [0.0, 8.0]}
 
 

@@ -33,10 +33,8 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
     models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
-    payloads = {
-        name: Payload(weights={"w": torch.full((4,), weight), "seen": torch.tensor(counter)})
-        for name, (weight, counter) in models.items()
-    }
+    weights = {name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)} for name, (w, seen) in models.items()}
+    payloads = {name: Payload(weights=one) for name, one in weights.items()}
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
     assert outliers(payloads, 1000) == {"c": said}
 

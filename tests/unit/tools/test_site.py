@@ -140,9 +140,8 @@ client_process.fork_for_each_message(sys.argv[1])
 
 @pytest.mark.slow
 def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(ROOT)], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", FORKED, str(ROOT)]
+    done = subprocess.run(command, input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True)
     handled = [f"True [['{name}']] b''" for name in "abc"]
     assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
     assert done.stderr.count("Traceback") == done.stderr.count("ValueError: of b alone") == 1

@@ -31,10 +31,8 @@ from tests.support.sites import Three, found, level_of
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
     """A SuperLink that answered so."""
     status = SimpleNamespace(status="finished", sub_status="failed", details="")
-    run = SimpleNamespace(
-        run_id=77, pending_at="2026-11-22T10:00:00+00:00", account_name="none", fab_hash="6f3a91c2" * 8
-    )
-    run.status, run.override_config = status, override
+    run = SimpleNamespace(run_id=77, pending_at="2026-11-22T10:00:00+00:00", fab_hash="6f3a91c2" * 8)
+    run.status, run.override_config, run.account_name = status, override, "none"
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
     return Federation(infos, [run], Shown(days=12, ahead=0.0))  # type: ignore[arg-type]
 

@@ -88,9 +88,8 @@ def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: st
     assert sum(len(client.test_labels) for client in clients) == 100
 
 
-MARKED = (
-    TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well") + "5,sick,1,south,train\n"
-)
+MARKED = TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well")
+MARKED += "5,sick,1,south,train\n"
 
 
 @pytest.mark.parametrize("test_from", ["official-own", "split"])

@@ -108,10 +108,8 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
     assert all(len(ids) == counts(client).sum() == 1200 for ids, client in zip(samples, everyone, strict=True))
     greedy = open_all(2, dataset="digits", **(many | {"shots": 1000}), **WHOLE)
     assert [counts(client).sum() for client in greedy] == [1797, 1797]
-    trained, tested = (
-        set.union(*(identities(getattr(client, part)) for client in everyone))
-        for part in ("train_inputs", "test_inputs")
-    )
+    trained = set.union(*(identities(client.train_inputs) for client in everyone))
+    tested = set.union(*(identities(client.test_inputs) for client in everyone))
     assert len(trained) < 3 * 900  # the clients do share some
     assert not trained & tested
 
@@ -211,9 +209,7 @@ def of_pfllib(
         for k in range(labels.max() + 1):
             idx_k = np.where(labels == k)[0]
             proportions = rng.dirichlet(np.repeat(alpha, clients))
-            proportions = np.array(
-                [p * (len(held) < len(labels) / clients) for p, held in zip(proportions, batches, strict=True)]
-            )
+            proportions *= [len(held) < len(labels) / clients for held in batches]
             proportions = proportions / proportions.sum()
             cuts = (np.cumsum(proportions) * len(idx_k)).astype(int)[:-1]
             batches = [held + idx.tolist() for held, idx in zip(batches, np.split(idx_k, cuts), strict=True)]

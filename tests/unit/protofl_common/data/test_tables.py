@@ -44,9 +44,8 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
         opened(MESSY)
     first, *lines, last = str(caught.value).splitlines()
     assert first.endswith("t.csv: 4 columns cannot be used as they are")
-    assert [line.split(":")[0].strip() for line in lines] == [
-        f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")
-    ]
+    named = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
+    assert [line.split(":")[0].strip() for line in lines] == named
     assert "'2021-03-04' is not a finite number but a date" in lines[1]
     assert lines[2].endswith(
         """'f' is not a finite number but text; name its categories (4 of 5 values): one-hot="sex:f|m\""""

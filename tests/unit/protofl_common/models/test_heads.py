@@ -15,9 +15,8 @@ from tests.support.fakes import server_of
 
 
 def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
-    return build_model(
-        arch, input_shape=(1, 28, 28), num_classes=classes, feature_dim=512, seed=seed, head=head, head_seed=head_seed
-    )
+    sizes: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
+    return build_model(arch, **sizes, seed=seed, head=head, head_seed=head_seed)
 
 
 def head_alone(arch: str, head: str) -> Any:

@@ -220,9 +220,8 @@ def reported(tested: int, right: int, **more: Any) -> Report:
 def test_figures_are_means_over_all_samples() -> None:
     one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
     other, without = reported(30, 9), Report(4, 0, 0)
-    sums = np.add.reduce(
-        [to_whole(weighted_figures(report, n, NAMES), 3) for report, n in ((one, 30), (other, 10), (without, 5))]
-    )
+    weighted = [weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
+    sums = np.add.reduce([to_whole(figures, 3) for figures in weighted])
     means = means_of(from_whole(sums, 3), NAMES)
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}

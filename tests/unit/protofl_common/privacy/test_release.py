@@ -11,11 +11,8 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from tests.support.given import Patch
 
-CLUSTERS = Prototypes(
-    torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),
-    torch.tensor([0, 0, 0, 1, 2, 2]),
-    torch.tensor([5, 1, 3, 2, 7, 1]),
-)
+OF_CLASSES, COUNTS = torch.tensor([[0, 0, 0, 1, 2, 2], [5, 1, 3, 2, 7, 1]])
+CLUSTERS = Prototypes(torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]), OF_CLASSES, COUNTS)
 
 
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
