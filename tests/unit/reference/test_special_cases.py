@@ -92,6 +92,7 @@ FEW_LABELS: dict[str, dict[str, Any]] = {
     "fpl": {},
     "fedpcl": {},
     "fedproto": {"pu_weight": 0.0},
+    "fedrep": {"keep_optimizer": True},
 }
 """Algorithm -> what else; a client of pFedMe joins later, FML and FedKD have a second network with normalisation."""
 

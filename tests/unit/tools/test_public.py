@@ -47,9 +47,7 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
 
 
-def test_tables_of_algorithms_are_read_as_a_recipe_has_them(
-    tmp_path: Path,
-) -> None:
+def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
     """Runs of several algorithms may share tables."""
     tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
     run = public.run(clients=2, out_dir=str(tmp_path), **SMALL, **tables)

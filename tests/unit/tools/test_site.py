@@ -306,13 +306,10 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     fitting = {"partition": "own", "rounds": 3, "local_epochs": 1, "batch_size": 3, "eval_batch_size": 3}
     said = found(node=strict, algo="fedtgp", **fitting)
     assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
-
-
-def test_the_steps_of_a_round_are_limited_as_its_epochs_are() -> None:
-    said = permission_problems({"max-steps": 50}, default_run_config() | {"local-steps": 51})
-    assert said == ["local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"]
-    assert not permission_problems({}, default_run_config() | {"local-steps": 10_000})
-    assert permission_problems({}, default_run_config() | {"local-steps": 10_001})
+    steps = default_run_config() | {"local-steps": 51}
+    too_many = "local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"
+    assert permission_problems({"max-steps": 50}, steps) == [too_many]
+    assert [bool(permission_problems({}, steps | {"local-steps": n})) for n in (10_000, 10_001)] == [False, True]
 
 
 def test_folders_and_keys_that_others_may_read(site: Path) -> None:
@@ -412,9 +409,7 @@ def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_loo
         ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
     ],
 )
-def test_an_unmet_demand_names_what_would_do(
-    demand: str, node: str, run: dict[str, Any], said: str, site: Path
-) -> None:
+def test_an_unmet_demand_says_what_would(demand: str, node: str, run: dict[str, Any], said: str, site: Path) -> None:
     (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
     assert said in wrong.text
 

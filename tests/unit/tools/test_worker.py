@@ -36,9 +36,7 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     return used[0]
 
 
-def test_a_worker_takes_server_apps_only_in_a_private_folder(
-    executor: Executor, monkeypatch: Patch, tmp_path: Path
-) -> None:
+def test_a_worker_takes_server_apps_only_in_its_folder(executor: Executor, monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:

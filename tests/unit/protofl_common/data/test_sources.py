@@ -37,9 +37,7 @@ def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     assert data.domain_names == ()
 
 
-def test_digit_domains_are_balanced_unlike_and_always_the_same(
-    data_settings: MakeSettings,
-) -> None:
+def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
     data = open_data(settings := data_settings(dataset="digit-domains"))
     np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
     assert data.inputs.shape[1:] == (3, 28, 28)

@@ -61,10 +61,8 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert data.inputs[:, :3].tolist() == [[1, 0, 40], [0, 1, 50], [0, 0, 60], [0, 1, 70], [1, 0, 80]]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
     assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[0].tolist() == [40, 0, 1]
-
-
-def test_one_and_one_point_nought_are_one_category() -> None:
-    found = read_columns({"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    one_and_one_point_nought = {"cp": ["1", "1.0", "2", " 2"]}
+    found = read_columns(one_and_one_point_nought, ["cp:1|2"], "here", "line {}".format, gaps=False)
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 

@@ -2,16 +2,9 @@
 
 import pytest
 
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import (
-    Settings,
-    SettingsError,
-    check_chosen,
-    default_run_config,
-    known_keys,
-    to_run_config,
-)
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys, to_run_config
 
 
 def test_pyproject_holds_every_key_in_the_documented_order_and_the_defaults_of_the_papers() -> None:

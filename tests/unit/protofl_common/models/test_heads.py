@@ -90,9 +90,13 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
     assert still == {name for name, value in model.named_parameters() if not value.requires_grad}
 
 
-def test_a_frozen_head_changes_nothing_else() -> None:
+def test_a_frozen_head_changes_nothing_else_and_takes_a_state_in_which_it_stays_frozen() -> None:
     usual, frozen = build("htcnn-2", "trainable").body, build("htcnn-2", "orthogonal-frozen", head_seed=5).body
     assert all(torch.equal(a, b) for a, b in zip(usual.parameters(), frozen.parameters(), strict=True))
+    model, other = build("cnn4", "orthogonal-frozen"), build("cnn4", "orthogonal-frozen", seed=1)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
+    assert not model.head.weight.requires_grad
 
 
 def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies() -> None:
@@ -106,13 +110,6 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
     own = weight("cnn4", 1, None)
     assert torch.equal(weight("cnn4", 1, None), own)
     assert not torch.equal(weight("cnn4", 2, None), own)
-
-
-def test_a_state_goes_into_a_frozen_model_and_stays_frozen() -> None:
-    model, other = build("cnn4", "orthogonal-frozen"), build("cnn4", "orthogonal-frozen", seed=1)
-    model.load_state_dict(other.state_dict())
-    assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
-    assert not model.head.weight.requires_grad
 
 
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])

@@ -93,7 +93,7 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_and_its_cure_named(
+def test_a_planted_fault_is_found_with_its_cure(
     fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
     plant, level, text, cure = FAULTS[fault]

@@ -141,9 +141,7 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path: Path, monkeypatch:
     assert (two / "report.html").stat().st_size > 1000
 
 
-def test_no_run_and_a_page_that_cannot_be_written_are_named(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_no_run_and_no_page_to_write_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert main(["report", "nowhere"]) == 1

@@ -120,9 +120,7 @@ def test_what_is_wrong_is_named_before_anything_starts(
 
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.usefixtures("attempts")
-def test_ctrl_c_exits_with_130_and_how_to_go_on(
-    resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_ctrl_c_exits_with_130_and_a_hint(resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
     """Also where the run was stopped before, so that its resume.toml is older than this command, and in a baseline."""
     for number, name in enumerate(("mine", "other", "mine-local"), 1):
         (tmp_path / name / "checkpoints").mkdir(parents=True)

@@ -127,8 +127,9 @@ def test_every_recipe_stands_in_a_table() -> None:
     assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
 
 
-def test_what_runs(small: Path) -> None:
-    cells = plan(read_table(small))
+def test_what_runs_and_that_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
+    table = read_table(small)
+    cells = plan(table)
     by_name = {(cell.row, cell.column): cell for cell in cells}
     assert set(by_name[("Local", "all")].runs) == {1, 2}
     assert by_name[("Local", "all")].runs[1].name == by_name[("Local", "first")].runs[1].name
@@ -138,7 +139,10 @@ def test_what_runs(small: Path) -> None:
     assert few.config["seed"] == 2
     assert few.config["fedproto.lambda"] == 0.5
     assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
-    assert len(runs_of(cells)) == 8
+    names = [run.name for run in runs_of(cells)]
+    assert len(names) == 8
+    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
+    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
@@ -161,13 +165,6 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     (tmp_path / "subset").mkdir()
     (tmp_path / "office10").rename(tmp_path / "subset" / "office10")
     assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
-
-
-def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
-    table = read_table(small)
-    names = [run.name for run in runs_of(plan(table))]
-    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
-    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
 
 
 def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
