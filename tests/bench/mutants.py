@@ -302,11 +302,11 @@ FPL averages in place of FINCH
 FedTGP's default sums over classes
 - granularity = "class-mean"
 + granularity = "class"
-@@ server_app/strategies/fedplvm.py: tests/unit/server_app/test_absent.py
+@@ server_app/strategies/fedplvm.py: tests/unit/server_app/test_strategies.py
 FedPLVM forgets classes
 - merged.completed_by(self.prototypes)
 + merged
-@@ server_app/strategies/fedpcl.py: tests/unit/server_app/test_absent.py
+@@ server_app/strategies/fedpcl.py: tests/unit/server_app/test_strategies.py
 FedPCL forgets clients
 - self.sets |= {
 + self.sets = {

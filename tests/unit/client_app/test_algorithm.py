@@ -163,15 +163,9 @@ def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch: st
     assert type(type(found)(found.client, 1).step()) is Step
 
 
-def setting() -> tuple[SplitModel, Samples]:
-    model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(57, 1, 28, 28, generator=generator)
-    return model, Samples(images, torch.randint(0, 5, (57,), generator=generator))
-
-
 def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
-    model, data = setting()
+    model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
+    data = Samples(torch.randn(57, 1, 28, 28), torch.randint(0, 5, (57,)))
     known = Prototypes(torch.randn(3, 8), torch.tensor([0, 2, 4]))
     model.eval()
     with torch.no_grad():

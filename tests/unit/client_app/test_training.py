@@ -107,9 +107,10 @@ def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[i
 def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     chosen = settings(drop_last=True, local_epochs=3)
     model, data = some_model(), some_data()
-    constant = {"one": torch.tensor(1.0)}
+    constant = {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
     step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
-    assert train(step, data, chosen, 3) == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
+    wanted = {"zero": 0.0, "one": pytest.approx(1), "two": pytest.approx(2), "total": pytest.approx(3)}
+    assert train(step, data, chosen, 3) == wanted
 
 
 def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None:

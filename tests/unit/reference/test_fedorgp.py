@@ -78,5 +78,5 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tm
     assert len(prototypes) < 10  # a class that nobody holds
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     held = sum(len(set(client.y)) for client in clients)
-    assert outcome.rows[1]["bytes"]["up"] == held * (4 * DIM + 8)
-    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * len(prototypes) * (4 * DIM + 8)
+    numbers = {"up": held, "down": plain.CLIENTS * len(prototypes)}
+    assert outcome.rows[1]["bytes"] == {way: many * (4 * DIM + 8) for way, many in numbers.items()}

@@ -13,7 +13,7 @@ from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.store import data_key, open_data
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split
@@ -22,21 +22,6 @@ TABLE = """age,label,dose,client,split
 3,sick,4,south,train
 4,well,5,south,test
 """
-
-
-@pytest.fixture
-def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
-    """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
-
-    def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
-        file = tmp_path / name
-        if isinstance(contents, str):
-            file.write_text(contents)
-        else:
-            np.savez(file, **contents)
-        return open_data(data_settings(dataset=dataset, data_dir=str(file), **settings))
-
-    return open_
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyarrow import parquet
 
 from protofl_common.data import ClientData, DataError
 from protofl_common.data.raw import from_arrays, normalised
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.store import open_data
 from protofl_common.data.table import read_columns
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
@@ -28,15 +29,9 @@ CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": 
 
 
 @pytest.fixture
-def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+def opened(opened: Any) -> Any:
     """``opened(text)``: the table of a CSV file with these lines."""
-
-    def open_(text: str, **settings: Any) -> StoredData:
-        (tmp_path / "t.csv").write_text(text)
-        data_key.cache_clear()
-        return open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / "t.csv"), **settings))
-
-    return open_
+    return partial(opened, "arrays", "t.csv")
 
 
 def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
