@@ -11,6 +11,7 @@ from protofl_common.maths.losses import (
     adaptive,
     angular_alignment,
     centre_correction,
+    class_distillation,
     nearest_distances,
     orthogonality,
     prototype_alignment,
@@ -76,6 +77,15 @@ def test_angular_alignment_leaves_out_classes_without_a_prototype() -> None:
 def test_a_class_alone_has_no_others_to_keep_away_from() -> None:
     assert orthogonality(SAMPLES[:1], CLASSES[:1], TARGETS[:1], 10.0).item() == pytest.approx(1 - 0.6)
     assert nearest_distances(SAMPLES[:1]).tolist() == [0.0]
+
+
+def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
+    """F = (1/2, 1/4, 1/4), (1/3, 1/3, 1/3) and again; class 1 has no teacher, and counts in B only."""
+    targets = torch.tensor([[0.5, 0.25, 0.25], [9.0, 9.0, 9.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    logits = torch.tensor([[math.log(2), 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    found = class_distillation(logits, torch.tensor([0, 1, 2]), targets, torch.tensor([True, False, True]))
+    own = 0.5 * math.log(2) + 0.25 * math.log(4) + 0.25 * math.log(4)
+    assert found.item() == pytest.approx((own + math.log(3)) / 3, rel=1e-12)
 
 
 def test_two_models_without_a_mistake_have_no_infinite_term() -> None:
