@@ -2,7 +2,7 @@
 their initial weights and the seeds of the batch orders."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,8 @@ class PlainClient:
     def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
         mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
-        self.x, self.x_test = (
-            torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
-            for images in (data.train_inputs, data.test_inputs)
-        )
+        scaled = ((images.astype(np.float32) / 255 - mean) / std for images in (data.train_inputs, data.test_inputs))
+        self.x, self.x_test = map(torch.from_numpy, scaled)
         self.data = data
         self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
         self.name, self.seed = f"site-{index}", settings.run.seed
@@ -171,9 +169,8 @@ def assert_close(found: State, wanted: State) -> None:
     """All of them, up to the rounding of float32."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        named = partial("{}: {}".format, name)
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=named)
 
 
 def model_left(folder: Path, site: str) -> State:

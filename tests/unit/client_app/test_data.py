@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,10 +147,9 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
 
 
 def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
-    changed, plain = (
-        run_federation(run_config(tmp_path / kind, algo="fedrep", rounds=1, augment=kind, train_samples=20), clients=1)
-        for kind in ("flip", "none")
-    )
+    small: dict[str, Any] = {"algo": "fedrep", "rounds": 1, "train_samples": 20}
+    configs = [run_config(tmp_path / kind, augment=kind, **small) for kind in ("flip", "none")]
+    changed, plain = (run_federation(config, clients=1) for config in configs)
     assert [row["accuracy"] for row in changed.rows][:1] == [row["accuracy"] for row in plain.rows][:1]  # the head's
     assert changed.rows[0]["losses"] != plain.rows[0]["losses"]
 

@@ -64,10 +64,8 @@ class Generator:
             hidden = before_norm(leaves, labels, noise)
             mean, var = hidden.mean(0), hidden.var(0, unbiased=False)
             z = made(leaves, labels, noise, mean, var)
-            logits = sum(
-                n / sum(sizes) * (z @ one["head.weight"].double().T + one["head.bias"].double())
-                for n, one in zip(sizes, heads, strict=True)
-            )
+            each = [z @ one["head.weight"].double().T + one["head.bias"].double() for one in heads]
+            logits = sum(n / sum(sizes) * one for n, one in zip(sizes, each, strict=True))
             gradients = torch.autograd.grad(plain.cross_entropy(logits, labels.tolist()), list(leaves.values()))
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
             self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)

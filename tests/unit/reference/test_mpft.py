@@ -115,7 +115,6 @@ def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
 
 def test_without_frozen_backbones_it_would_send_means_of_raw_data() -> None:
     config = default_run_config() | {"algo": "mpft", "backbones": "none"}
-    with pytest.raises(
-        SettingsError, match="backbones = 'none': mpft sends several prototypes of each class, of frozen features"
-    ):
+    said = "backbones = 'none': mpft sends several prototypes of each class, of frozen features"
+    with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(config)

@@ -159,10 +159,8 @@ def test_every_recipe_says_its_federation_and_one_that_is_not_toml_is_refused(tm
 def test_every_key_has_the_type_that_its_field_declares() -> None:
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
-    for prefix, section in [
-        *(("", one) for one in SECTIONS.values()),
-        *((f"{k}.", v.hparams) for k, v in CATALOG.items()),
-    ]:
+    sections = [("", section) for section in SECTIONS.values()]
+    for prefix, section in [*sections, *((f"{algo}.", row.hparams) for algo, row in CATALOG.items())]:
         for field, wanted in get_type_hints(section).items():
             assert types[prefix + key_of(field)] is wanted
 

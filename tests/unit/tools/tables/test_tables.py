@@ -527,8 +527,7 @@ PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
 )
 def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
     tested, validated = (
-        [{str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in rows]
-        for rows in (HEADS, PLANTED)
+        [{f"{i}": {"head": one} for i, one in enumerate(row)} for row in rows] for rows in (HEADS, PLANTED)
     )
     figure = Figure.of(parts, "here")
     chosen = ", its round chosen on test data" if figure.when == "best" else ""
