@@ -45,7 +45,7 @@ def read(table: str) -> list[Mutant]:
 
 TABLE = """
 # differential privacy
-@@ client_app/protections/private_step.py: tests/unit/client_app/test_private_training.py
+@@ client_app/protections/private_step.py: tests/unit/client_app/test_protections.py
 a gradient that is not finite passes the clip
 - gradient.nan_to_num_(0.0, 0.0, 0.0)
 + gradient
@@ -217,14 +217,15 @@ classes without a prototype count
 margin subtracted
 - distances_PK + margin * own_PK
 + distances_PK - margin * own_PK
-@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths
+@@ protofl_common/maths/losses.py: tests/unit/reference/test_fedplvm.py
 FedPLVM's denominator without the own class
 - torch.logsumexp(scaled_BG, dim=1) - own_B
 + torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B
+@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths/test_losses.py
 FedPCL's A(y) with y
 - if with_own else present_BMC & ~own_B1C
 + if with_own else present_BMC
-@@ protofl_common/maths/losses.py: tests/unit/protofl_common/maths/test_distillation.py
+@@ protofl_common/maths/losses.py: tests/unit/reference/test_fml.py
 KL the other way round
 - kl_div(log_softmax(logits_BC, dim=1), targets_BC,
 + kl_div(targets_BC, log_softmax(logits_BC, dim=1),
@@ -250,8 +251,8 @@ evaluated after training | -k come_in_their_order
 +         self.algorithm.fit()
 +         self.evaluated = Evaluated(self.algorithm)
 +
-@@ client_app/app.py: tests/unit/client_app/test_evaluation.py
-predict-among = own looks at test labels
+@@ client_app/app.py: tests/unit/client_app/test_algorithm.py
+predict-among = own looks at test labels | -k own_prototypes
 - torch.from_numpy(client.large_classes).to(client.device)
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
@@ -301,11 +302,11 @@ FPL averages in place of FINCH
 FedTGP's default sums over classes
 - granularity = "class-mean"
 + granularity = "class"
-@@ server_app/strategies/fedplvm.py: tests/unit/server_app/test_absent.py
+@@ server_app/strategies/fedplvm.py: tests/unit/server_app/test_strategies.py
 FedPLVM forgets classes
 - merged.completed_by(self.prototypes)
 + merged
-@@ server_app/strategies/fedpcl.py: tests/unit/server_app/test_absent.py
+@@ server_app/strategies/fedpcl.py: tests/unit/server_app/test_strategies.py
 FedPCL forgets clients
 - self.sets |= {
 + self.sets = {

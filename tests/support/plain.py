@@ -34,10 +34,8 @@ class PlainClient:
     def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
         mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
-        self.x, self.x_test = (
-            torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
-            for images in (data.train_inputs, data.test_inputs)
-        )
+        scaled = ((images.astype(np.float32) / 255 - mean) / std for images in (data.train_inputs, data.test_inputs))
+        self.x, self.x_test = map(torch.from_numpy, scaled)
         self.data = data
         self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
         self.name, self.seed = f"site-{index}", settings.run.seed
@@ -56,20 +54,25 @@ class PlainClient:
     def batches(self, number: int, size: int = BATCH, passes: int = 1, what: str = "train") -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
-        for _ in range(passes):
-            order = torch.randperm(len(self.y), generator=generator).tolist()
-            for start in range(0, len(order), size):
-                yield order[start : start + size]
+        yield from minibatches(len(self.y), size, passes, generator)
 
     def sgd(self, number: int, module: torch.nn.Module | None = None, loss: Loss | None = None) -> None:
         """A round's steps on the loss of a batch, the model's cross-entropy unless another is given."""
-        module = module or self.model
+        module = (module or self.model).train()
         velocity = [torch.zeros_like(p) for p in module.parameters()]
         for batch in self.batches(number):
             self.step((loss or self.cross_entropy)(batch), module, velocity)
 
     def cross_entropy(self, batch: list[int]) -> torch.Tensor:
         return cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+
+    def cross_entropy_and(
+        self, batch: list[int], term: Callable[[torch.Tensor, int], torch.Tensor | float]
+    ) -> torch.Tensor:
+        """The model's cross-entropy, and the mean over the batch of a term of a sample's features z and its label."""
+        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
+        terms = [term(row, label) for row, label in zip(z, labels, strict=True)]
+        return cross_entropy(self.model.head(z), labels) + sum(terms) / len(batch)
 
     def rows_of(self) -> dict[int, list[int]]:
         """Class -> the rows of its training samples."""
@@ -106,6 +109,21 @@ def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
     """−log softmax at the label, averaged, row by row."""
     logp = torch.log_softmax(logits, dim=1)
     return -sum(logp[row, label] for row, label in enumerate(labels)) / len(labels)
+
+
+def minibatches(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Rows of so many samples, shuffled anew in every epoch."""
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=generator).tolist()
+        yield from (order[start : start + size] for start in range(0, count, size))
+
+
+def descend(loss: torch.Tensor, parameters: Sequence[torch.Tensor], lr: float) -> None:
+    """θ ← θ − η ∇."""
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for p, g in zip(parameters, gradients, strict=True):
+            p.sub_(lr * g)
 
 
 def averaged(states: list[State], sizes: list[int]) -> State:
@@ -193,6 +211,7 @@ def runs(folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: 
 
 
 LABEL_SHIFT: dict[str, Any] = {"partition": "label-shift", "alpha": 0.5, "test_samples": 20}
+TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": 16, "lr": 0.02}
 
 
 def on_sites(folder: Path, archs: Sequence[str]) -> dict[int, dict[str, Any]]:

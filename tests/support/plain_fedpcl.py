@@ -17,9 +17,8 @@ class FedPCLClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, "projection")
         cpu = torch.device("cpu")
-        self.r, self.r_test = (
-            extract_features(images, tuple(EMBEDDED), cpu) for images in (self.data.train_inputs, self.data.test_inputs)
-        )
+        both = (self.data.train_inputs, self.data.test_inputs)
+        self.r, self.r_test = (extract_features(images, tuple(EMBEDDED), cpu) for images in both)
         self.model = self.model_of(self.name)
 
     def model_of(self, owner: str) -> torch.nn.Module:

@@ -52,9 +52,8 @@ def test_the_files_that_say_the_version_agree() -> None:
 
 def lines(program: str) -> list[list[str]]:
     """The words of every command of a program that stands in a block of a page."""
-    blocks = [
-        block for page in PAGES for block in re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", page.read_text("utf-8"))
-    ]
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
     commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in commands if line.startswith(f"{program} ")]
 
@@ -69,13 +68,10 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
         assert read_assignments(getattr(arguments, "settings", [])).keys() <= set(known_keys())
 
 
-def test_every_file_that_the_pages_name_exists() -> None:
+def test_every_file_and_every_target_of_make_that_the_pages_name_exists() -> None:
     for page in PAGES:
         named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", page.read_text("utf-8"))
         assert [file for file in named if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))] == []
-
-
-def test_every_target_of_make_that_the_pages_name_exists_and_has_its_help() -> None:
     targets = re.findall(r"(?m)^([\w-]+):(.*)", (ROOT / "Makefile").read_text("utf-8"))
     assert {words[1] for words in lines("make")} <= dict(targets).keys()
     assert [target for target, rest in targets if "  ## " not in rest] == []

@@ -14,10 +14,7 @@ from tests.support import ROOT
 from tests.support.acting import CASES, NEED_AN_EARLIER_RUN
 from tests.support.declared import DECLARED
 
-PROVED_ELSEWHERE = {
-    "local": "tests/federation/test_identities.py",
-    "fedproto-avg": "tests/unit/reference/test_fedavg.py",
-}
+PROVED = {"local": "tests/federation/test_identities.py", "fedproto-avg": "tests/unit/reference/test_fedavg.py"}
 """Instead of a script of their own name; no new algorithm may be added here."""
 
 
@@ -30,7 +27,7 @@ def read(page: str) -> str:
 def forgotten(algo: str) -> list[str]:
     row, name = CATALOG[algo], algo.replace("-", "_")
     halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
-    proof = PROVED_ELSEWHERE.get(algo, f"tests/unit/reference/test_{name}.py")
+    proof = PROVED.get(algo, f"tests/unit/reference/test_{name}.py")
     keys = set(keys_of(row.hparams, f"{algo}.")) - NEED_AN_EARLIER_RUN
     places = {
         **{half: (ROOT / half).exists() for half in halves},

@@ -14,6 +14,7 @@ from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
+from tests.support.given import Patch, Printed
 
 MODULE = """
 from pathlib import Path
@@ -33,7 +34,7 @@ def data(folder):
 
 
 @pytest.fixture
-def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A file that is there once the module `planted.vision` in the current folder has run."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "vision.py").write_text(MODULE.format(mark=str(tmp_path / "ran")))
@@ -60,7 +61,7 @@ def foreign_model(arch: str) -> TrainedModel:
     return TrainedModel(ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts), {}, None, torch.empty(0))
 
 
-def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
     with pytest.raises(SettingsError, match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, "):
@@ -75,9 +76,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: pytest.
         Predictor.load("model")
 
 
-def test_a_recipe_a_run_and_a_table_name_no_code(
-    precious: Path, mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_code(precious: Path, mark: Path, tmp_path: Path, capsys: Printed) -> None:
     evil = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     (tmp_path / "evil.toml").write_text(evil)
     (tmp_path / "nets.toml").write_text('dataset = "wine"\narch = "planted.vision:Net"\n')

@@ -1,4 +1,4 @@
-"""A client's hooks: their order, what lives on, which step trains, and what stays off the disk."""
+"""A client's hooks: their order, what lives on, which step trains, what stays off the disk; and how it is evaluated."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.data import Samples
+from client_app.evaluation import Evaluation, evaluate
 from client_app.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
+from tests.support.given import Patch
 from tests.support.harness import client_of, run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
@@ -21,12 +27,8 @@ def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: A
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_the_hooks_come_in_their_order_and_a_newcomer_has_no_last_round(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """`restore` is before `receive`, and is left out where there is nothing to restore."""
     calls: list[tuple[str, str, int, int | None]] = []
 
@@ -73,9 +75,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
 
-def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path: Path, monkeypatch: Patch) -> None:
     seen: dict[str, list[tuple[int, int | None]]] = {}
     fit = ClientAlgorithm.fit
 
@@ -109,8 +109,6 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
 
 
 # -- what lives on -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(momentum: float, tmp_path: Path) -> None:
     settings = {"algo": "fedavg", "keep_optimizer": True, "optimizer": "sgd", "momentum": momentum, **SMALL}
@@ -136,16 +134,10 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 # -- what trains -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
     assert type(algorithm(tmp_path, algo).step()) is (Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep)
-
-
-def test_so_do_projection_networks_behind_frozen_backbones(tmp_path: Path) -> None:
-    assert type(algorithm(tmp_path, "fedpcl", backbones="glyphs").step()) is FusedStep
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
@@ -156,10 +148,8 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
     assert type(step) is Step
     assert step.modules == plain.modules == (site.model,)
     assert step.optimizer is plain.optimizer
-    wide = [
-        layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear) and layer.weight.numel() > 2**17
-    ]
-    assert wide
+    linear = [layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert max(layer.weight.numel() for layer in linear) > 2**17
     data = site.train_set
     with step.session():
         step(data.inputs[:4], data.labels[:4], torch.arange(4))
@@ -171,3 +161,35 @@ def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch: st
     found = algorithm(tmp_path)
     found.client.arch = arch
     assert type(type(found)(found.client, 1).step()) is Step
+
+
+def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
+    model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
+    data = Samples(torch.randn(57, 1, 28, 28), torch.randint(0, 5, (57,)))
+    known = Prototypes(torch.randn(3, 8), torch.tensor([0, 2, 4]))
+    model.eval()
+    with torch.no_grad():
+        z = model.body(data.inputs)
+        head = int((model.head(z).argmax(1) == data.labels).sum())
+        nearest = int((known.labels[((z[:, None] - known.means[None]) ** 2).sum(-1).argmin(1)] == data.labels).sum())
+    for batch_size in (7, 57, 500):
+        assert evaluate(model, data, batch_size, known).correct == {"head": head, "prototype": nearest}
+    assert evaluate(model, data, 10).correct == {"head": head}
+
+
+def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
+    seen: list[tuple[Samples, Prototypes | None]] = []
+
+    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any) -> Evaluation:
+        seen.append((data, known))
+        return evaluate(model, data, batch_size, known, *how)
+
+    monkeypatch.setattr("client_app.app.evaluate", noted)
+    few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,
+        "models": "mnist-cnn"}  # fmt: skip
+    run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
+    *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
+    for known in (first, second, third):
+        assert len(known.labels) == 4
+    assert len(tested.labels.unique()) < 4

@@ -1,13 +1,21 @@
-"""From bytes to tensors: normalisation, and samples without a label kept apart."""
+"""From bytes to tensors: normalisation, samples without a label kept apart, and changes of training images."""
 
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
-from client_app.data import split_unlabelled, to_device
+from client_app.data import Augment, Samples, rotated, split_unlabelled, to_device
+from client_app.training import shuffled_batches
+from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData
 from protofl_common.data.raw import normalised, statistics
+from protofl_common.experiment.settings import Settings, default_run_config
+from tests.support.harness import run_config, run_federation
 
 CPU = torch.device("cpu")
 
@@ -40,7 +48,7 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
     np.testing.assert_array_equal(data.test_inputs, before)
 
 
-def test_samples_without_a_label_stand_apart_in_their_order() -> None:
+def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched() -> None:
     data = some_data([1, -1, 0, -1, 2])
     whole = to_device(data.train_inputs, np.zeros(5, np.int64), data, CPU).inputs
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
@@ -52,9 +60,6 @@ def test_samples_without_a_label_stand_apart_in_their_order() -> None:
     assert together.labels.tolist() == [1, 0, 2, -1, -1]
     assert torch.equal(together.inputs, whole[[0, 2, 4, 1, 3]])
     assert together.unlabelled is None
-
-
-def test_fully_labelled_data_are_not_touched() -> None:
     images, labels = torch.rand(3, 7), torch.tensor([0, 0, 1])
     found = split_unlabelled(images, labels)
     assert found.inputs is images
@@ -73,3 +78,89 @@ def test_numbers_are_standardised_per_channel_and_tokens_stay_as_they_are() -> N
     tokens = np.arange(6).reshape(2, 3)
     assert statistics(tokens) == ((), ())
     assert normalised(tokens, (), (), CPU).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+BLACK = torch.tensor([-1.5, -2.0]).view(-1, 1, 1)
+
+
+def images(many: int, height: int = 5, width: int = 7) -> Tensor:
+    return torch.rand(many, 2, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
+    return Augment(frozenset(kinds), BLACK)(batch, torch.Generator().manual_seed(seed))
+
+
+def test_half_of_the_images_are_flipped_left_to_right() -> None:
+    before = images(400)
+    after = augmented({"flip"}, before)
+    flipped = torch.tensor([bool(torch.equal(one, other.flip(2))) for one, other in zip(after, before, strict=True)])
+    same = torch.tensor([bool(torch.equal(one, other)) for one, other in zip(after, before, strict=True)])
+    assert bool((flipped ^ same).all())
+    assert 160 < int(flipped.sum()) < 240
+
+
+@pytest.mark.parametrize("turns", [-1, 0, 1, 2])
+def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns: int) -> None:
+    before = images(3, 6, 6)
+    torch.testing.assert_close(rotated(before, torch.full((3,), turns * torch.pi / 2)), before.rot90(turns, (2, 3)))
+
+
+def test_an_image_that_is_not_square_is_turned_and_not_stretched() -> None:
+    """A line along the middle row of a wide image, turned by 30 degrees, has slope 1/√3 in pixels."""
+    wide = torch.zeros(1, 1, 41, 81)
+    wide[0, 0, 20] = 1
+    down, right = torch.nonzero(rotated(wide, torch.tensor([-torch.pi / 6]))[0, 0]).T.double().numpy()
+    assert np.polyfit(right, down, 1)[0] == pytest.approx(3**-0.5, abs=0.02)
+
+
+def test_images_turn_by_thirty_degrees_at_most_and_get_black_corners() -> None:
+    before = torch.ones(300, 2, 21, 21)
+    before[:, :, 10, 11:] = 5.0
+    after = augmented({"rotate"}, before)
+    assert bool(((after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0))) | after.isclose(BLACK)).all())
+    bars = [np.argwhere(one.numpy() > 4) - 10 for one in after[:, 0]]
+    angles = np.degrees([np.arctan2(*bar[np.abs(bar).max(1) > 5].mean(0)) for bar in bars])
+    assert np.abs(angles).max() < 33
+    assert angles.min() < -25
+    assert angles.max() > 25
+    assert len(np.unique(angles.round(1))) > 20
+
+
+def test_what_is_drawn_depends_on_the_generator_alone() -> None:
+    before = images(30)
+    once, again, other = (augmented({"flip", "rotate"}, before, seed) for seed in (1, 1, 2))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    assert torch.equal(before, images(30))
+
+
+def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
+    samples = Samples(images(8), torch.arange(8), augment=Augment(frozenset({"flip"}), BLACK))
+    for inputs, labels, rows in shuffled_batches(samples, 4, torch.Generator().manual_seed(0)):
+        assert torch.equal(labels, rows)
+        kept = samples.in_memory[rows]
+        assert all(torch.equal(a, b) or torch.equal(a, b.flip(2)) for a, b in zip(inputs, kept, strict=True))
+    assert torch.equal(samples.in_memory, images(8))
+    more = Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled()
+    assert more.augment is samples.augment
+
+
+def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"algo": "fedrep", "rounds": 1, "train_samples": 20}
+    configs = [run_config(tmp_path / kind, augment=kind, **small) for kind in ("flip", "none")]
+    changed, plain = (run_federation(config, clients=1) for config in configs)
+    assert [row["accuracy"] for row in changed.rows][:1] == [row["accuracy"] for row in plain.rows][:1]  # the head's
+    assert changed.rows[0]["losses"] != plain.rows[0]["losses"]
+
+
+def test_only_images_of_networks_that_see_them_take_it(tmp_path: Path) -> None:
+    for changes in ({"algo": "fedpcl"}, {"backbones": "glyphs"}):
+        with pytest.raises(SettingsError, match="augment = 'flip': frozen backbones see every image once, as it is"):
+            Settings.from_run_config(default_run_config() | {"augment": "flip"} | changes)
+    Settings.from_run_config(default_run_config() | {"augment": "flip,rotate", "algo": "fedpcl", "backbones": "none"})
+    with pytest.raises(SettingsError, match="augment = 'flop': choose one of none, flip, rotate"):
+        Settings.from_run_config(default_run_config() | {"augment": "flop"})
+    table = run_config(tmp_path, dataset="wine", models="table3", partition="iid", augment="flip")
+    with pytest.raises(Exception, match=r"augment = 'flip': only images take it; a sample is float32 \[13\]; set none"):
+        run_federation(table, clients=2)

@@ -1,16 +1,30 @@
-"""The protections that act on a client's messages, and their order."""
+"""A client's protections, their order, and DP-SGD: single gradients by hand, the noise, who is drawn, and refusals."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from client_app import protections
+from client_app.data import Samples
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
+from client_app.protections.private_step import PrivateStep
+from client_app.training import Batch, LossTerms, train
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
+from protofl_common.models.build import with_group_norm
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy.plan import plan_of
+from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
+from tests.support.models import privacy, settings, some_data, some_model
 
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
 SITE = SIMULATED | {"site-name": "north"}
@@ -47,3 +61,173 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
 def test_a_site_reads_that_secure_aggregation_acts_too(tmp_path: Path) -> None:
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
+
+
+def linear() -> SplitModel:
+    """z = w x with w = (0, 0), from two numbers to one."""
+    body = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    return SplitModel(body, nn.Identity())
+
+
+def downhill(batch: Batch) -> LossTerms:
+    """Whose gradient by w is the sample's input."""
+    return {"total-of-features": batch.features.sum() / len(batch.labels)}
+
+
+def step(model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes) -> PrivateStep:  # type: ignore[no-untyped-def]
+    plan = replace(plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0))
+    plan.__dict__["noise"] = noise  # in the place of the least that keeps ε
+    return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan=plan)
+
+
+def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.tensor(inputs), torch.zeros(len(inputs), dtype=torch.int64), torch.arange(len(inputs))
+
+
+def test_gradients_are_cut_sample_by_sample() -> None:
+    """(3, 4) is cut to (0.6, 0.8), (0.3, 0) stays; 10 samples are expected."""
+    model = linear()
+    step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
+    torch.testing.assert_close(model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**24])
+@pytest.mark.parametrize("network", ["convolution", "recurrent"])
+def test_the_sum_is_that_of_samples_taken_one_by_one(network: str, at_once: int, monkeypatch: Patch) -> None:
+    """Whether or not PyTorch can take them at once."""
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
+    body: nn.Module = Recurrent(5, 6) if network == "recurrent" else convolution
+    model, inputs, labels = SplitModel(body, nn.Linear(6, 2)), torch.randn(7, 3, 5), torch.arange(7) % 2
+    model.head(model.body(inputs))
+    start = [one.detach().clone() for one in model.parameters()]
+    sums = [torch.zeros_like(one) for one in start]
+    for row in range(7):
+        loss = functional.cross_entropy(model.head(model.body(inputs[row : row + 1])), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        length = torch.cat([one.flatten() for one in gradients]).norm()
+        sums = [total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)]
+    monkeypatch.setattr("client_app.protections.private_step.AT_ONCE", at_once)
+    step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
+    for before, after, total in zip(start, model.parameters(), sums, strict=True):
+        torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=0)
+
+
+class Recurrent(nn.GRU):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs.transpose(0, 1))[0][-1]
+
+
+def entropy(batch: Batch) -> LossTerms:
+    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
+
+
+def test_no_sample_shapes_anothers_gradient() -> None:
+    """A loss over the batch's mean would let it: without the third sample the sum differs by that sample's, no more."""
+
+    def together(batch: Batch) -> LossTerms:
+        return {"x": (batch.features.mean() - 1).square() * batch.inputs.mean().exp()}
+
+    results = []
+    for inputs in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 2.0], [2.0, 1.0], [9.0, 9.0]]):
+        model = linear()
+        step(model, 1e-9, samples=10, loss=together, dp_clip=0.5)(*batch(*inputs))
+        results.append(model.body.weight.data * 10)
+    assert float((results[1] - results[0]).norm()) <= 0.5 + 1e-5
+
+
+ODD = [float("nan"), float("inf"), -float("inf"), 1e38, 3e38]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd: float) -> None:
+    """In one number, in all, and in a loss that overflows: what is left of the step is the other samples'."""
+
+    def squared(batch: Batch) -> LossTerms:
+        return {"x": (batch.features + batch.inputs.sum(1, keepdim=True)).square().sum()}
+
+    for loss in (downhill, squared):
+        steps = []
+        for inputs in ([[3.0, 4.0]], [[3.0, 4.0], [odd, 0.1]], [[3.0, 4.0], [odd, odd]]):
+            model = linear()
+            step(model, 1e-9, samples=10, loss=loss, dp_clip=0.5)(*batch(*inputs))
+            steps.append(model.body.weight.data * 10)
+        assert all(bool(one.isfinite().all()) for one in steps)
+        assert max(float((one - steps[0]).norm()) for one in steps) <= 0.5 + 1e-5
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
+    """Without differential privacy it says in which epoch."""
+    model, data = linear(), Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
+    train(step(model, 1.0, samples=20), data, settings(), seed=1)
+    assert bool(model.body.weight.isfinite().all())
+
+
+class Counting(nn.Linear):
+    """Changes a buffer whenever it trains, as batch normalisation does."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += inputs.sum()
+        return super().forward(inputs)
+
+
+def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
+    private = step(SplitModel(Counting(), nn.Identity()), 1.0, samples=10)
+    with pytest.raises(SettingsError, match=r"dp = .sample.: this network changes 0\.body\.seen while it trains"):
+        private(*batch([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty: bool) -> None:
+    body = nn.Linear(20_000, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    one = step(SplitModel(body, nn.Identity()), noise=3.0, samples=50, batch_size=5, dp_clip=0.2)
+    one.empty = empty
+    one(torch.zeros(1, 20_000) + empty * 7.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    assert float(body.weight.std()) == pytest.approx(3.0 * 0.2 / 5, rel=0.03)
+    assert float(body.weight.mean().abs()) < 0.01
+
+
+def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
+    data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
+    plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
+
+    def drawn() -> list[list[int]]:
+        one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan)
+        batches = one.batches(data, 20, torch.Generator().manual_seed(1), drop_last=False)
+        return [index.tolist() for _, _, index in batches]
+
+    first = [drawn() for _ in range(20)]
+    sizes = [len(index) for one in first for index in one]
+    assert first[0] != first[1]
+    assert len(sizes) == 200
+    assert np.mean(sizes) == pytest.approx(20, abs=1.5)
+    assert np.std(sizes) == pytest.approx((200 * 0.1 * 0.9) ** 0.5, rel=0.25)
+
+
+def test_it_trains_through_the_loop_and_leaves_alone_what_the_loss_does_not_touch() -> None:
+    model, other, data = some_model(), some_model(), some_data()
+    kept = {name: value.clone() for name, value in other.state_dict().items()}
+    plan = plan_of(privacy(), len(data), 10, 1, (0,), 0)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    losses = train(PrivateStep([model, other], optimizer, downhill, plan=plan), data, settings(), seed=1)
+    assert set(losses) == {"total-of-features", "total"}
+    assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
+    assert not torch.equal(model.body.state_dict()[next(iter(model.body.state_dict()))], kept[next(iter(kept))])
+
+
+def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> None:
+    model = SplitModel(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48), nn.Flatten()), nn.LazyLinear(4))
+    model(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(SettingsError, match="norm = 'batch': this network has batch normalisation"):
+        step(model, 1.0, 10)
+    step(with_group_norm(model), 1.0, 10)
+    assert [part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)] == [16]
+    others = torch.randn(3, 1, 8, 8).index_fill_(0, torch.tensor(0), 1)
+    torch.testing.assert_close(model.body(torch.ones(1, 1, 8, 8))[0], model.body(others)[0])

@@ -9,6 +9,7 @@ import torch
 from client_app.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from tests.support.accidents import flip_a_bit
+from tests.support.given import Patch, Printed
 
 CPU = torch.device("cpu")
 FIRST = RunHistory(11)
@@ -56,14 +57,17 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
     assert states.load(2, "cnn4", CPU) is None
 
 
-def test_three_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
-    states = folder(tmp_path)
-    for number in (1, 2, 4, 5):
+@pytest.mark.parametrize("wary", [False, True])
+def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(wary: bool, tmp_path: Path) -> None:
+    states = saved(StateFolder(tmp_path, "site-1", FIRST, wary=wary), 1)
+    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
+    assert loaded(states, 3) == 1
+    for number in (2, 4, 5, 7):
         states.save(*some_state(number))
-        assert len(names(tmp_path)) <= 3
-    assert names(tmp_path) == ["000002-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
-    states.finish(5)
-    assert names(tmp_path) == ["000005-11.safetensors"]
+        assert len(list((tmp_path / "site-1").glob("*.safetensors"))) <= 3
+    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors", "000007-11.safetensors"]
+    states.finish(7)
+    assert names(tmp_path) == ["000007-11.safetensors"]
 
 
 def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path: Path) -> None:
@@ -85,21 +89,14 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
     assert names(tmp_path) == ["000006-12.safetensors", "000007-12.safetensors", "000008-12.safetensors"]
 
 
-def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> None:
+def test_a_state_of_another_run_is_not_used_and_one_of_another_network_or_algorithm_is_an_error(tmp_path: Path) -> None:
     folder(tmp_path).save(*some_state())
     assert folder(tmp_path, RunHistory(12)).load(9, "cnn4", CPU) is None
-
-
-def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
-    folder(tmp_path).save(*some_state())
     with pytest.raises(StateError, match="is of a cnn4, but this client is now a resnet10"):
         folder(tmp_path).load(4, "resnet10", CPU)
-
-
-def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
-    StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(*some_state())
+    StateFolder(tmp_path / "b", "site-1", FIRST, use="local (0a)").save(*some_state())
     with pytest.raises(StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"):
-        StateFolder(tmp_path, "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
+        StateFolder(tmp_path / "b", "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -109,9 +106,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         states.load(4, "cnn4", CPU)
 
 
-def test_a_client_goes_on_from_the_state_before_a_damaged_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_goes_on_from_the_state_before_a_damaged_one(tmp_path: Path, capsys: Printed) -> None:
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
     assert loaded(states, 4) == 2
@@ -125,22 +120,12 @@ def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_se
         assert {"000001-4711.safetensors", "000002-4711.safetensors", "000004-12.safetensors"} <= set(names(tmp_path))
 
 
-def test_a_site_tidies_its_own_run_all_the_same(tmp_path: Path) -> None:
-    states = StateFolder(tmp_path, "site-1", FIRST, wary=True)
-    (tmp_path / "site-1").mkdir()
-    (tmp_path / "site-1" / "000001-11.safetensors.77.tmp").write_bytes(b"half")
-    saved(states, 1, 2, 3, 4)
-    assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors", "000004-11.safetensors"]
-    states.finish(4)
-    assert names(tmp_path) == ["000004-11.safetensors"]
-
-
 def full_disk(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
-def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
     states = saved(folder(tmp_path), 2, 3)
     monkeypatch.setattr(where, full_disk)
     said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
@@ -149,11 +134,3 @@ def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatc
     monkeypatch.undo()
     assert loaded(states, 4) == 3
     assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors"]
-
-
-def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> None:
-    states = saved(folder(tmp_path), 1)
-    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
-    assert loaded(states, 3) == 1
-    saved(states, 2, 3, 4, 5)
-    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]

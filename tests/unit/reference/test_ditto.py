@@ -1,4 +1,4 @@
-"""Ditto, two rounds: FedAvg, and the personal model's step by hand; switched off, it is Local beside FedAvg."""
+"""Ditto, two rounds: FedAvg, and the personal model's step by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import Proximal, Step
 from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 
-DECLARED = Declared(
-    weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
-)
+LOSSES = ("cross-entropy", "global-cross-entropy")
+DECLARED = Declared(weights=True, own="personal", losses=LOSSES, acts={"lambda": 9.0})
 
 
 class DittoClient(plain.PlainClient):
@@ -45,22 +43,6 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) 
     plain.assert_only_weights_travel(outcome, weights)
 
 
-def test_without_its_term_the_personal_model_is_locals_and_the_other_fedavgs(tmp_path: Path) -> None:
-    """To the last bit, batch normalisation included; Local begins with the common start."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
-    settings |= {"initial_weights": "shared", "ditto__lambda": 0.0}
-    ditto, local, fedavg = plain.runs(tmp_path, ("ditto", "local", "fedavg"), **settings)
-    for site in range(plain.CLIENTS):
-        plain.assert_equal(*(plain.model_left(run.folder, f"site-{site}") for run in (ditto, local)))
-    plain.assert_equal(plain.weights_left(ditto), plain.weights_left(fedavg))
-    for row, alone, shared in zip(ditto.rows, local.rows, fedavg.rows, strict=True):
-        for site, client in row["clients"].items():
-            assert client["accuracy"] == alone["clients"][site]["accuracy"]
-            if losses := client.get("losses"):
-                assert losses["cross-entropy"] == alone["clients"][site]["losses"]["cross-entropy"]
-                assert losses["global-cross-entropy"] == shared["clients"][site]["losses"]["cross-entropy"]
-
-
 def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) -> None:
     """And one that never trained is evaluated with it."""
     config = run_config(tmp_path, algo="ditto", models="htcnn-1", participation=0.34, test_samples=20)
@@ -78,19 +60,3 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
     assert sorted(begun.values()) == [(1, True), (2, True)]
     (idle,) = {f"site-{index}" for index in range(plain.CLIENTS)} - begun.keys()
     plain.assert_close(plain.model_left(outcome.folder, idle), plain.weights_left(outcome))
-
-
-def test_the_proximal_correction_by_hand() -> None:
-    """∇ of x·w² is 2xw: from w = 3, c = 1, x = 2, λ = 10, the step is 0.1 · (12 + 10 · 2)."""
-    w, c, frozen = (torch.nn.Linear(1, 1, bias=False).double() for _ in "wcf")
-    for module, value in ((w, 3.0), (c, 1.0), (frozen, 5.0)):
-        torch.nn.init.constant_(module.weight, value)
-    frozen.requires_grad_(False)
-    both = (torch.nn.Sequential(one, other) for one, other in ((w, frozen), (c, w)))
-    optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
-    model = next(both)
-    step = Step((model,), optimizer, lambda _: {}, Proximal(model, next(both), 10.0))
-    step.gradients({"total": 2 * w.weight.square().sum()})
-    step.descend()
-    assert w.weight.item() == pytest.approx(3 - 0.1 * (12 + 20), abs=1e-12)
-    assert frozen.weight.item() == 5

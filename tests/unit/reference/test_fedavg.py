@@ -17,16 +17,12 @@ Table = dict[int, torch.Tensor]
 class Client(plain.PlainClient):
     def train(self, number: int, weights: plain.State, prototypes: Table, lambda_: float) -> plain.State:
         """CE + λ/B Σ_i mean_d (z_id − C̄^(y_i)_d)², over the samples whose class has a prototype."""
+
+        def pull(z: torch.Tensor, label: int) -> torch.Tensor | float:
+            return lambda_ * ((z - prototypes[label]) ** 2).mean() if label in prototypes else 0.0
+
         self.model.load_state_dict(weights)
-        self.model.train()
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            z = self.model.body(self.x[batch])
-            loss = plain.cross_entropy(self.model.head(z), [self.y[i] for i in batch])
-            for row, i in enumerate(batch):
-                if self.y[i] in prototypes:
-                    loss = loss + lambda_ * ((z[row] - prototypes[self.y[i]]) ** 2).mean() / len(batch)
-            self.step(loss, self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, pull))
         return plain.copied(self.model)
 
     def means(self) -> dict[int, tuple[torch.Tensor, int]]:
@@ -46,9 +42,8 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
     for number in (1, 2):
         states = [client.train(number, weights, prototypes, lambda_) for client in clients]
         weights = plain.averaged([{name: value.double() for name, value in one.items()} for one in states], sizes)
-        weights = {
-            name: value.round().long() if "num_batches" in name else value.float() for name, value in weights.items()
-        }
+        counters = {name: value.round().long() for name, value in weights.items() if "num_batches" in name}
+        weights = {name: value.float() for name, value in weights.items()} | counters
         prototypes = plain.class_averages(client.means() for client in clients) if lambda_ else Table()
     moved = [name for name in weights if "running" in name]
     assert moved

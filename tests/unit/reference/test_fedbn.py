@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.support import plain
 from tests.support.declaration import Declared
+from tests.support.given import Printed
 from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, stays=("norm.",))
@@ -32,9 +32,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     plain.assert_only_weights_travel(outcome, shared)
 
 
-def test_a_network_without_normalisation_is_said_to_be_averaged_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_without_normalisation_is_said_to_be_averaged_whole(tmp_path: Path, capsys: Printed) -> None:
     small = {"models": "htcnn-1", "test_samples": 20, "rounds": 1}
     run_federation(run_config(tmp_path, algo="fedbn", **small), clients=2)
     assert "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg" in capsys.readouterr().out

@@ -31,8 +31,8 @@ class FDClient(plain.PlainClient):
 
     def train(self, number: int, teacher: Outputs) -> Outputs:
         seen: dict[int, list[torch.Tensor]] = {}
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
+
+        def loss(batch: list[int]) -> torch.Tensor:
             total = torch.zeros((), dtype=torch.float64)
             for i, logits in zip(batch, self.model(self.x[batch]).double(), strict=True):
                 probabilities, label = torch.exp(logits) / torch.exp(logits).sum(), self.y[i]
@@ -41,7 +41,9 @@ class FDClient(plain.PlainClient):
                 total = total - torch.log(probabilities[label])
                 if label in teacher:
                     total = total + self.hparams.gamma * self.distance(own, teacher[label])
-            self.step(total / len(batch), self.model, velocity)
+            return total / len(batch)
+
+        self.sgd(number, loss=loss)
         return {label: sum(found) / len(found) for label, found in seen.items()}
 
     def distance(self, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from protofl_common.basics.seeding import derive_seed
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.declaration import Declared
-from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9})
 
@@ -25,16 +23,10 @@ class FedFAClient(plain.PlainClient):
         model = self.model_of("global").train()
         model.load_state_dict(weights)
         self.gamma = gamma
-        self.seen = {
-            f"{k}.{kind}": torch.full((c,), first)
-            for k, c in enumerate(STAGES.values())
-            for kind, first in (("mean", 0.0), ("std", 1.0))
-        }
-        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        self.seen = {f"{k}.mean": torch.zeros(c) for k, c in enumerate(STAGES.values())}
+        self.seen |= {f"{k}.std": torch.ones(c) for k, c in enumerate(STAGES.values())}
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        for batch in self.batches(number):
-            loss = plain.cross_entropy(self.logits(model, self.x[batch]), [self.y[i] for i in batch])
-            self.step(loss, model, velocity)
+        self.sgd(number, model, lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]))
         return plain.copied(model), self.seen
 
     def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -99,10 +91,3 @@ def check_wire(training: list, gamma: Table) -> None:
         found = plain.tensors(message.content.array_records["coefficients"])
         wanted = {f"coefficients.{key}": value.float() for key, value in gamma.items()}
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("settings", [{"models": "mlp-2"}, {"backbones": "glyphs"}])
-def test_a_network_without_convolutions_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedfa", join_timeout=5.0, **settings)
-    with pytest.raises(FederationError, match="has no convolution with maps of several pixels, whose statistics"):
-        run_federation(config, clients=2)

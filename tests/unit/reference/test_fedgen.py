@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.split import Generator as TrainedGenerator
+from protofl_common.models.split import LinearHead
 from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
-from tests.support.results import models_left
 
 DECLARED = Declared(
     weights=True,
@@ -63,10 +64,8 @@ class Generator:
             hidden = before_norm(leaves, labels, noise)
             mean, var = hidden.mean(0), hidden.var(0, unbiased=False)
             z = made(leaves, labels, noise, mean, var)
-            logits = sum(
-                n / sum(sizes) * (z @ one["head.weight"].double().T + one["head.bias"].double())
-                for n, one in zip(sizes, heads, strict=True)
-            )
+            each = [z @ one["head.weight"].double().T + one["head.bias"].double() for one in heads]
+            logits = sum(n / sum(sizes) * one for n, one in zip(sizes, each, strict=True))
             gradients = torch.autograd.grad(plain.cross_entropy(logits, labels.tolist()), list(leaves.values()))
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
             self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)
@@ -110,10 +109,8 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     small: dict[str, Any] = {"feature_dim": DIM, "test_samples": 20, "lr": 0.02, "total_samples": 150}
     small |= {"liars": 0, "partition": "label-shift", "alpha": 0.5}
     outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams)
-    down = {
-        number: [m.content.array_records for m, _ in outcome.grid.log if m.metadata.group_id == str(number)]
-        for number in (1, 2)
-    }
+    messages = [message for message, _ in outcome.grid.log]
+    down = {n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)] for n in (1, 2)}
     assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
     assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
 
@@ -145,17 +142,6 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
 
 
-def test_with_one_head_that_is_never_trained_it_is_local(tmp_path: Path) -> None:
-    """What the generator makes reaches the head alone, and no body. Local's step rounds in another order."""
-    small: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "train_samples": 45}
-    small |= {"initial_weights": "own"}
-    outcomes = plain.runs(tmp_path, ("fedgen", "local"), **small)
-    found, wanted = (models_left(one) for one in outcomes)
-    assert outcomes[0].rows[1]["losses"]["generated"] > 0
-    for site, one in wanted.items():
-        plain.assert_close(found[site], one)
-
-
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
     """Not of the others: their heads are not among those that the generator learns from."""
     small: dict[str, Any] = {"models": "htcnn-1", "participation": 0.25, "rounds": 3, "dataset": "digits"}
@@ -167,3 +153,23 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
         sent, received = (one.content.array_records["label_counts"]["counts"].data for one in (reply, message))
         assert sent == received
     assert not any(outcome.summary["trouble"].values())
+
+
+def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (TrainedGenerator(3, 4, 2, seed).hidden.weight for seed in (5, 5, 6))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_cifar100_costs_what_the_paper_says() -> None:
+    """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M; it leaves out buffers and label counts, 0.3 %."""
+    head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
+    made = TrainedGenerator(100, 512, 32, seed=0)
+    theta = sum(parameter.numel() for parameter in made.parameters())
+    assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512
+    assert round(20 * (2 * head + theta) / 1e6, 2) == 8.69
+    assert (sum(buffer.numel() for buffer in made.buffers()) + 2 * 100) == 2 * 512 + 1 + 2 * 100
+    assert set(CATALOG["fedgen"].exchange.down) == {"weights", "generator", "label_counts"}
+    assert set(CATALOG["fedgen"].exchange.up) == {"weights", "label_counts"}

@@ -1,5 +1,6 @@
 """FedGH, two rounds: bodies of different architectures; the header's steps by hand, in float64, on every mean alone."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,9 @@ import torch
 from flwr.app import MessageType
 
 from protofl_common.basics.seeding import derive_seed
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome
 
 DECLARED = Declared(PLAIN, acts={"server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4})
 
@@ -27,11 +27,11 @@ class FedGHClient(plain.PlainClient):
         return {label: mean.numpy() for label, mean in self.class_means().items()}
 
 
-def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: float) -> plain.State:
+def trained(header: plain.State, sets: list[Means], batches: Iterable[list[int]], lr: float) -> plain.State:
     """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1] over each minibatch of representations r of class s."""
     w, b = (header[f"head.{name}"].double().numpy().copy() for name in ("weight", "bias"))
     pairs = [(mean, label) for one in sets for label, mean in one.items()]
-    for batch in order:
+    for batch in batches:
         step_w, step_b = np.zeros_like(w), np.zeros_like(b)
         for mean, label in (pairs[i] for i in batch):
             scores = np.exp(w @ mean + b)
@@ -58,17 +58,10 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
             assert received.keys() == HEADER
             plain.assert_close(received, header)
         sets = [client.train(number, header) for client in clients]
-        count = sum(len(one) for one in sets)
-        orders = [torch.randperm(count, generator=shuffle).tolist() for _ in range(epochs)]
-        header = trained(header, sets, [order[i : i + size] for order in orders for i in range(0, count, size)], 0.1)
+        batches = plain.minibatches(sum(len(one) for one in sets), size, epochs, shuffle)
+        header = trained(header, sets, batches, 0.1)
     plain.assert_close(plain.weights_left(outcome), header)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | header for client in clients})
     held = sum(len(client.rows_of()) for client in clients)
     assert held < plain.CLIENTS * 10  # so some class is missing somewhere
     assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": plain.CLIENTS * 4 * (16 + 1) * 10}
-
-
-def test_heads_of_several_shapes_are_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, liars=0, algo="fedgh", join_timeout=5.0)
-    with pytest.raises(FederationError, match="differ in weights; fedgh needs one shape of what it shares"):
-        run_federation(config, nodes=plain.on_sites(tmp_path, ("htcnn-1", "mobilenet-v2+fc256")))

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from protofl_common.experiment.settings import Settings
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import COUNTED, Declared
-from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(COUNTED, weights=True, acts={"smoothing": 0.5, "scale": 5.0})
 
@@ -87,9 +85,3 @@ def test_two_rounds_equal_an_independent_script(rho: float, scale: float, mergin
     plain.assert_models_left(outcome.folder, {client.name: body | head for client in clients})
     reported = outcome.summary["accuracy-of-clients"].values()
     assert all(one["head"] == one["prototype"] for one in reported)
-
-
-def test_heads_of_two_layers_are_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fednh", arch="mobilenet-v2+fc256", join_timeout=5.0)
-    with pytest.raises(FederationError, match=r"fednh needs heads of one layer, and that of mobilenet-v2\+fc256"):
-        run_federation(config, clients=2)

@@ -1,7 +1,6 @@
 """FedORGP, two rounds: angles, the server's training and its prototypes, one at a time in float64."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
-from tests.support.results import assert_same_models, models_left
 
 DECLARED = Declared(
     PLAIN,
@@ -19,7 +17,6 @@ DECLARED = Declared(
 
 ARCHS, DIM, SIZE = ("cnn4", "htcnn-3", "htcnn-1"), 16, 8
 Table = dict[int, torch.Tensor]
-TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": DIM, "lr": 0.02}
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -30,14 +27,10 @@ class FedORGPClient(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-            loss = plain.cross_entropy(self.model.head(z), labels)
-            for row, label in zip(z, labels, strict=True):
-                if label in prototypes:
-                    loss = loss + self.hparams.lambda_ * (1 - cosine(row.double(), prototypes[label])) / len(batch)
-            self.step(loss, self.model, velocity)
+        def turn(z: torch.Tensor, label: int) -> torch.Tensor | float:
+            return self.hparams.lambda_ * (1 - cosine(z.double(), prototypes[label])) if label in prototypes else 0.0
+
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, turn))
         return self.class_means()
 
 
@@ -58,14 +51,8 @@ class PlainServer:
     def train(self, sets: list[Table]) -> Table:
         samples = [(label, mean) for one in sets for label, mean in one.items()]
         self.seen |= {label for label, _ in samples}
-        for _ in range(self.hparams.server_epochs):
-            order = torch.randperm(len(samples), generator=self.generator).tolist()
-            for start in range(0, len(order), SIZE):
-                loss = self.loss([samples[i] for i in order[start : start + SIZE]])
-                gradients = torch.autograd.grad(loss, self.parameters)
-                with torch.no_grad():
-                    for p, g in zip(self.parameters, gradients, strict=True):
-                        p.sub_(self.hparams.server_lr * g)
+        for batch in plain.minibatches(len(samples), SIZE, self.hparams.server_epochs, self.generator):
+            plain.descend(self.loss([samples[i] for i in batch]), self.parameters, self.hparams.server_lr)
         return {label: self.prototype(label).detach() for label in sorted(self.seen)}
 
     def loss(self, batch: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
@@ -81,7 +68,7 @@ class PlainServer:
 def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tmp_path: Path) -> None:
     hparams = {"fedorgp__lambda": lambda_, "fedorgp__gamma": gamma, "fedorgp__server_batch_size": SIZE}
     hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
-    more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, **TINY, **hparams}
+    more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, **plain.TINY, **hparams}
     outcome, clients = plain.side_by_side(tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **more)
     server = PlainServer(clients[0])
     prototypes: Table = {}
@@ -91,10 +78,5 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tm
     assert len(prototypes) < 10  # a class that nobody holds
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
     held = sum(len(set(client.y)) for client in clients)
-    assert outcome.rows[1]["bytes"]["up"] == held * (4 * DIM + 8)
-    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * len(prototypes) * (4 * DIM + 8)
-
-
-def test_without_alignment_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
-    runs = plain.runs(tmp_path, ("fedorgp", "local"), **TINY, fedorgp__lambda=0.0)
-    assert_same_models(*map(models_left, runs))
+    numbers = {"up": held, "down": plain.CLIENTS * len(prototypes)}
+    assert outcome.rows[1]["bytes"] == {way: many * (4 * DIM + 8) for way, many in numbers.items()}

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server_app.network.membership import FederationError
 from tests.support import plain
 from tests.support.declaration import Declared
-from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, stays=("head.",), acts={"personal-layers": 2})
 
@@ -25,9 +23,3 @@ def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> 
     plain.assert_close(plain.weights_left(outcome), base)
     plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) | base for client in clients})
     plain.assert_only_weights_travel(outcome, base)
-
-
-def test_a_model_all_of_whose_layers_are_personal_is_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedper", models="htcnn-3", fedper__personal_layers=4, join_timeout=5.0)
-    with pytest.raises(FederationError, match="shares all but the last 4 layers of a model, and htcnn-3 has no more"):
-        run_federation(config, clients=2)

@@ -1,5 +1,6 @@
 """FedPLVM, two rounds: clusters, loss, model average and global clusters written again from the equations."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from finch import FINCH
 from safetensors.torch import load_file
 
 from tests.support.declaration import PLAIN, Declared
-from tests.support.plain import PlainClient, averaged, cross_entropy, side_by_side, weights_left
+from tests.support.plain import PlainClient, averaged, side_by_side, weights_left
 
 DECLARED = Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction"))
 
@@ -28,25 +29,18 @@ class FedPLVMClient(PlainClient):
     def train(self, number: int, weights: dict[str, torch.Tensor], protos: Set) -> dict[str, torch.Tensor]:
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
-        self.sgd(number, loss=lambda batch: self.loss(batch, protos))
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, partial(self.prototype_loss, protos)))
         return dict(self.model.state_dict())
 
-    def loss(self, batch: list[int], protos: Set) -> torch.Tensor:
-        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
-        loss = cross_entropy(self.model.head(z), labels)
-        return loss + self.hparams.lambda_ * self.prototype_loss(z, labels, protos) if protos else loss
-
-    def prototype_loss(self, z: torch.Tensor, labels: list[int], protos: Set) -> torch.Tensor:
-        """Eq. 5, 6 and 8, averaged over the batch."""
-        total = torch.zeros(())
-        for row, label in enumerate(labels):
-            s = [similarity(z[row], g, self.hparams.alpha, self.hparams.similarity_floor) for _, g in protos]
-            own = [value for value, (of, _) in zip(s, protos, strict=True) if of == label]
-            if own:
-                tau = self.hparams.temperature
-                share = sum(torch.exp(v / tau) for v in own) / sum(torch.exp(v / tau) for v in s)
-                total = total - torch.log(share) + torch.abs(sum(own) - len(own))
-        return total / len(labels)
+    def prototype_loss(self, protos: Set, z: torch.Tensor, label: int) -> torch.Tensor | float:
+        """λ times Eq. 5, 6 and 8."""
+        s = [similarity(z, g, self.hparams.alpha, self.hparams.similarity_floor) for _, g in protos]
+        own = [value for value, (of, _) in zip(s, protos, strict=True) if of == label]
+        if not own:
+            return 0.0
+        tau = self.hparams.temperature
+        share = sum(torch.exp(v / tau) for v in own) / sum(torch.exp(v / tau) for v in s)
+        return self.hparams.lambda_ * (-torch.log(share) + torch.abs(sum(own) - len(own)))
 
     def prototypes(self) -> Set:
         """Eq. 3."""

@@ -1,6 +1,7 @@
 """FedProto, two rounds: losses, steps, prototypes, aggregation and inference written again, sample by sample."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,13 +55,12 @@ class FedProtoClient(PlainClient):
         return float(np.mean(hits[0])), float(np.mean(hits[1]))
 
 
-@pytest.mark.parametrize(
-    ("weighting", "distance", "granularity"), [("counts", "l2", "class"), ("uniform", "mse", "sample")]
-)
-def test_two_rounds_equal_an_independent_script(
-    weighting: str, distance: str, granularity: str, tmp_path: Path
-) -> None:
-    more = {"fedproto__weighting": weighting, "fedproto__distance": distance, "fedproto__granularity": granularity}
+WAYS = ("weighting", "distance", "granularity")
+
+
+@pytest.mark.parametrize("ways", [("counts", "l2", "class"), ("uniform", "mse", "sample")])
+def test_two_rounds_equal_an_independent_script(ways: tuple[str, str, str], tmp_path: Path) -> None:
+    more: dict[str, Any] = {f"fedproto__{name}": way for name, way in zip(WAYS, ways, strict=True)}
     more |= {"feature_dim": 16, "lr": 0.02, "partition": "label-shift", "alpha": 0.5}
     outcome, clients = side_by_side(tmp_path, FedProtoClient, ARCHS, **more)
     protos: dict[int, np.ndarray] = {}

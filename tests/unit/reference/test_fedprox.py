@@ -21,9 +21,8 @@ class FedProxClient(plain.PlainClient):
         self.proximal = []
         for batch in self.batches(number):
             loss = plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch])
-            norm = sum(
-                float(((p.detach() - w).double() ** 2).sum()) for p, w in zip(model.parameters(), start, strict=True)
-            )
+            pairs = zip(model.parameters(), start, strict=True)
+            norm = sum(float(((p.detach() - w).double() ** 2).sum()) for p, w in pairs)
             self.proximal += len(batch) * [self.hparams.mu / 2 * norm]
             self.step(loss, model, velocity, start, self.hparams.mu)
         return plain.copied(model)

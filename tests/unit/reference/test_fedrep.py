@@ -78,12 +78,3 @@ def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
     body = part_of(model, Weights(parts=("body.",)))
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
     assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1
-
-
-def test_few_labels_and_unlabelled_samples_in_front_of_a_frozen_backbone(tmp_path: Path) -> None:
-    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20, "keep_optimizer": True}
-    outcome = run_federation(run_config(tmp_path, algo="fedrep", backbones="glyphs", **few), plain.CLIENTS)
-    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)
-    assert outcome.rows[1]["losses"].keys() == {"total", "cross-entropy", "unlabelled"}
-    for path in outcome.folder.rglob("clients/*/0*.safetensors"):
-        assert {name.partition("/")[0] for name in load_file(path)} == {"model", "optimizer", "head_optimizer"}

@@ -17,7 +17,6 @@ from protofl_common.wire.payloads import Payload
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
-from tests.support.results import models_left
 
 DECLARED = Declared(
     PLAIN,
@@ -28,7 +27,6 @@ DECLARED = Declared(
 
 ARCHS, DIM = ("cnn4", "htcnn-3", "htcnn-1"), 16
 Table = dict[int, torch.Tensor]
-TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": DIM, "lr": 0.02}
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -81,7 +79,7 @@ def test_two_rounds_equal_an_independent_script(
     names = ("regularization", "contrast", "calibration")
     hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
     more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, "fedsa__smoothing": alpha, **hparams}
-    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **TINY, **more)
+    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **plain.TINY, **more)
     anchors = first_anchors(clients[0].seed)
     prototypes: Table = {}
     for number in (1, 2):
@@ -108,12 +106,3 @@ def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> Non
         client.own_prototypes = None if own is None else Prototypes(own * torch.eye(3), labels)
         client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))
         assert client.margin == pytest.approx(margin_wanted)
-
-
-def test_without_its_terms_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
-    """Up to rounding: it takes no fused steps."""
-    none: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
-    found, wanted = map(models_left, plain.runs(tmp_path, ("fedsa", "local"), **TINY, **none))
-    assert len(wanted) == plain.CLIENTS
-    for site, one in wanted.items():
-        plain.assert_close(found[site], one)

@@ -10,21 +10,9 @@ from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
 
-DECLARED = Declared(
-    PLAIN,
-    losses=("cross-entropy", "prototype"),
-    acts={
-        "lambda": 3.0,
-        "distance": "l1",
-        "granularity": "sample",
-        "margin": "fixed",
-        "margin-threshold": 0.001,
-        "transform": False,
-        "server-epochs": 3,
-        "server-lr": 0.5,
-        "server-batch-size": 4,
-    },
-)
+SERVER = {"transform": False, "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4}
+ACTS = {"lambda": 3.0, "distance": "l1", "granularity": "sample", "margin": "fixed", "margin-threshold": 0.001}
+DECLARED = Declared(PLAIN, losses=("cross-entropy", "prototype"), acts=ACTS | SERVER)
 
 DIM, EPOCHS, RATE = 16, 3, 0.01
 Table = dict[int, torch.Tensor]
@@ -35,18 +23,14 @@ class Client(plain.PlainClient):
 
     def train(self, number: int, prototypes: Table) -> Table:
         """CE + 0.1 · mean over the batch's classes of ‖mean z of the class − P̂^c‖₂; then the class means."""
-        self.model.train()
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-            loss = plain.cross_entropy(self.model.head(z), labels)
-            apart = [
-                (z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in set(labels) if c in prototypes
-            ]
-            if apart:
-                loss = loss + 0.1 * sum(apart) / len(apart)
-            self.step(loss, self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.loss(batch, prototypes))
         return {c: mean.float() for c, mean in self.class_means().items()}
+
+    def loss(self, batch: list[int], prototypes: Table) -> torch.Tensor:
+        z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
+        held = set(labels) & prototypes.keys()
+        apart = [(z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in held]
+        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * sum(apart) / max(1, len(apart))
 
 
 class Server:
@@ -73,18 +57,12 @@ class Server:
         margin = min(100.0, max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2)))
         self.seen |= centres.keys()
         trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
-        for _ in range(EPOCHS):
-            order = torch.randperm(len(pairs), generator=self.shuffle).tolist()
-            size = self.size or len(order)
-            for start in range(0, len(order), size):
-                table, losses = self.prototypes(), []
-                for c, mean in (pairs[i] for i in order[start : start + size]):
-                    near = {d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()}
-                    losses.append(-torch.log(near[c] / sum(near.values())))
-                gradients = torch.autograd.grad(sum(losses) / len(losses), trained)
-                with torch.no_grad():
-                    for p, g in zip(trained, gradients, strict=True):
-                        p.sub_(RATE * g)
+        for batch in plain.minibatches(len(pairs), self.size or len(pairs), EPOCHS, self.shuffle):
+            table, losses = self.prototypes(), []
+            for c, mean in (pairs[i] for i in batch):
+                near = {d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()}
+                losses.append(-torch.log(near[c] / sum(near.values())))
+            plain.descend(sum(losses) / len(losses), trained, RATE)
 
 
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])

@@ -36,12 +36,11 @@ class FPLClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, clusters: Clusters) -> plain.State:
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
-            terms = [self.of_sample(z[row], label, clusters) for row, label in enumerate(labels) if label in clusters]
-            loss = plain.cross_entropy(self.model.head(z), labels)
-            self.step(loss + self.hparams.lambda_ * sum(terms) / len(batch), self.model, velocity)
+
+        def terms(z: torch.Tensor, label: int) -> torch.Tensor | float:
+            return self.hparams.lambda_ * self.of_sample(z, label, clusters) if label in clusters else 0.0
+
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, terms))
         return plain.copied(self.model)
 
     def of_sample(self, z: torch.Tensor, label: int, clusters: Clusters) -> torch.Tensor:
@@ -119,12 +118,3 @@ def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     (wanted,) = torch.autograd.grad(loss, z)
     assert float(terms["contrast"] + terms["consistency"]) == pytest.approx(float(loss), rel=1e-5)
     torch.testing.assert_close(found, wanted.float())
-
-
-@pytest.mark.parametrize("off", [{"fpl__lambda": 0.0}, {"fpl__contrast": False, "fpl__consistency": "none"}])
-def test_without_its_terms_it_is_fedavg(off: dict[str, Any], tmp_path: Path) -> None:
-    """To the last bit; absent clients and absent classes are no matter."""
-    small: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20, "participation": 0.5}
-    small |= {"partition": "pathological", "rounds": 3, "feature_dim": 16}
-    runs = plain.runs(tmp_path, ("fpl", "fedavg"), 4, **small, **off)
-    plain.assert_equal(*map(plain.weights_left, runs))

@@ -1,6 +1,7 @@
 """MPFT: centres of frozen features go up once; AdamW by hand trains adapter and classifier on them for everybody."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,25 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left, weights_left
+from tests.support.plain import (
+    CLIENTS,
+    State,
+    assert_close,
+    copied,
+    cross_entropy,
+    minibatches,
+    model_left,
+    weights_left,
+)
 from tests.support.plain_fedpcl import FedPCLClient
 
-DECLARED = Declared(
-    PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
-)
+ACTS = {"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
+DECLARED = Declared(PLAIN, several=True, frozen=True, losses=(), acts=ACTS)
 
 EPOCHS, RATE, SIZE = 2, 0.01, 10
 
 
-def adamw(model: torch.nn.Module, batches: list[list[int]], x: torch.Tensor, y: list[int]) -> State:
+def adamw(model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]) -> State:
     """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     model.train()
@@ -63,8 +72,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
         x.append(torch.from_numpy(means.copy()))
         y += labels.tolist()
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
-    orders = [torch.randperm(len(y), generator=shuffle).tolist() for _ in range(EPOCHS)]
-    batches = [order[i : i + SIZE] for order in orders for i in range(0, len(y), SIZE)]
+    batches = minibatches(len(y), SIZE, EPOCHS, shuffle)
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
     found, first = weights_left(outcome), copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
@@ -107,7 +115,6 @@ def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
 
 def test_without_frozen_backbones_it_would_send_means_of_raw_data() -> None:
     config = default_run_config() | {"algo": "mpft", "backbones": "none"}
-    with pytest.raises(
-        SettingsError, match="backbones = 'none': mpft sends several prototypes of each class, of frozen features"
-    ):
+    said = "backbones = 'none': mpft sends several prototypes of each class, of frozen features"
+    with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(config)

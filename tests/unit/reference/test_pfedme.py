@@ -1,4 +1,4 @@
-"""pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β; with K = 1 it can be FedAvg."""
+"""pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β."""
 
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,6 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
     plain.assert_only_weights_travel(outcome, weights)
 
 
-def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Path) -> None:
-    """With K = 1, η · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10}
-    settings |= {"lr": 0.05, "weight_decay": 0.01}
-    ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
-    runs = plain.runs(tmp_path, ("pfedme", "fedavg"), **settings, **ours)
-    plain.assert_equal(*map(plain.weights_left, runs))
-
-
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
     """With η · λ = 1 and one batch a round w_i is θ, at any learning rate: Adam's small one slows θ alone."""
     settings: dict[str, Any] = {"models": "htcnn-3", "train_samples": 20, "test_samples": 20, "rounds": 1}
@@ -66,11 +57,8 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
     settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
-    runs = [
-        run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), plain.CLIENTS)
-        for beta in (1.0, 8.0)
-    ]
-    one, far = (plain.weights_left(run) for run in runs)
+    configs = [run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings) for beta in (1.0, 8.0)]
+    one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers

@@ -11,6 +11,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
+from tests.support.given import Patch
 from tests.support.pages import Page
 
 HOSTILE = (
@@ -25,21 +26,15 @@ HOSTILE = (
 )
 
 
-def draw_only(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> None:
+def draw_only(monkeypatch: Patch, *functions: Any) -> None:
     """Of all figures these: each takes a good part of a second."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
-
-
-def test_the_page_says_why_a_round_was_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_only(monkeypatch)
-    rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
-    page = Page(write_report(write(tmp_path / "run", rows)))
-    assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
 
 
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
     sites = [f"{text} site" for text in HOSTILE]
     rows = [row(number, sites) for number in (1, 2, 3)]
+    rows[0] |= {"void": True, "void-because": "weights of the server would be NaN"}
     rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
     rows[2]["losses"][HOSTILE[0]] = 1.0
     folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
@@ -54,13 +49,12 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
+    assert ["1", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
     assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
     assert HOSTILE[0] in page.figures["losses"]
 
 
-def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:
@@ -80,9 +74,7 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
@@ -92,7 +84,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     assert "$" not in text
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
@@ -101,16 +93,13 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     page.assert_self_contained()
     assert "2 of 9" in page.texts
     assert "This run is not finished: the page shows it as far as it is." in page.texts
-
-
-def test_a_run_before_its_first_row(tmp_path: Path) -> None:
-    page = Page(write_report(write(tmp_path / "run", [])))
+    page = Page(write_report(write(tmp_path / "new", [])))
     page.assert_self_contained()
     assert "No round has been finished yet." in page.texts
     assert not page.figures
 
 
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
@@ -122,7 +111,7 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
-def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
@@ -146,7 +135,7 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
     assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (sites * classes >= 50)
 
 
-def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)  # a few points are drawn without it: it takes a second
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])

@@ -56,18 +56,15 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
     assert len(looks) == 0 if changed else len(looks) > NODES**2
 
 
-def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
+def test_a_message_that_flower_does_not_take_is_not_delivered_and_other_grids_stay_as_they_are() -> None:
     grid, _, _ = simulation()
     find_messages_by_node(grid)
     assert list(grid.push_messages([Message(RecordDict(), 4711, "train")])) == []
     assert grid.state.get_message_ins(node_id=4711, limit=1) == []
-
-
-def test_other_grids_stay_as_they_are() -> None:
-    grid = LocalGrid({}, {})
-    before = dict(vars(grid))
-    find_messages_by_node(grid)
-    assert vars(grid) == before
+    other = LocalGrid({}, {})
+    before = dict(vars(other))
+    find_messages_by_node(other)
+    assert vars(other) == before
 
 
 class Replies:

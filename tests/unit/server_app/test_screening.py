@@ -1,6 +1,7 @@
-"""What is out of proportion, from three replies on; and what a site may claim after its introduction."""
+"""Who is asked; what is out of proportion, from three replies on; and what a site may claim after its introduction."""
 
 import re
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
 from protofl_common.wire.schema import Moments, RefusedMessage
+from server_app.network.admission import sample_sites
 from server_app.protections.bounds import Bounds
 from server_app.protections.uploads import bound_samples, most_samples, outliers
 from server_app.replies import RoundResult, Upload, check_claims
@@ -30,16 +32,11 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
-
-
-def test_models_are_measured_too_without_their_counters() -> None:
-    def model(weight: float, counter: int) -> Payload:
-        return Payload(weights={"w": torch.full((4,), float(weight)), "seen": torch.tensor(counter)})
-
-    payloads = {"a": model(1, 9), "b": model(2, 10**9), "c": model(-3000, 9)}
-    assert outliers(payloads, 1000) == {
-        "c": "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
-    }
+    models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
+    weights = {name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)} for name, (w, seen) in models.items()}
+    payloads = {name: Payload(weights=one) for name, one in weights.items()}
+    said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+    assert outliers(payloads, 1000) == {"c": said}
 
 
 def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
@@ -105,3 +102,21 @@ def test_a_single_claim_leads_the_next_by_no_more_than_its_setting() -> None:
     assert most_samples([30, 30, 30, 10**15, 10**15], replace(limits, liars=2)) == (60.0, "max-samples-lead")
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0
+
+
+SITES = [f"site-{i}" for i in range(20)]
+
+
+def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
+    assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
+    assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
+    assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
+    assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
+    assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
+    assert sample_sites(["only"], 0.5, 0, 1) == ["only"]
+
+
+def test_every_site_is_chosen_about_equally_often() -> None:
+    counts = Counter(site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number))
+    assert min(counts.values()) > 200
+    assert max(counts.values()) < 300

@@ -47,14 +47,7 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
 
 
-def test_an_error_is_raised_where_it_is_made(tmp_path: Path) -> None:
-    with pytest.raises(public.SettingsError, match="batch-size = 0: must be a number at least 1"):
-        public.run(batch_size=0)
-
-
-def test_a_table_of_an_algorithm_is_read_as_a_recipe_has_it_and_one_that_acts_on_nothing_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
     """Runs of several algorithms may share tables."""
     tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
     run = public.run(clients=2, out_dir=str(tmp_path), **SMALL, **tables)
@@ -68,11 +61,14 @@ class Twice(extend.ClientAlgorithm[extend.Hparams]):
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
-def test_a_client_half_is_tried_on_a_batch() -> None:
+def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
+    """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
     torch.manual_seed(0)
     plain, doubled = (public.try_method(half, **DATA) for half in (extend.ClientAlgorithm, Twice))
     assert doubled.losses["cross-entropy"] == pytest.approx(2 * plain.losses["cross-entropy"])
     assert plain.upload.vectors().means.shape[1] == 64
+    assert public.try_method(FedProto, **DATA).losses["prototype"] > 0
+    assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
@@ -83,23 +79,16 @@ def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
     assert tried.upload.vectors().counts.sum() == 6
 
 
-def test_a_wrong_setting_is_said_before_a_client_is_asked(tmp_path: Path) -> None:
+def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: Path) -> None:
     with pytest.raises(public.SettingsError, match="arch = 'torchvision:resnet19': architecture 'resnet19' is not one"):
         public.run(arch="torchvision:resnet19", out_dir=str(tmp_path), **SMALL)
     with pytest.raises(DataError, match=r"nothing\.npz': there is no such file"):
         public.run(tmp_path / "nothing.npz", out_dir=str(tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_term_that_acts_on_what_comes_is_tried_too() -> None:
-    """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
-    assert public.try_method(FedProto, **DATA).losses["prototype"] > 0
-    assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
-
-
-def test_more_clients_than_are_simulated_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(public.SettingsError, match="batch-size = 0: must be a number at least 1"):
+        public.run(batch_size=0)
     with pytest.raises(public.SettingsError, match=r"num-clients = 20: this simulation has 2 \(--clients\)"):
         public.run(algo="local", clients=2, num_clients=20, out_dir=str(tmp_path), **SMALL)
+    assert not list(tmp_path.iterdir())
 
 
 @dataclass(frozen=True)

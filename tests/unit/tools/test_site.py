@@ -43,6 +43,7 @@ from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
+from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.sites import NODE, found, images, level_of
 
@@ -50,16 +51,14 @@ IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
 
 
 # -- whose code -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr("sys.path", [*sys.path])  # Flower adds where it loads an app from
     return tmp_path
 
 
-def run_site(monkeypatch: pytest.MonkeyPatch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
+def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
     """``protofl site run``, with a function in the place of Flower's SuperNode; what would start the clients."""
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
@@ -84,7 +83,7 @@ def bomb() -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["broken", "bomb"])
-def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) -> None:
     """Flower's own function, which each message of an unknown run goes through, under the patch of site run."""
     content = b"no zip" if bundle == "broken" else bomb()
     run, message, state = Run.create_empty(5), MagicMock(), MagicMock()
@@ -141,9 +140,8 @@ client_process.fork_for_each_message(sys.argv[1])
 
 @pytest.mark.slow
 def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(ROOT)], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", FORKED, str(ROOT)]
+    done = subprocess.run(command, input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True)
     handled = [f"True [['{name}']] b''" for name in "abc"]
     assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
     assert done.stderr.count("Traceback") == done.stderr.count("ValueError: of b alone") == 1
@@ -164,7 +162,7 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     assert len({one.pid for one in started}) == 2
 
 
-def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: Patch) -> None:
     now, waits = 1000.0, list[float]()
 
     def sleep(seconds: float) -> None:
@@ -199,7 +197,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ],
 )
 def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_would_undo_it(
-    node: str, option: str, reason: str, capsys: pytest.CaptureFixture[str]
+    node: str, option: str, reason: str, capsys: Printed
 ) -> None:
     assert main(["site", "run", "--insecure", "--node-config", node, option]) == 1
     assert reason in capsys.readouterr().err
@@ -216,10 +214,8 @@ def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given: dict[
 
 
 # -- what a run could make a site do ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(home: Path, monkeypatch: Patch) -> Path:
     """A well-kept machine, as its operator's current folder."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
@@ -310,13 +306,10 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     fitting = {"partition": "own", "rounds": 3, "local_epochs": 1, "batch_size": 3, "eval_batch_size": 3}
     said = found(node=strict, algo="fedtgp", **fitting)
     assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
-
-
-def test_the_steps_of_a_round_are_limited_as_its_epochs_are() -> None:
-    said = permission_problems({"max-steps": 50}, default_run_config() | {"local-steps": 51})
-    assert said == ["local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"]
-    assert not permission_problems({}, default_run_config() | {"local-steps": 10_000})
-    assert permission_problems({}, default_run_config() | {"local-steps": 10_001})
+    steps = default_run_config() | {"local-steps": 51}
+    too_many = "local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"
+    assert permission_problems({"max-steps": 50}, steps) == [too_many]
+    assert [bool(permission_problems({}, steps | {"local-steps": n})) for n in (10_000, 10_001)] == [False, True]
 
 
 def test_folders_and_keys_that_others_may_read(site: Path) -> None:
@@ -346,7 +339,7 @@ def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> 
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     (site / "data/cat/0.png").write_text("no image")
     settings = ["dataset=image-folder", "partition=own", "image-size=8"]
     assert main(["site", "check", *settings, "--node-config", NODE]) == 1
@@ -376,7 +369,7 @@ def strict(site: Path, demand: str) -> str:
 @pytest.mark.parametrize("form", ["typed", "toml"])
 @pytest.mark.parametrize("demand", DEMANDS)
 def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
-    demand: str, form: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demand: str, form: str, site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     node, flower = strict(site, demand), MagicMock()
     if form == "toml":
@@ -398,6 +391,15 @@ ONE = {"rounds": 1, "partition": "own"}
 
 
 @pytest.mark.usefixtures("site")
+def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_looked_into() -> None:
+    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
+    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
+    for action in ("status", "purge"):
+        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
+            assert main(["site", action, "--node-config", node]) == 1
+
+
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
     ("demand", "node", "run", "said"),
     [
@@ -407,14 +409,12 @@ ONE = {"rounds": 1, "partition": "own"}
         ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
     ],
 )
-def test_a_demand_that_is_not_met_names_what_would_do(
-    demand: str, node: str, run: dict[str, Any], said: str, site: Path
-) -> None:
+def test_an_unmet_demand_says_what_would(demand: str, node: str, run: dict[str, Any], said: str, site: Path) -> None:
     (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
     assert said in wrong.text
 
 
-def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a_node_config(site: Path) -> None:
     able = set()
     for algo in CATALOG:
         with suppress(SettingsError):
@@ -422,6 +422,8 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
             able.add(algo)
     (listed,) = re.findall(r"one of the algorithms\s(.*?) \(and\s`local`", PAGE, re.S)
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
+    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
+    assert set(NODE_KEYS) <= named
 
 
 def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
@@ -431,22 +433,7 @@ def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
 
-@pytest.mark.usefixtures("site")
-def test_each_wrong_setting_is_a_finding() -> None:
-    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
-    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
-
-
-@pytest.mark.usefixtures("site")
-def test_status_and_purge_look_into_no_folder_that_was_not_meant() -> None:
-    for action in ("status", "purge"):
-        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
-            assert main(["site", action, "--node-config", node]) == 1
-
-
-def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
-    site: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(site: Path, capsys: Printed) -> None:
     node = NODE.replace('classes="cat,dog"', "")
     assert main(["site", "check", "partition=own", "image-size=8", "--node-config", node]) == 1
     said = capsys.readouterr()
@@ -456,9 +443,7 @@ def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
 
 
 @pytest.mark.slow
-def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: Path, monkeypatch: Patch) -> None:
     """A service's working directory is its state folder, which it can write."""
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
@@ -473,8 +458,6 @@ def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def kept(home: Path) -> str:
     """The node config of a site that took part in two runs, beside the traces of others."""
@@ -500,7 +483,7 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: Printed) -> None:
     (tmp_path / "privacy").mkdir()
     (tmp_path / "privacy" / "0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
     node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path}" require-dp="epsilon<=8"'
@@ -510,9 +493,7 @@ def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: pytes
     assert line in capsys.readouterr().out.splitlines()
 
 
-def test_a_site_says_what_it_keeps_and_removes_what_is_named(
-    kept: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Path, capsys: Printed) -> None:
     assert main(["site", "status", "--node-config", kept]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["first-1", "second-2", "caches/", "state-dir", "cache-dir"]
@@ -533,9 +514,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_the_check_prints(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, capsys: Printed) -> None:
     images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
     (site / "data/north").chmod(0o750)
     (site / "certs/nodes").mkdir(parents=True)
@@ -552,8 +531,3 @@ def test_the_page_shows_what_the_check_prints(
     for here, there in places.items():
         printed = printed.replace(here, there)
     assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]
-
-
-def test_the_page_names_every_key_of_a_node_config() -> None:
-    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
-    assert set(NODE_KEYS) <= named

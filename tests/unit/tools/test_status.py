@@ -22,6 +22,7 @@ from protofl_common.tools.cli.status import lines, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
@@ -30,10 +31,8 @@ from tests.support.sites import Three, found, level_of
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
     """A SuperLink that answered so."""
     status = SimpleNamespace(status="finished", sub_status="failed", details="")
-    run = SimpleNamespace(
-        run_id=77, pending_at="2026-11-22T10:00:00+00:00", account_name="none", fab_hash="6f3a91c2" * 8
-    )
-    run.status, run.override_config = status, override
+    run = SimpleNamespace(run_id=77, pending_at="2026-11-22T10:00:00+00:00", fab_hash="6f3a91c2" * 8)
+    run.status, run.override_config, run.account_name = status, override, "none"
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
     return Federation(infos, [run], Shown(days=12, ahead=0.0))  # type: ignore[arg-type]
 
@@ -66,24 +65,21 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("flower_home")
-def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_runs_says_so(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     for name, why in (("nobody", "nobody"), ("here", "here: ")):
         with pytest.raises(SettingsError, match=why):
             ask(name)
     assert main(["status", "here"]) == 1
     assert "protofl: this cannot work\nhere: " in capsys.readouterr().err
-
-
-def test_where_there_are_no_runs_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online")))
     assert main(["status", "here", "--runs", str(tmp_path)]) == 0
     assert f"{tmp_path}: no runs here" in capsys.readouterr().out
 
 
 @pytest.fixture
-def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -92,8 +88,6 @@ def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- what a site sees of its SuperLink ---------------------------------------------------------------------------------
-
-
 class Clock(BaseHTTPRequestHandler):
     """A door whose clock goes wrong."""
 
@@ -120,7 +114,7 @@ def door() -> Iterator[HTTPServer]:
 
 @pytest.mark.parametrize(("seconds", "level"), [(0, ""), (100, "warning"), (1000, "WRONG"), (-1000, "WRONG")])
 def test_a_wrong_clock_is_said_before_flower_refuses_it(
-    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
@@ -130,7 +124,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
-    door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
     monkeypatch.chdir(tmp_path)
@@ -146,7 +140,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     ("days", "host", "why"), [(0, "127.0.0.1", "expired"), (9, "10.9.8.7", "mismatch"), (9, "", "")]
 )
 def test_the_superlinks_certificate_is_tried(
-    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     certificates = program("certificates")

@@ -15,6 +15,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from protofl_common.experiment.settings import default_run_config, digest_of
 from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
+from tests.support.given import Patch, Printed
 
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
@@ -24,7 +25,7 @@ def specification(kind: TaskType, authority: str | None = None) -> ExecutionSpec
 
 
 @pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
+def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     used: list[Executor] = []
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setenv("PYTHONPATH", "")
@@ -35,7 +36,7 @@ def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Executor:
     return used[0]
 
 
-def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_takes_server_apps_only_in_its_folder(executor: Executor, monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
@@ -45,9 +46,6 @@ def test_a_worker_takes_tasks_of_a_server_app_only(executor: Executor, monkeypat
     (command,) = started.call_args.args
     assert command[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*command}
-
-
-def test_its_folder_is_private_and_each_run_gets_it_with_the_modules(executor: Executor, tmp_path: Path) -> None:
     out_dir = tmp_path / "made" / "runs"
     assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (out_dir, out_dir.parent)} == {0o700}
@@ -95,16 +93,12 @@ def test_a_run_names_no_module_that_the_operator_did_not() -> None:
         (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
     ],
 )
-def test_an_option_that_cannot_work_is_named(
-    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_cannot_work_is_named(options: list[str], reason: str, capsys: Printed) -> None:
     assert main([*OPTIONS, *options]) == 1
     assert reason in capsys.readouterr().err
 
 
-def test_another_version_of_flower_ends_the_worker_and_not_each_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_version_of_flower_ends_the_worker_and_not_each_run(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.delattr(import_module(worker.RUNTIME), "install_from_fab")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("sys.argv", [])

@@ -1,10 +1,16 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all; a file of tensors comes back as it was, or not at all."""
 
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from protofl_common.basics.files import cache_folder, digest, locked, replacing, write_text
+from protofl_common.basics.files import TensorFileError, cache_folder, digest, locked, replacing, write_text
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
+from tests.support.accidents import flip_a_bit
+from tests.support.given import Patch
 
 
 def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path: Path) -> None:
@@ -16,9 +22,7 @@ def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("where", ["os.replace", "os.fsync", "pathlib.Path.write_text"])
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
 
@@ -41,6 +45,7 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
 
 
 def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(tmp_path: Path) -> None:
+    """One that cannot be written is an error of the system: its caller can say which file it was for."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
         entry.with_name("entry.0a1b.tmp").touch()
@@ -48,10 +53,6 @@ def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_err
         raise ValueError("in the middle")
     with locked(entry):
         assert [file.name for file in entry.parent.iterdir()] == ["entry.lock"]
-
-
-def test_a_lock_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """So that its caller can say which file it was for: a cache, a ledger."""
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), locked(tmp_path / "file" / "entry"):
         pass
@@ -62,9 +63,63 @@ def test_a_digest_stands_for_its_parts_in_their_order() -> None:
     assert len({digest("a", 1), digest(1, "a"), digest("a", "1"), digest("a1")}) == 4
 
 
-def test_the_cache_is_where_the_setting_says_or_in_the_users_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_is_where_the_setting_says_or_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("") == tmp_path / "protofl"
     assert cache_folder(str(tmp_path / "other")) == tmp_path / "other"
+
+
+CPU = torch.device("cpu")
+FACTS = {"format": "some-1", "facts": '{"sites": ["nörth"]}'}
+
+
+def tensors() -> dict[str, Tensor]:
+    """Of several types and shapes, a scalar and an empty one among them."""
+    return {"a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T, "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        "count": torch.tensor(7), "seen": torch.tensor([True, False]), "none": torch.zeros(0, 3)}  # fmt: skip
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", tensors(), FACTS)
+    found, facts = read_tensors(tmp_path / "x", CPU)
+    assert facts == FACTS
+    assert found.keys() == tensors().keys()
+    for name, value in tensors().items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
+    """Or changes nothing but the name of the checksum."""
+    write_tensors(tmp_path / "x", tensors(), FACTS)
+    whole = (tmp_path / "x").read_bytes()
+    harmless = 0
+    for bit in range(0, 8 * len(whole), 11):
+        flip_a_bit(tmp_path / "x", bit)
+        try:
+            found, _ = read_tensors(tmp_path / "x", CPU)
+            assert all(torch.equal(found[name], value) for name, value in tensors().items())
+            harmless += 1
+        except TensorFileError:
+            pass
+        (tmp_path / "x").write_bytes(whole)
+    assert harmless <= 8 * len("checksum") / 11 + 1
+
+
+def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", tensors(), FACTS)
+    whole = (tmp_path / "x").read_bytes()
+    for length in (0, 7, 100, len(whole) - 1):
+        (tmp_path / "x").write_bytes(whole[:length])
+        with pytest.raises(TensorFileError, match="x cannot be read"):
+            read_tensors(tmp_path / "x", CPU)
+    with pytest.raises(TensorFileError, match="y cannot be read"):
+        read_tensors(tmp_path / "y", CPU)
+
+
+def test_files_without_a_checksum_are_read_and_ours_are_plain_safetensors(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "old", metadata={"format": "some-0"})
+    found, facts = read_tensors(tmp_path / "old", CPU)
+    assert (found["a"].tolist(), facts) == ([1.0, 1.0], {"format": "some-0"})
+    write_tensors(tmp_path / "x", tensors(), FACTS)
+    assert torch.equal(load_file(tmp_path / "x")["a"], tensors()["a"])

@@ -11,6 +11,7 @@ from PIL import Image
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, open_client_data
+from protofl_common.data.store import StoredData, data_key, open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 
 MakeSettings = Callable[..., DataSettings]
@@ -43,6 +44,21 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
     def open_(clients: int, *, seed: int = 42, **changes: Any) -> list[ClientData]:
         settings = data_settings(**changes)
         return [open_client_data(settings, seed=seed, partition=i, num_partitions=clients) for i in range(clients)]
+
+    return open_
+
+
+@pytest.fixture
+def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+    """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
+
+    def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
+        if isinstance(contents, str):
+            (tmp_path / name).write_text(contents)
+        else:
+            np.savez(tmp_path / name, **contents)
+        data_key.cache_clear()
+        return open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / name), **settings))
 
     return open_
 
@@ -86,7 +102,7 @@ def domain_dir(tmp_path: Path) -> Path:
     return root
 
 
-def write_image(file: Path, colour: tuple[int, int, int]) -> None:
+def write_image(file: Path, colour: tuple[int, int, int] = (90, 0, 0)) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (20, 10), colour).save(file)
 

@@ -1,10 +1,15 @@
-"""Around the partitions: the pool, the split into training and test samples, the caps."""
+"""Around the partitions: what cannot be divided, the pool, training and test samples, the caps, and hidden labels."""
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from protofl_common.data import open_client_data
+from protofl_common.config.datasets import DATASETS
+from protofl_common.data import UNLABELLED, DataError, check_data_settings, open_client_data
+from protofl_common.data.clients import hide_labels
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
@@ -40,9 +45,7 @@ def numbers(images: np.ndarray) -> list[int]:
     return found
 
 
-def test_the_whole_official_test_part_for_everybody(
-    open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path
-) -> None:
+def test_the_official_test_part_for_everybody(open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path) -> None:
     """Clients of two classes each are tested on all ten, and a client alone; training shares are as with official.
 
     Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients.
@@ -64,9 +67,7 @@ def test_the_whole_official_test_part_for_everybody(
     assert numbers(alone.test_inputs) == list(range(400, 500))
 
 
-def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
-    open_all: OpenAll, mnist_dir: Path
-) -> None:
+def test_a_cap_on_it_is_balanced_common_and_of_the_seed(open_all: OpenAll, mnist_dir: Path) -> None:
     few = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid", "test_from": "official-all"}
     first, second, third = open_all(3, **few, test_samples=30)
     assert (np.bincount(first.test_labels) == 3).all()
@@ -122,3 +123,146 @@ def test_a_client_too_small_for_a_validation_sample_keeps_all_for_training(open_
     for client in open_all(3, **tiny, validation_fraction=0.1):
         assert len(client.train_labels) == 4
         assert client.validation_inputs.shape == (0, 1, 8, 8)
+
+
+def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
+    labels = np.repeat([0, 3, 4, 7], [10, 5, 1, 100])
+    labels.flags.writeable = False
+    hidden = hide_labels(labels, 0.2, 0)
+    assert [int((hidden == label).sum()) for label in (0, 3, 4, 7)] == [2, 1, 1, 20]
+    kept = hidden != UNLABELLED
+    assert (hidden == UNLABELLED).sum() == 116 - 24
+    np.testing.assert_array_equal(hidden[kept], labels[kept])
+    assert hide_labels(labels, 1.0, 3) is labels
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.001, 0.005])
+def test_a_rate_too_small_for_a_class_leaves_one_label(rate: float) -> None:
+    hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, 0)
+    assert (hidden == 1).sum() == (hidden == 2).sum() == 1
+
+
+def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
+    labels = np.arange(300) % 3
+    sets = [set(np.flatnonzero(hide_labels(labels, rate, 5) != UNLABELLED)) for rate in (0.05, 0.1, 0.2, 0.5, 1.0)]
+    assert [len(one) for one in sets] == [15, 30, 60, 150, 300]
+    assert all(small < large for small, large in pairwise(sets))
+
+
+SHIFT: dict[str, Any] = {"dataset": "digit-domains", "partition": "feature-shift", "train_samples": 0}
+
+
+def test_only_training_labels_change(open_all: OpenAll) -> None:
+    for whole, few in zip(open_all(5, **SHIFT), open_all(5, **SHIFT, positive_rate=0.1), strict=True):
+        np.testing.assert_array_equal(few.train_inputs, whole.train_inputs)
+        np.testing.assert_array_equal(few.test_inputs, whole.test_inputs)
+        np.testing.assert_array_equal(few.test_labels, whole.test_labels)
+        known = few.train_labels != UNLABELLED
+        np.testing.assert_array_equal(few.train_labels[known], whole.train_labels[known])
+        assert set(few.train_labels[known]) == set(whole.train_labels)
+        every = np.bincount(whole.train_labels)
+        np.testing.assert_array_equal(np.bincount(few.train_labels[known]), np.round(0.1 * every))
+        assert few.domain == whole.domain
+
+
+def test_which_labels_depends_on_seed_and_client_alone(open_all: OpenAll) -> None:
+    same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
+    first, again = open_all(3, **same), open_all(3, **same)
+    for one, two in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one.train_labels, two.train_labels)
+    known = [client.train_labels != UNLABELLED for client in (*first, *open_all(3, seed=7, **same))]
+    assert len({mask.tobytes() for mask in known}) == 6
+
+
+def test_rates_share_one_division_in_the_cache(open_all: OpenAll, cache_dir: Path) -> None:
+    few = {"dataset": "digits", "partition": "iid", "train_samples": 50}
+    open_all(3, seed=99, **few)
+    before = set(cache_dir.iterdir())
+    open_all(3, seed=99, **few, positive_rate=0.3)
+    assert set(cache_dir.iterdir()) == before
+
+
+STATIC = [
+    ({"dataset": "digits", "partition": "feature-shift"}, r"partition = 'feature-shift'.*'digits' has no domains"),
+    ({"dataset": "mnist", "partition": "feature-label-shift"}, "'mnist' has no domains"),
+    ({"test_from": "official"}, r"test-from = 'official'.*no official test part"),
+    ({"dataset": "image-folder", "partition": "own", "test_from": "official"}, "no official test part"),
+    ({"dataset": "digits", "test_from": "official-all"},
+     r"test-from = 'official-all': dataset 'digits' has no official"),
+    ({"clients_per_domain": "1,two"}, "clients-per-domain = '1,two': must be numbers"),
+    ({"clients_per_domain": "1,,2"}, "must be numbers"),
+    ({"clients_per_domain": "1,-2"}, "must be numbers"),
+    ({"clients_per_domain": "1,4,2"}, r"'1,4,2' has 3 numbers.*5 domains: scanned, printed"),
+    ({"dataset": "mnist", "partition": "pathological", "classes_per_client": 11}, "classes-per-client = 11.*10"),
+    ({"dataset": "image-folder", "classes": "a,b,c", "partition": "pathological", "classes_per_client": 4},
+     "classes-per-client = 4.*3 classes"),
+    ({"classes": "a,b"}, "classes = 'a,b': only for data of your own"),
+    ({"dataset": "image-folder", "partition": "own", "classes": "a,,b"}, "classes = 'a,,b': must be different names"),
+    ({"dataset": "image-folder", "partition": "own", "classes": "a,a"}, "must be different names"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), STATIC)
+def test_wrong_settings_need_no_data(data_settings: MakeSettings, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_data_settings(data_settings(**changes))
+
+
+def test_all_problems_at_once(data_settings: MakeSettings) -> None:
+    with pytest.raises(DataError) as caught:
+        check_data_settings(data_settings(dataset="digits", test_from="official", classes="a", clients_per_domain="x"))
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
+    for dataset in DATASETS:
+        check_data_settings(data_settings(dataset=dataset, partition="iid"))
+    check_data_settings(data_settings(dataset="domain-folder", partition="feature-shift", clients_per_domain="1,2"))
+
+
+DIVIDING: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"clients_per_domain": "1,4,2,2,1"}, 5, "", r"'1,4,2,2,1' sums to 10 clients, but num-partitions is 5"),
+    ({}, 5, "attic", r"domain = 'attic'.*scanned, printed, photo, inverted, coloured"),
+    ({"partition": "iid"}, 5, "photo", r"domain = 'photo': has no meaning with partition 'iid'"),
+    ({"dataset": "digits", "partition": "own"}, 5, "photo", r"domain = 'photo'.*its domains: none"),
+    ({"dataset": "digits", "partition": "iid"}, 1000, "", r"1797 samples are too few for 1000 clients"),
+    ({"total_samples": 20}, 11, "", r"20 samples are too few for 11 clients"),
+    ({"total_samples": 30}, 15, "", r"(would have|has) \d+ samples"),
+    ({"total_samples": 9999}, 5, "", r"total-samples = 9999: there are only 2500"),
+    ({"dataset": "digits", "partition": "pathological"}, 890, "", r"class \d+ has 17\d samples for 178 clients"),
+]
+
+
+@pytest.mark.parametrize(("changes", "clients", "domain", "message"), DIVIDING)
+def test_data_that_cannot_be_divided_as_asked(
+    data_settings: MakeSettings, changes: dict[str, Any], clients: int, domain: str, message: str
+) -> None:
+    settings = data_settings(**changes)
+    with pytest.raises(DataError, match=message):
+        open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
+
+
+@pytest.mark.parametrize(("partition", "clients"), [(-1, 5), (5, 5), (0, 0)])
+def test_partition_id_out_of_range(data_settings: MakeSettings, partition: int, clients: int) -> None:
+    said = f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4" if clients else "num-partitions = 0"
+    with pytest.raises(DataError, match=said):
+        open_client_data(data_settings(), seed=1, partition=partition, num_partitions=clients)
+
+
+def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettings, domain_dir: Path) -> None:
+    for changes, said in (
+        ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),
+        ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
+    ):
+        settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
+        with pytest.raises(DataError, match=said):
+            open_client_data(settings, seed=1, partition=0, num_partitions=3)
+
+
+def test_official_test_part_that_lacks_the_clients_classes(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:8] + bytes(100))
+    pathological = {"partition": "pathological", "classes_per_client": 1, "test_from": "official"}
+    settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), **pathological)
+    with pytest.raises(DataError, match="the official test part has no sample of classes"):
+        open_client_data(settings, seed=1, partition=0, num_partitions=10)

@@ -13,7 +13,7 @@ from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.store import data_key, open_data
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split
@@ -22,21 +22,6 @@ TABLE = """age,label,dose,client,split
 3,sick,4,south,train
 4,well,5,south,test
 """
-
-
-@pytest.fixture
-def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
-    """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
-
-    def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
-        file = tmp_path / name
-        if isinstance(contents, str):
-            file.write_text(contents)
-        else:
-            np.savez(file, **contents)
-        return open_data(data_settings(dataset=dataset, data_dir=str(file), **settings))
-
-    return open_
 
 
 @pytest.fixture
@@ -88,9 +73,8 @@ def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: st
     assert sum(len(client.test_labels) for client in clients) == 100
 
 
-MARKED = (
-    TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well") + "5,sick,1,south,train\n"
-)
+MARKED = TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well")
+MARKED += "5,sick,1,south,train\n"
 
 
 @pytest.mark.parametrize("test_from", ["official-own", "split"])
@@ -145,31 +129,12 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
         assert client.validation_inputs[:, 0].tolist() == wanted
 
 
-def test_a_class_of_one_sample_cannot_be_shared_out(divided: Any) -> None:
-    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))
-    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
-        divided(2, text, partition="n-way-k-shot")
-
-
-def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
-    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
-    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
-    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
-    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
-
-
-def test_a_site_says_which_client_it_is(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
-    opened("arrays", "a.csv", TABLE)
-    settings = data_settings(
-        dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="natural", test_from="official-own"
-    )
+def test_a_site_says_which_client_it_is(data_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(TABLE)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path), "partition": "natural", "test_from": "official-own"}
+    settings = data_settings(**own)
     found = open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="south")
     assert found.train_inputs.tolist() == [[3, 4]]
-
-
-def test_data_without_clients_or_split_say_so(open_all: OpenAll) -> None:
-    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
-        open_all(2, dataset="wine", partition="natural")
 
 
 def test_arrays_of_every_kind(opened: Any) -> None:
@@ -184,8 +149,10 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert words.inputs.dtype == np.int64
     assert words.mean == ()
     assert words.classes == ("x", "y")
-    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(2), "y_test": [1, 0]}
-    assert opened("arrays", "p.npz", parts).official.tolist() == [0, 0, 1, 1]
+    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
+    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
+    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -203,9 +170,7 @@ def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSe
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
 
-def test_images_of_a_manifest_that_are_elsewhere_are_noticed_when_they_change(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_changed_images_of_a_manifest_are_noticed_elsewhere_too(data_settings: MakeSettings, tmp_path: Path) -> None:
     for name in ("lists", "images"):
         (tmp_path / name).mkdir()
     (tmp_path / "lists" / "a.csv").write_text("file,label\n../images/a.png,x\n../images/a.png,y\n")
@@ -254,9 +219,16 @@ def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: 
         opened("arrays", "wrong.csv", contents)
 
 
-def test_a_label_that_classes_do_not_name(opened: Any) -> None:
+def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
+    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
+        open_all(2, dataset="wine", partition="natural")
+    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
+        open_all(2, dataset="wine", partition="iid", image_size=8)
     with pytest.raises(DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"):
         opened("arrays", "a.csv", TABLE, classes="sick,dead")
+    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))  # a sample of each class
+    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
+        divided(2, text, partition="n-way-k-shot")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +269,8 @@ def test_labels_are_names_or_indices() -> None:
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
 
-def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+    """crc32("a") = 3904355907."""
     news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
     assert news.classes == ("1", "3")
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
@@ -318,10 +291,6 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
     with pytest.raises(DataError, match="only one of its files has a column title"):
         open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))
-
-
-def test_tokens_by_hand() -> None:
-    """crc32("a") = 3904355907."""
     assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
 
 
@@ -383,11 +352,6 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     for outside in ("../reviews", str(tmp_path / "reviews")):
         with pytest.raises(DataError, match="there is no folder"):
             open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
-
-
-def test_images_only(data_settings: MakeSettings) -> None:
-    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
-        open_data(data_settings(dataset="wine", image_size=8))
 
 
 def test_files_that_are_not_there(data_settings: MakeSettings, tmp_path: Path) -> None:

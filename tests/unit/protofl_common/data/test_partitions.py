@@ -1,5 +1,6 @@
-"""Every partition on the embedded data: counts, disjointness, coverage, repeatability."""
+"""Every partition on the embedded data, and Dirichlet partitions against Flower's and PFLlib's."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from protofl_common.data import open_client_data
 from protofl_common.data.division import Division
+from protofl_common.data.partitions import DIVIDE, Pool, _filled_up, balanced_dirichlet, dirichlet
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import OF_PARTITIONS
 
@@ -19,9 +21,7 @@ EACH = [("digits", partition) for partition in COMMON] + [("digit-domains", part
 
 @pytest.mark.parametrize("clients", [2, 10, 20])
 @pytest.mark.parametrize(("dataset", "partition"), EACH)
-def test_shares_are_disjoint_and_depend_on_the_seed(
-    open_all: OpenAll, dataset: str, partition: str, clients: int
-) -> None:
+def test_shares_are_disjoint_and_of_the_seed(open_all: OpenAll, dataset: str, partition: str, clients: int) -> None:
     few = {"shots": 5, "alpha": 0.5, "dataset": dataset, "partition": partition}
     everyone = open_all(clients, **few, **WHOLE)
     trains = [identities(client.train_inputs) for client in everyone]
@@ -52,9 +52,7 @@ CHANGED |= {"ways": 5, "ways-stdev": 0, "shots": 9, "shots-stdev": 3}
 
 @pytest.mark.parametrize("partition", sorted({*COMMON, *ON_DOMAINS}))
 @pytest.mark.parametrize("setting", CHANGED)
-def test_a_partition_reads_the_settings_that_are_said_to_act_on_it(
-    data_settings: MakeSettings, setting: str, partition: str
-) -> None:
+def test_a_partition_reads_the_settings_said_to_act(data_settings: MakeSettings, setting: str, partition: str) -> None:
     assert CHANGED.keys() == OF_PARTITIONS.keys()
     before = data_settings(dataset="digit-domains", partition=partition, shots=5)
     after = data_settings(dataset="digit-domains", partition=partition, **{"shots": 5, setting: CHANGED[setting]})
@@ -109,10 +107,8 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
     assert all(len(ids) == counts(client).sum() == 1200 for ids, client in zip(samples, everyone, strict=True))
     greedy = open_all(2, dataset="digits", **(many | {"shots": 1000}), **WHOLE)
     assert [counts(client).sum() for client in greedy] == [1797, 1797]
-    trained, tested = (
-        set.union(*(identities(getattr(client, part)) for client in everyone))
-        for part in ("train_inputs", "test_inputs")
-    )
+    trained = set.union(*(identities(client.train_inputs) for client in everyone))
+    tested = set.union(*(identities(client.test_inputs) for client in everyone))
     assert len(trained) < 3 * 900  # the clients do share some
     assert not trained & tested
 
@@ -120,13 +116,10 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
 @pytest.mark.parametrize("partition", ["label-shift", "feature-label-shift", "dirichlet", "pathological"])
 def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all: OpenAll, partition: str) -> None:
     shaped = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
-    for capped, whole in zip(
-        open_all(5, **shaped, train_samples=40), open_all(5, **shaped, train_samples=0), strict=True
-    ):
-        found, wanted = (
-            np.bincount(client.train_labels, minlength=10) / len(client.train_labels) for client in (capped, whole)
-        )
-        assert len(capped.train_labels) <= 40
+    capped, whole = (open_all(5, **shaped, train_samples=limit) for limit in (40, 0))
+    for pair in zip(capped, whole, strict=True):
+        found, wanted = (np.bincount(one.train_labels, minlength=10) / len(one.train_labels) for one in pair)
+        assert len(pair[0].train_labels) <= 40
         np.testing.assert_allclose(found, wanted, atol=1.5 / 40)
 
 
@@ -137,13 +130,10 @@ def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all: Ope
         assert len(client.test_labels) == 500 - 35
 
 
-def test_feature_shift_deals_domains_in_turn(open_all: OpenAll) -> None:
+def test_feature_shift_deals_domains_in_turn_or_as_clients_per_domain_says(open_all: OpenAll) -> None:
     everyone = open_all(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
     assert [client.domain for client in everyone] == ["scanned", "printed", "photo", "inverted", "coloured"] * 2
     assert all((counts(client) == 25).all() for client in everyone)
-
-
-def test_feature_shift_by_clients_per_domain(open_all: OpenAll) -> None:
     several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
     everyone = open_all(7, dataset="digit-domains", **several, **WHOLE)
     assert [client.domain for client in everyone] == ["scanned", *["photo"] * 3, "inverted", *["coloured"] * 2]
@@ -160,19 +150,11 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
     np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
 
 
-def test_a_named_domain_with_its_own_class_proportions(data_settings: MakeSettings) -> None:
-    settings = data_settings(dataset="digit-domains", partition="feature-label-shift", **WHOLE)
-    client = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
-    assert client.domain == "photo"
-    assert counts(client).max() == 50
-    assert counts(client).sum() < 400
-
-
 def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
     settings = data_settings(dataset="image-folder", data_dir=str(domain_dir / "sketch"), partition="own", **WHOLE)
     client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
-    assert counts(client).sum() == 24
-    np.testing.assert_array_equal(np.bincount(client.train_labels), [6, 6, 6])
+    assert counts(client).tolist() == [8, 8, 8]
+    assert np.bincount(client.train_labels).tolist() == [6, 6, 6]
     assert client.domain == ""
 
 
@@ -183,10 +165,85 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
     assert np.mean([counts(client).max() / counts(client).sum() for client in everyone]) > 0.4
 
 
-def test_feature_label_shift_has_one_domain_and_its_own_proportions(open_all: OpenAll) -> None:
+def test_feature_label_shift_has_a_domain_and_proportions(open_all: OpenAll, data_settings: MakeSettings) -> None:
     everyone = open_all(5, dataset="digit-domains", partition="feature-label-shift", alpha=0.3, **WHOLE)
     assert [client.domain for client in everyone] == ["scanned", "printed", "photo", "inverted", "coloured"]
-    for client in everyone:
+    settings = data_settings(dataset="digit-domains", partition="feature-label-shift", **WHOLE)
+    named = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
+    assert named.domain == "photo"
+    for client in (*everyone, named):
         assert counts(client).max() == 50
         assert counts(client).sum() < 400
     assert len({tuple(counts(client)) for client in everyone}) == 5
+
+
+def made_up(samples: int, classes: int) -> Pool:
+    labels = np.random.default_rng(0).integers(0, classes, samples)
+    return Pool(np.arange(samples), labels, np.zeros_like(labels), ("one",))
+
+
+@pytest.mark.parametrize(("classes", "clients", "alpha"), [(10, 6, 0.1), (3, 20, 0.5), (30, 20, 0.05)])
+def test_shares_are_flowers_partitioners(data_settings: MakeSettings, classes: int, clients: int, alpha: float) -> None:
+    from datasets import Dataset  # with its plots, two seconds, which collecting the tests need not take
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    pool = made_up(1500, classes)
+    found = dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
+    seed = int(np.random.default_rng(3).integers(2**31))
+    flowers = DirichletPartitioner(clients, "label", alpha, min_partition_size=10, seed=seed)
+    flowers.dataset = Dataset.from_dict({"row": pool.rows, "label": pool.labels})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = [flowers.load_partition(client)["row"][:] for client in range(clients)]
+    assert [share.tolist() for share in found] == wanted
+
+
+def of_pfllib(
+    labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator
+) -> list[list[int]]:
+    """``separate_data`` of PFLlib's ``dataset_utils.py``, partition "dir": the samples of each class a client gets."""
+    smallest = 0
+    while smallest < least:
+        batches: list[list[int]] = [[] for _ in range(clients)]
+        for k in range(labels.max() + 1):
+            idx_k = np.where(labels == k)[0]
+            proportions = rng.dirichlet(np.repeat(alpha, clients))
+            proportions *= [len(held) < len(labels) / clients for held in batches]
+            proportions = proportions / proportions.sum()
+            cuts = (np.cumsum(proportions) * len(idx_k)).astype(int)[:-1]
+            batches = [held + idx.tolist() for held, idx in zip(batches, np.split(idx_k, cuts), strict=True)]
+        smallest = min(map(len, batches))
+    return [sorted(held) for held in batches]
+
+
+@pytest.mark.parametrize(("samples", "clients", "alpha"), [(4000, 10, 0.1), (3000, 20, 0.3), (2000, 30, 0.5)])
+def test_balanced_shares_are_pfllibs(data_settings: MakeSettings, samples: int, clients: int, alpha: float) -> None:
+    pool = made_up(samples, 10)
+    found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
+    least = int(min(10 / (1 - 0.75), samples / clients / 2))
+    wanted = of_pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
+    assert [sorted(share.tolist()) for share in found] == wanted
+
+
+@pytest.mark.parametrize(("partition", "least"), [("dirichlet", 10), ("balanced-dirichlet", 30)])
+def test_a_thousand_clients_get_their_least(data_settings: MakeSettings, partition: str, least: int) -> None:
+    pool = made_up(60_000, 10)
+    shares = DIVIDE[partition](pool, data_settings(alpha=0.1), 1000, np.random.default_rng(3))
+    sizes = [len(share) for share in shares]
+    assert min(sizes) == least
+    assert sorted(np.concatenate(shares).tolist()) == list(range(60_000))
+    mixes = np.stack([np.bincount(pool.labels[share], minlength=10) / len(share) for share in shares])
+    assert mixes[np.array(sizes) == least].max(axis=1).mean() > 0.5  # few classes each, as Dir(0.1) has it
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "balanced-dirichlet", "feature-label-shift"])
+def test_there_is_a_division_where_the_numbers_allow_one(data_settings: MakeSettings, partition: str) -> None:
+    pool = made_up(400, 10)
+    shares = DIVIDE[partition](pool, data_settings(partition=partition, alpha=0.01), 200, np.random.default_rng(3))
+    assert {len(share) for share in shares} == {2}
+
+
+def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() -> None:
+    counts_CN = np.array([[9, 0, 4], [3, 1, 6]])
+    assert _filled_up(counts_CN, np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]]), 4).tolist() == [[6, 3, 4], [3, 1, 6]]
+    assert _filled_up(counts_CN, np.array([[0.6, 0.0, 0.2], [0.2, 0.5, 0.6]]), 4).tolist() == [[9, 0, 4], [3, 4, 3]]

@@ -7,30 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from protofl_common.data import DataError
 from protofl_common.data.published import OTHERS, SIGNALS
 from protofl_common.data.store import StoredData, open_data
-from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
-
-
-def image(file: Path, grey: int = 90) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (9, 9), (grey, 0, 0)).save(file)
+from tests.support.given import Printed
+from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll, write_image
 
 
 def pacs(root: Path) -> dict[str, Any]:
     for domain in (*OTHERS["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
-            image(root / "PACS" / domain / name / "pic_001.jpg")
+            write_image(root / "PACS" / domain / name / "pic_001.jpg")
     return {"clients": ("art_painting", "cartoon", "photo", "sketch"), "classes": ("dog", "house"), "split": [0] * 8}
 
 
 def tiny_imagenet(root: Path) -> dict[str, Any]:
     for name in ("n01", "n02"):
-        image(root / "tiny-imagenet-200" / "train" / name / "images" / f"{name}_0.JPEG")
-        image(root / "tiny-imagenet-200" / "val" / "images" / f"val_{name}.JPEG")
+        write_image(root / "tiny-imagenet-200" / "train" / name / "images" / f"{name}_0.JPEG")
+        write_image(root / "tiny-imagenet-200" / "val" / "images" / f"val_{name}.JPEG")
     marks = "val_n02.JPEG\tn02\t0\t0\t9\t9\nval_n01.JPEG\tn01\t0\t0\t9\t9\n"
     (root / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(marks)
     return {"clients": (), "classes": ("n01", "n02"), "labels": [0, 1, 1, 0], "split": [0, 0, 1, 1]}
@@ -40,7 +35,7 @@ def fed_isic(root: Path) -> dict[str, Any]:
     rows = ["image,MEL,target,center,fold,fold2"]
     for i, (target, centre, fold) in enumerate([(1, 0, "train"), (0, 3, "test"), (1, 3, "train")]):
         rows.append(f"ISIC_{i},0.0,{target},{centre},{fold},{fold}_{centre}")
-        image(root / "fed_isic2019" / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{i}.jpg")
+        write_image(root / "fed_isic2019" / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{i}.jpg")
     (root / "fed_isic2019" / "train_test_split").write_text("\n".join(rows) + "\n")
     return {"clients": ("0", "3"), "classes": ("0", "1"), "labels": [1, 0, 1], "split": [0, 1, 0]}
 
@@ -81,9 +76,7 @@ def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> 
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_public_set_has_its_natural_clients_classes_and_split(
-    name: str, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_public_set_has_its_clients_classes_and_split(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
     wanted = SETS[name](tmp_path)
     data = read(data_settings, name, tmp_path)
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
@@ -95,9 +88,7 @@ def test_a_public_set_has_its_natural_clients_classes_and_split(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_missing_is_named_with_where_to_fetch_it(
-    name: str, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_what_is_missing_is_named_with_its_origin(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
     *there, last = OTHERS[name].files
     for file in there:
         (tmp_path / file).mkdir()
@@ -107,9 +98,7 @@ def test_what_is_missing_is_named_with_where_to_fetch_it(
     assert OTHERS[name].origin in str(caught.value)
 
 
-def test_hearts_with_gaps_stay_where_they_are_filled(
-    data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_hearts_with_gaps_stay_if_filled(data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path) -> None:
     fed_heart(tmp_path)
     few, all_ = read(data_settings, "fed-heart", tmp_path), read(data_settings, "fed-heart", tmp_path, impute="mean")
     assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
@@ -133,7 +122,7 @@ def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_
 
 
 def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
-    data_settings: MakeSettings, usps_dir: Path, capsys: pytest.CaptureFixture[str]
+    data_settings: MakeSettings, usps_dir: Path, capsys: Printed
 ) -> None:
     data = read(data_settings, "digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
@@ -141,7 +130,7 @@ def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
     assert data.inputs.shape[1:] == (3, 32, 32)
     assert "digit5 without mnist-m, svhn, not in data-dir" in capsys.readouterr().err
     for part in ("train", "test"):
-        image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png", 200)
+        write_image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png")
         (usps_dir / "mnist_m" / f"mnist_m_{part}_labels.txt").write_text("00000000.png 7\n")
     more = read(data_settings, "digit5", usps_dir / "." / ".." / usps_dir.name)
     assert more.domain_names == ("mnist", "mnist-m", "usps")

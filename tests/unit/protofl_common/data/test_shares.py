@@ -58,12 +58,6 @@ def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fr
     assert len(aside) == min(round(fraction * len(labels)), len(labels) - len(set(labels)))
 
 
-def test_what_is_set_aside_has_the_class_proportions() -> None:
-    labels = np.repeat([0, 1, 2], [40, 20, 140])
-    _, aside = set_aside(labels, 0.1, np.random.default_rng(1))
-    assert np.bincount(labels[aside]).tolist() == [4, 2, 14]
-
-
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
 def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
     kept, left = balanced(labels, limit, np.random.default_rng(seed))
@@ -75,24 +69,24 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
         assert max(taken.values()) <= min(unfinished) + 1
 
 
-def test_thirty_over_ten_classes() -> None:
+def test_thirty_over_ten_classes_and_eleven_over_three_clients() -> None:
     labels = np.repeat(np.arange(10), [2, 50, 50, 50, 50, 50, 50, 50, 50, 50])
     kept, _ = balanced(labels, 30, np.random.default_rng(0))
     assert sorted(np.bincount(labels[kept])) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 4]
-
-
-@pytest.mark.parametrize("limit", [10, 40])
-def test_proportional(limit: int) -> None:
-    labels = np.repeat([0, 1, 2], [20, 20, 160])
-    kept, left = proportional(labels, limit, np.random.default_rng(1))
-    assert len(kept) == limit
-    assert sorted([*kept, *left]) == list(range(200))
-    np.testing.assert_allclose(np.bincount(labels[kept]), np.array([0.1, 0.1, 0.8]) * limit, atol=1)
-
-
-def test_dealt_evenly() -> None:
     labels = np.repeat([0, 1], [11, 22])
     shares = dealt_evenly(labels, 3, np.random.default_rng(0))
     assert sorted(np.concatenate(shares)) == list(range(33))
     assert [len(share) for share in shares] == [11, 11, 11]
     assert all(np.sum(labels[share] == 0) in (3, 4) for share in shares)
+
+
+@pytest.mark.parametrize("limit", [10, 40])
+def test_what_is_kept_or_set_aside_has_the_class_proportions(limit: int) -> None:
+    labels = np.repeat([0, 1, 2], [20, 20, 160])
+    kept, left = proportional(labels, limit, np.random.default_rng(1))
+    assert len(kept) == limit
+    assert sorted([*kept, *left]) == list(range(200))
+    np.testing.assert_allclose(np.bincount(labels[kept]), np.array([0.1, 0.1, 0.8]) * limit, atol=1)
+    labels = np.repeat([0, 1, 2], [40, 20, 140])
+    _, aside = set_aside(labels, 0.1, np.random.default_rng(1))
+    assert np.bincount(labels[aside]).tolist() == [4, 2, 14]

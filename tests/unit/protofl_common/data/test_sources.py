@@ -1,19 +1,24 @@
-"""What the sources deliver: shapes, labels, domains, and errors that name the key."""
+"""What the sources deliver: shapes, labels, domains, images decoded side by side, and errors that name the key."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.data import DataError
+from protofl_common.data import images as decoding
 from protofl_common.data.digits import DOMAINS
 from protofl_common.data.partitions import DIVIDE
 from protofl_common.data.raw import resized, statistics
 from protofl_common.data.sources import SOURCES
 from protofl_common.data.store import open_data
+from tests.support.given import Patch, Printed
 
 from .conftest import MakeSettings, write_image
 
@@ -32,9 +37,7 @@ def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     assert data.domain_names == ()
 
 
-def test_digit_domains_are_balanced_look_different_and_are_the_same_whenever_they_are_made(
-    data_settings: MakeSettings,
-) -> None:
+def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
     data = open_data(settings := data_settings(dataset="digit-domains"))
     np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
     assert data.inputs.shape[1:] == (3, 28, 28)
@@ -60,11 +63,6 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
     np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])
 
 
-def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
-        open_data(data_settings(dataset="digit-mix", data_dir=str(mnist_dir)))
-
-
 def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
     scaled = np.asarray(data.inputs) / 255
@@ -73,13 +71,10 @@ def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
     assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
-def test_image_size_resizes_any_source(data_settings: MakeSettings, mnist_dir: Path) -> None:
+def test_image_size_resizes_any_source_but_not_what_has_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
     assert open_data(data_settings(dataset="digits", image_size=16)).inputs.shape[1:] == (1, 16, 16)
     small = data_settings(dataset="mnist", data_dir=str(mnist_dir), image_size=14)
     assert open_data(small).inputs.shape == (500, 1, 14, 14)
-
-
-def test_resizing_keeps_constant_images_and_the_size_that_is_right() -> None:
     grey = np.full((3, 1, 8, 8), 77, dtype=np.uint8)
     assert (resized(grey, 20) == 77).all()
     assert resized(grey, 8) is grey
@@ -118,10 +113,20 @@ def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, d
         open_data(data_settings(**where, classes="cat,fox"))
 
 
-def test_unreadable_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path) -> None:
     (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
-    with pytest.raises(DataError, match=r"photo/dog/broken\.jpg is not a readable image"):
-        open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
+    (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
+    for dataset, folder, said in (
+        ("domain-folder", domain_dir, r"photo/dog/broken\.jpg is not a readable image"),
+        ("mnist", mnist_dir, "'mnist': torchvision cannot read"),
+    ):
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset=dataset, data_dir=str(folder)))
+
+
+def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
+        open_data(data_settings(dataset="digit-mix", data_dir=str(mnist_dir)))
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder"])
@@ -141,3 +146,132 @@ def test_a_changed_folder_is_read_anew(data_settings: MakeSettings, domain_dir: 
     write_image(domain_dir / "photo" / "cat" / "new.png", (1, 2, 3))
     later = replace(settings, alpha=0.2)  # another process, as far as the memory of listings goes
     assert len(open_data(later).labels) == 41
+
+
+def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"bild {number}.png" for number in range(20)]
+    for path in files:
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    monkeypatch.setattr(decoding, "PATIENCE", -1.0)
+    settings = data_settings(image_size=8, cache_dir=str(tmp_path / "cache"))
+    images = decoding.read_images(files, settings)
+    assert "protofl: 18 of 20 images decoded" in capsys.readouterr().err
+    np.testing.assert_array_equal(images, np.stack([decoding.read_image(file, 8) for file in files]))
+    assert isinstance(images, np.memmap)  # not in memory
+    assert not list((tmp_path / "cache").iterdir())
+    for number in (13, 17):
+        files[number].write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bild 13\.png is not a readable image"):
+        decoding.read_images(files, settings)
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")])
+def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[np.generic], suffix: str) -> None:
+    file = tmp_path / f"scan.{suffix}"
+    Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
+    with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
+        decoding.read_image(file, 8)
+
+
+@pytest.mark.parametrize("own_folder", [False, True])
+def test_torchvision_set_has_both_parts(own_folder: bool, data_settings: MakeSettings, mnist_dir: Path) -> None:
+    """Which may lie in a folder of their own."""
+    if own_folder:
+        (mnist_dir / "MNIST" / "MNIST").mkdir()
+        (mnist_dir / "MNIST" / "raw").rename(mnist_dir / "MNIST" / "MNIST" / "raw")
+    data = open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+    assert data.inputs.shape == (500, 1, 28, 28)
+    np.testing.assert_array_equal(data.official, np.arange(500) >= 400)
+    np.testing.assert_array_equal(data.inputs[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
+    assert len(data.classes) == 10
+
+
+class FakeSet:
+    """One part of a data set as torchvision's classes present it: two samples with the labels 1 and 0."""
+
+    def __init__(self, root: str, train: bool = True, split: str = "train") -> None:
+        self.labels = [1, 0]
+
+
+class FakeCifar(FakeSet):
+    data = np.arange(2 * 32 * 32 * 3, dtype=np.uint8).reshape(2, 32, 32, 3)
+    classes = ("plane", "car")
+
+
+class FakeSvhn(FakeSet):
+    data = FakeCifar.data.transpose(0, 3, 1, 2)
+
+
+class FakeFlowers(FakeSet):
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        return iter([(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data])
+
+
+class EMNIST(FakeSet):
+    data = torch.from_numpy(FakeCifar.data[:, :, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cls", "fake", "parts", "shape"),
+    [
+        ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
+        ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
+        ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
+        ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
+    ],
+)
+def test_torchvision_layouts(
+    dataset: str, cls: str, fake: type, parts: int, shape: tuple[int, ...], data_settings: MakeSettings,
+    tmp_path: Path, monkeypatch: Patch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
+    raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
+    assert raw.inputs.shape == (2 * parts, *shape)
+    assert raw.inputs.flags.c_contiguous
+    np.testing.assert_array_equal(raw.labels, [1, 0] * parts)
+    np.testing.assert_array_equal(raw.official, [0, 0] * (parts - 1) + [1, 1])
+    assert raw.classes == (("plane", "car") if dataset == "cifar10" else tuple("0123456789"))
+    if dataset in ("cifar10", "svhn"):
+        np.testing.assert_array_equal(raw.inputs[0], FakeCifar.data[0].transpose(2, 0, 1))
+    if dataset == "emnist":
+        np.testing.assert_array_equal(raw.inputs[0, 0], FakeCifar.data[0, :, :, 0].T)
+
+
+def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
+        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+    said = r"there is no such folder \(dataset 'mnist'\); name another, or set download = true"
+    with pytest.raises(DataError, match=said):
+        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
+
+
+def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+    fetched = []
+
+    class FakeUsps(FakeSet):
+        data = np.zeros((2, 16, 16), dtype=np.uint8)
+
+        def __init__(self, root: str, train: bool, download: bool = False) -> None:
+            super().__init__(root, train)
+            if download:
+                fetched.append(train)
+                Path(root, "usps.bz2" if train else "usps.t.bz2").touch()
+
+    monkeypatch.setattr("torchvision.datasets.USPS", FakeUsps)
+    settings = data_settings(dataset="usps", data_dir=str(tmp_path / "new" / "data"), download=True)
+    assert open_data(settings).inputs.shape == (4, 1, 16, 16)
+    assert len(open_data(settings).labels) == 4
+    assert fetched == [True, False]
+
+
+def test_download_that_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+    def offline(root: str, train: bool, download: bool) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.USPS", offline)
+    with pytest.raises(DataError, match=r"download = true: torchvision could not fetch USPS \(no network\)"):
+        open_data(data_settings(dataset="usps", data_dir=str(tmp_path), download=True))

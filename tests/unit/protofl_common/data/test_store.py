@@ -48,16 +48,15 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_do_no_harm_and_no_cache_can_be_a_file(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()
     (partial / "inputs.npy").write_bytes(b"half")
     assert len(_first(settings).train_labels) == 30
     assert not partial.exists()
-
-
-def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match=r"cache-dir: .* cannot be written"):
         open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))

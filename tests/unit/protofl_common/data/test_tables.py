@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyarrow import parquet
 
 from protofl_common.data import ClientData, DataError
 from protofl_common.data.raw import from_arrays, normalised
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.store import open_data
 from protofl_common.data.table import read_columns
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
@@ -28,15 +29,9 @@ CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": 
 
 
 @pytest.fixture
-def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+def opened(opened: Any) -> Any:
     """``opened(text)``: the table of a CSV file with these lines."""
-
-    def open_(text: str, **settings: Any) -> StoredData:
-        (tmp_path / "t.csv").write_text(text)
-        data_key.cache_clear()
-        return open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / "t.csv"), **settings))
-
-    return open_
+    return partial(opened, "arrays", "t.csv")
 
 
 def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
@@ -44,9 +39,8 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
         opened(MESSY)
     first, *lines, last = str(caught.value).splitlines()
     assert first.endswith("t.csv: 4 columns cannot be used as they are")
-    assert [line.split(":")[0].strip() for line in lines] == [
-        f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")
-    ]
+    named = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
+    assert [line.split(":")[0].strip() for line in lines] == named
     assert "'2021-03-04' is not a finite number but a date" in lines[1]
     assert lines[2].endswith(
         """'f' is not a finite number but text; name its categories (4 of 5 values): one-hot="sex:f|m\""""
@@ -62,10 +56,8 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert data.inputs[:, :3].tolist() == [[1, 0, 40], [0, 1, 50], [0, 0, 60], [0, 1, 70], [1, 0, 80]]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
     assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[0].tolist() == [40, 0, 1]
-
-
-def test_one_and_one_point_nought_are_one_category() -> None:
-    found = read_columns({"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    one_and_one_point_nought = {"cp": ["1", "1.0", "2", " 2"]}
+    found = read_columns(one_and_one_point_nought, ["cp:1|2"], "here", "line {}".format, gaps=False)
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 
@@ -92,9 +84,7 @@ def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, A
         ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
     ],
 )
-def test_a_definition_that_is_none_is_refused_before_reading(
-    open_all: OpenAll, changes: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
 
@@ -112,8 +102,6 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettin
 
 
 # -- what values are fitted on
-
-
 def table(test: float = 0.0, south: float = 0.0) -> str:
     """Two clients of eight samples, one in four for testing; ``test`` and ``south`` are added to those samples."""
     rows = ["a,b,client,split,label"]
@@ -175,9 +163,7 @@ def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
-def test_a_feature_without_any_value_at_a_client_is_nought_there(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_a_feature_without_a_value_at_a_client_is_nought_there(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
     lines = [line if ",north," in line or "client" in line else "," + line.split(",", 1)[1] for line in table().split()]
     opened("\n".join(lines) + "\n", impute="mean")
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
@@ -186,8 +172,6 @@ def test_a_feature_without_any_value_at_a_client_is_nought_there(
 
 
 # -- labels that are no classes
-
-
 @pytest.mark.parametrize(
     ("labels", "said"),
     [

@@ -2,24 +2,14 @@
 
 import pytest
 
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import (
-    Settings,
-    SettingsError,
-    check_chosen,
-    default_run_config,
-    known_keys,
-    to_run_config,
-)
+from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys, to_run_config
 
 
-def test_pyproject_holds_every_key_in_the_documented_order() -> None:
-    assert list(default_run_config()) == known_keys()
-
-
-def test_the_defaults_of_the_papers() -> None:
+def test_pyproject_holds_every_key_in_the_documented_order_and_the_defaults_of_the_papers() -> None:
     """Those that no line of a recipe repeats; where a default is not the paper's, its page says why."""
+    assert list(default_run_config()) == known_keys()
     papers = {
         "fedtgp": {"lambda": 0.1, "distance": "l2", "granularity": "class-mean", "margin": "adaptive"}
         | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
@@ -136,9 +126,8 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
     with pytest.raises(SettingsError, match=r"^fedprox\.mu = 1\.0: has no effect on local, which reads no settings of"):
         check({"fedprox.mu": 1.0}, algo="local")
     check({"fedprox.mu": 1.0}, algo="fedavg", baselines="local, fedprox")
-    with pytest.raises(
-        SettingsError, match=r"^shots = 5: has no effect on partition = dirichlet; choose n-way-k-shot$"
-    ):
+    said = "^shots = 5: has no effect on partition = dirichlet; choose n-way-k-shot$"
+    with pytest.raises(SettingsError, match=said):
         check({"shots": 5, "alpha": 0.1}, partition="dirichlet")
 
 
@@ -155,13 +144,9 @@ def test_a_node_may_override_its_own_facts_only() -> None:
     assert lines[1].startswith("node-config: domian: unknown key; did you mean domain?; choose from ")
 
 
-def test_a_whole_number_serves_as_a_float() -> None:
-    lr = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
-    assert lr == 1.0
-    assert isinstance(lr, float)
-
-
 def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:
+    whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
+    assert (whole, type(whole)) == (1.0, float)
     config = default_run_config() | {"rounds": 1}
     settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
     assert Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings

@@ -5,10 +5,7 @@ import pytest
 import torch
 from finch import FINCH
 
-from protofl_common.data import open_client_data
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import cluster, cluster_classes, finch_partitions
-from protofl_common.models.build import build_model
 
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
@@ -37,21 +34,12 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
     return np.array([root(i) for i in range(len(rows))])
 
 
-def features_of_a_network() -> np.ndarray:
-    config = default_run_config()
-    data = open_client_data(Settings.from_run_config(config).data, seed=1, partition=0, num_partitions=5)
-    model = build_model("resnet10", input_shape=(3, 28, 28), num_classes=10, feature_dim=64, seed=3).eval()
-    with torch.no_grad():
-        return np.asarray(model.body(torch.from_numpy(data.test_inputs[:120]).float() / 255).numpy())
-
-
-@pytest.mark.parametrize("source", ["random", "blobs", "network"])
+@pytest.mark.parametrize("source", ["random", "blobs"])
 def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
     random = np.random.default_rng(5)
     rows = {
         "random": lambda: random.random((150, 16)),
         "blobs": lambda: np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12)),
-        "network": features_of_a_network,
     }[source]()
     found = finch_partitions(rows)
     expected, counts, _ = FINCH(rows, verbose=False)
@@ -86,6 +74,8 @@ def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vector
     torch.testing.assert_close(cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True))
     assert len(cluster(two_groups()[:2], "kmeans", 5)[0]) == 2
     assert len(cluster(torch.ones(4, 2), "kmeans", 3)[0]) == 1
+    with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):
+        cluster(two_groups(), "dbscan")
 
 
 def test_classes_are_clustered_apart() -> None:
@@ -94,8 +84,3 @@ def test_classes_are_clustered_apart() -> None:
     assert found.labels.tolist() == [1, 4, 4]
     assert found.counts.tolist() == [1, 3, 3]
     torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
-
-
-def test_unknown_method() -> None:
-    with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):
-        cluster(two_groups(), "dbscan")

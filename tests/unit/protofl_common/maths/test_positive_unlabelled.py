@@ -19,33 +19,6 @@ def test_not_of_class_by_hand() -> None:
     np.testing.assert_allclose(not_of_class(LOGITS).numpy(), expected)
 
 
-def test_a_whole_batch_by_hand() -> None:
-    """One sample labelled 0, one labelled 1, one unlabelled; they are all that the client has.
-
-    Against class 0: the unlabelled one log 4/3, less π₀ = 1/2 of the labelled one's log 2; class 1 alike.
-    """
-    labels, counts = torch.tensor([0, 1, -1]), torch.tensor([1, 1, 0])
-    found = positive_unlabelled_risk(LOGITS, labels, counts, 1, non_negative=False)
-    assert found.item() == pytest.approx(QUARTER - HALF / 2)
-    assert positive_unlabelled_risk(LOGITS, labels, counts, 1, non_negative=True).item() == 0.0
-
-
-def test_priors_and_numbers_by_hand() -> None:
-    """The client has 3 samples labelled 0, 1 labelled 1 and 4 unlabelled; half of them are in the batch.
-
-    Against class 0: (1/4 + 1/2 as logarithms) over 2 expected unlabelled, less 3/4 of log 2 over 1.5 expected.
-    Against class 1: (1/2 + 1/4) over 2, less nothing: its labelled sample is not in the batch, so 0.5 expected give 0.
-    """
-    logits = LOGITS[[2, 1, 0, 0]]
-    labels, counts = torch.tensor([-1, -1, 0, 0]), torch.tensor([3, 1, 0])
-    against_0 = (QUARTER + QUARTER) / 2 - 0.75 * 2 * HALF / 1.5
-    against_1 = (QUARTER + HALF) / 2
-    found = positive_unlabelled_risk(logits, labels, counts, 4, non_negative=False)
-    assert found.item() == pytest.approx((against_0 + against_1) / 2)
-    bounded = positive_unlabelled_risk(logits, labels, counts, 4, non_negative=True)
-    assert bounded.item() == pytest.approx((max(0, against_0) + max(0, against_1)) / 2)
-
-
 def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float) -> float:
     """The formula, sample by sample; probabilities from exponentials."""
     held = [c for c in range(len(counts)) if counts[c]]

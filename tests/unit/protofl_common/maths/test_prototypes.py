@@ -18,18 +18,16 @@ def test_class_means_by_hand() -> None:
     assert found.counts.tolist() == [1, 2]
 
 
-def test_merging_by_counts_by_hand() -> None:
+def test_merging_by_hand() -> None:
     first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     merged = merge_by_class([first, prototypes([[8.0, 4.0]], [0], [1])], "counts")
     assert merged.labels.tolist() == [0, 1]
     assert merged.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
     assert merged.counts is None
-
-
-def test_merging_uniformly_by_hand() -> None:
-    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     second = prototypes([[8.0, 4.0]], [0], [1])
     assert merge_by_class([first, second], "uniform").means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
+    with pytest.raises(ValueError, match="counts of every client"):
+        merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
@@ -37,11 +35,6 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     merged = merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous, "mean", 0.0)
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
-
-
-def test_weighting_by_counts_needs_counts() -> None:
-    with pytest.raises(ValueError, match="counts of every client"):
-        merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
 def test_table_by_class_marks_what_is_held() -> None:
@@ -54,15 +47,12 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 
-def test_nearest_label_by_hand_and_among_some() -> None:
+def test_nearest_label_by_hand_among_some_and_far_from_the_origin() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
     assert nearest(features, known).tolist() == [4, 2, 7]
     assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
     assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
-
-
-def test_nearest_label_is_exact_far_from_the_origin() -> None:
     means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
     assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]

@@ -1,13 +1,25 @@
-"""Every architecture: shapes, a real training step, seeds, and what is refused."""
+"""Every architecture: names, groups, shapes, a real training step, seeds, padding, and what is refused."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    BODIES,
+    GROUPS,
+    HTC4,
+    PROJECTION,
+    VOCABULARY,
+    architecture_of,
+    body_and_hidden,
+    members_of,
+)
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT
-from protofl_common.models.build import build_model, copied, initial_model
+from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION
+from protofl_common.models.build import build_model, check_model, copied, initial_model
+from protofl_common.models.split import SplitModel
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]
@@ -131,3 +143,102 @@ def test_impossible_models_are_refused(change: dict[str, object], words: str) ->
         "seed": 0}  # fmt: skip
     with pytest.raises(ValueError, match=words):
         build_model(**(arguments | change))  # type: ignore[arg-type]
+
+
+WIDTH, FEW = 6, 3
+SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
+CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in GROUPS[group]]
+
+
+def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
+    return build_model(arch, input_shape=shape, num_classes=FEW, feature_dim=WIDTH, seed=1)
+
+
+def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if arch.startswith("text"):
+        return torch.randint(1, VOCABULARY, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+@pytest.mark.parametrize(("arch", "shape"), CASES)
+def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
+    model, x = of_vectors(arch, shape), samples(arch, shape, 12)
+    assert model.body(x).shape == (12, WIDTH)
+    assert_it_learns(model, x, lr=0.05, steps=10)
+
+
+@pytest.mark.parametrize("arch", GROUPS["text3"])
+def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
+    body = of_vectors(arch, (9,)).body.eval()
+    short = torch.tensor([[5, 7, 0, 0]])
+    assert body(short).shape == (1, WIDTH)
+    assert torch.equal(body(short), body(short + (VOCABULARY - 1) * (short > 0)))
+
+
+def test_padding_changes_no_mean() -> None:
+    body = of_vectors("text-bag", (9,)).body.eval()
+    torch.testing.assert_close(body(torch.tensor([[5, 7]])), body(torch.tensor([[5, 7, 0, 0, 0]])))
+    assert torch.isfinite(body(torch.zeros(1, 4, dtype=torch.int64))).all()
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "said"),
+    [
+        ("signal-cnn", (30,), r"'signal-cnn' is for signals \[channels, steps\].*\[30\].*table3"),
+        ("text-gru", (3, 28, 28), r"'text-gru' is for texts \[tokens\].*small3"),
+        ("cnn4", (4, 20), r"'cnn4' is for square images.*\[4, 20\].*signal3"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(arch: str, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        of_vectors(arch, shape)
+
+
+def test_inputs_of_another_type_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"):
+        check_model(of_vectors("text-bag", (9,)), "text-bag", torch.rand(2, 9), WIDTH)
+    with pytest.raises(SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit"):
+        check_model(of_vectors("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), WIDTH)
+
+
+def test_every_architecture_is_a_body_and_a_head_that_is_built_somewhere() -> None:
+    assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(BODIES)
+    assert {body_and_hidden(arch)[0] for arch in ARCHITECTURES} == set(BODIES)
+    assert {body_and_hidden(arch)[1] for arch in ARCHITECTURES} == {0, 128, 256, 512}
+    assert body_and_hidden("resnet34-imagenet-stem+fc256") == ("resnet34-imagenet-stem", 256)
+    assert ARCHITECTURES["googlenet+fc512"] == "googlenet, head: fc 512, C"
+
+
+def test_groups_name_known_architectures_each_of_which_is_a_group_of_one() -> None:
+    assert all(archs and set(archs) <= set(ARCHITECTURES) for archs in GROUPS.values())
+    assert [arch for arch in ARCHITECTURES if GROUPS[arch] != (arch,)] == []
+
+
+def test_clients_get_the_architectures_in_turn() -> None:
+    assert [architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == ["htcnn-1", "htcnn-8", "htcnn-1", "htcnn-4"]
+    assert architecture_of("cnn4", 5) == "cnn4"
+    assert members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
+    assert [architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]
+
+
+def test_feature_extractors_of_fedtgp() -> None:
+    """In the order in which the paper lists them."""
+    small = ("cnn4", "googlenet", "mobilenet-v2")
+    assert GROUPS["htfe2"] == ("cnn4", *resnets(18))
+    assert GROUPS["htfe3"] == resnets(10, 18, 34)
+    assert GROUPS["htfe4"] == (*small, *resnets(18))
+    assert GROUPS["htfe8"] == (*small, *resnets(18, 34, 50, 101, 152))
+    assert GROUPS["htfe9"] == resnets(4, 6, 8, 10, 18, 34, 50, 101, 152)
+
+
+def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
+    heads = [0, 512, 256, 128]
+    assert [body_and_hidden(arch) for arch in GROUPS["res34-htc4"]] == [(*resnets(34), hidden) for hidden in heads]
+    for client in range(16):
+        body, hidden = body_and_hidden(architecture_of("htfe8-htc4", client))
+        assert (body, hidden) == (GROUPS["htfe8"][client % 8], heads[client % 4])
+
+
+def resnets(*layers: int) -> tuple[str, ...]:
+    return tuple(f"resnet{n}-imagenet-stem" for n in layers)

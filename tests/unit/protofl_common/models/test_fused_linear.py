@@ -57,9 +57,7 @@ def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_fifty_steps_are_those_of_sgd(
-    dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
-) -> None:
+def test_fifty_steps_are_sgds(dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float) -> None:
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours, reference = small_model(dtype), small_model(dtype)
     start = deepcopy(ours.state_dict())
@@ -69,55 +67,30 @@ def test_fifty_steps_are_those_of_sgd(
     assert not any(torch.equal(value, start[key]) for key, value in ours.state_dict().items())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_client_model_of_full_width(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    x, y = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1])
-    states = []
-    for fused in (True, False):
-        model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
-        with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
-            assert [tuple(layer.weight.shape) for layer in layers] == ([(512, 4608), (512, 512)] if fused else [])
-            for _ in range(3):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-        states.append(model.state_dict())
-    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
-
-
-def test_learning_rate_is_read_at_every_step() -> None:
-    model, x = small_model(), torch.ones(1, 50, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = model.body[0].weight.clone()
-    with fused_linears(model, optimizer, MIN):
-        optimizer.param_groups[0]["lr"] = 0.0
-        model(x).sum().backward()
-    assert torch.equal(model.body[0].weight, before)
-
-
-def test_the_model_looks_the_same_inside_and_is_the_same_after() -> None:
+def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     keys = list(model.state_dict())
     with fused_linears(model, optimizer, MIN) as layers:
         assert layers == [model.body[0], model.body[2], model.body[4]]
         assert list(model.state_dict()) == keys
+        optimizer.param_groups[0]["lr"], before = 0.0, model.body[0].weight.clone()
         model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
+        assert torch.equal(model.body[0].weight, before)  # the learning rate is read at every step
         assert model.body[0].weight.grad is None
         assert model.body[0].bias.grad is not None
     model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
     assert model.body[0].weight.grad is not None
-
-
-def test_the_model_is_itself_again_after_an_error() -> None:
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(KeyError), fused_linears(model, optimizer, MIN):
         raise KeyError
     assert "forward" not in vars(model.body[0])
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_wide_layers_of_a_client_model_take_their_steps_inside() -> None:
+    model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
+    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.01)) as layers:
+        assert [tuple(layer.weight.shape) for layer in layers] == [(512, 4608), (512, 512)]
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
@@ -164,15 +137,12 @@ def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]
     assert still == {f"body.0.{part}" for part in parts}
 
 
-def test_a_layer_used_twice_is_refused() -> None:
+def test_a_layer_used_twice_and_a_loss_on_the_weight_itself_are_refused() -> None:
     model, x = small_model(), torch.ones(1, 50, dtype=torch.float64)
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
         loss = (model(x) + model(2 * x)).sum()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-def test_a_loss_on_the_weight_itself_is_refused() -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with fused_linears(model, optimizer, MIN):

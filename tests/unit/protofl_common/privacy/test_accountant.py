@@ -77,10 +77,8 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
 @pytest.mark.parametrize("evaluate_every", [0, 1, 5])
 def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...], evaluate_every: int) -> None:
     plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
-    numbers = [
-        plan.of_round(number, (number - 1) % evaluate_every == 0 if evaluate_every else False) for number in range(1, 6)
-    ]
-    mechanisms = [one for of_round in numbers for one in of_round]
+    evaluated = range(1, 6, evaluate_every) if evaluate_every else ()
+    mechanisms = [one for number in range(1, 6) for one in plan.of_round(number, number in evaluated)]
     kinds = bool(epochs) + bool(any(tables)) + bool(evaluate_every)
     assert len({one.noise for one in mechanisms}) == kinds
     assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(5))

@@ -35,9 +35,8 @@ from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage,
 
 SECRET = bytes(range(32))
 
+
 # -- secret sharing ----------------------------------------------------------------------------------------------------
-
-
 def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """f(x) = 7 + 5x + 5x²."""
     monkeypatch.setattr("secrets.randbelow", lambda below: 5)
@@ -52,6 +51,7 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
     assert masks.recovered({x: shares[x] for x in (1, 2)}, 3, SECRET.__eq__) is None
     assert masks.recovered({x: shares[x] for x in (1, 2)}, 2, SECRET.__eq__) is None
     assert pow(3, masks.PRIME - 1, masks.PRIME) == 1  # Fermat: it is no prime otherwise
+    assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
 
 
 @pytest.mark.parametrize("liar", range(1, 5))
@@ -63,13 +63,7 @@ def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
     assert masks.recovered(shares, 3, SECRET.__eq__) is None
 
 
-def test_thresholds() -> None:
-    assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
-
-
 # -- masks -------------------------------------------------------------------------------------------------------------
-
-
 def secrets_of(clients: int) -> dict[str, bytes]:
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
@@ -102,7 +96,7 @@ def test_a_masked_vector_looks_uniform() -> None:
     assert len({values.tobytes() for values in found}) == 3
 
 
-def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with_all_are_none() -> None:
     one, other, third = secrets_of(3).values()
     sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * masks.SHARE))
     assert len(sealed) == masks.SEALED
@@ -110,9 +104,6 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
     for secret, way in ((third, "a b"), (other, "b a")):
         with pytest.raises(InvalidTag):
             masks.opened(secret, masks.public_of(one), way, sealed)
-
-
-def test_keys_that_agree_with_everybody_on_the_same_are_none() -> None:
     assert masks.are_keys(masks.public_of(secrets_of(1)["site-0"]))
     assert not masks.are_keys(bytes(96))
 
@@ -171,22 +162,16 @@ def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int
     assert (found.weights() or {})["w"].tolist() == [LARGEST, -LARGEST]
 
 
-def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
+def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_is_none() -> None:
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
     found, _ = from_sums(to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
     assert torch.allclose(found.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
-
-
-def test_without_any_class_there_are_no_prototypes() -> None:
-    up: Declared = {"prototypes": Vectors(counts=True)}
+    up = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
     sums = to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert from_sums(sums, up, LIMITS, 3)[0].vectors() is None
-
-
-def test_what_is_not_finite_is_not_sent() -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         to_sums(Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)}), {"weights": Weights()}, LIMITS, 9, 3)
 
@@ -235,9 +220,8 @@ def reported(tested: int, right: int, **more: Any) -> Report:
 def test_figures_are_means_over_all_samples() -> None:
     one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
     other, without = reported(30, 9), Report(4, 0, 0)
-    sums = np.add.reduce(
-        [to_whole(weighted_figures(report, n, NAMES), 3) for report, n in ((one, 30), (other, 10), (without, 5))]
-    )
+    weighted = [weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
+    sums = np.add.reduce([to_whole(figures, 3) for figures in weighted])
     means = means_of(from_whole(sums, 3), NAMES)
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
@@ -251,9 +235,6 @@ def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
     figures = dict(zip(NAMES, weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
     assert figures["correct.head"] == [MOST_SAMPLES, MOST_SAMPLES]
     assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
-
-
-def test_a_site_with_more_test_samples_than_count_has_a_whole_number_right() -> None:
     sums = to_whole(weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
     assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
 

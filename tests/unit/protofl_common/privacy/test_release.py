@@ -9,12 +9,10 @@ from protofl_common.data.raw import DataError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
+from tests.support.given import Patch
 
-CLUSTERS = Prototypes(
-    torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),
-    torch.tensor([0, 0, 0, 1, 2, 2]),
-    torch.tensor([5, 1, 3, 2, 7, 1]),
-)
+OF_CLASSES, COUNTS = torch.tensor([[0, 0, 0, 1, 2, 2], [5, 1, 3, 2, 7, 1]])
+CLUSTERS = Prototypes(torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]), OF_CLASSES, COUNTS)
 
 
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
@@ -22,9 +20,6 @@ def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
     assert found.labels.tolist() == [0, 0, 2]
     assert found.counts.tolist() == [5, 4, 7]  # 1 + 3 merged; of class 2 the cluster of one is left out
     assert found.means.flatten().tolist() == [1.0, (4 + 3 * 6) / 4, 2.0]
-
-
-def test_what_is_large_enough_stays_as_it_is() -> None:
     assert release.large_enough(CLUSTERS, 1) is CLUSTERS
 
 
@@ -59,9 +54,7 @@ def test_class_means_of_cut_features_by_hand() -> None:
 
 
 @pytest.mark.parametrize("clip", [1.0, 3.0])
-def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
-    clip: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(clip: float, monkeypatch: Patch) -> None:
     """A sample changes the sums over clip, beside the counts, by √2 at most: so much times the multiplier."""
     draw, sigma, n, dim = np.random.default_rng(0), 3.0, 4000, 50
     features, labels = torch.zeros(n, dim), torch.zeros(n, dtype=torch.int64)
@@ -111,6 +104,7 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each_and_stay
             assert np.mean(values) == pytest.approx(hits, abs=0.5)
     assert {release.private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)} == {0, 1, 2, 3}
     assert release.private_hits({}, 3, 9.0, draw) == {}
+    assert release.fresh_draw().random() != release.fresh_draw().random()  # noise is not that of a seed
 
 
 F = 5
@@ -170,7 +164,3 @@ def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes(hea
     if head != "naive-bayes":
         beside = each["second"][..., ~diagonal].reshape(3000, -1).std(0)
         np.testing.assert_allclose(beside, noise / (PARTS["second"] * 2) ** 0.5, rtol=0.07)
-
-
-def test_private_noise_is_not_that_of_a_seed() -> None:
-    assert release.fresh_draw().random() != release.fresh_draw().random()

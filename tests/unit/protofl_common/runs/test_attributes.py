@@ -84,13 +84,21 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(4, generator=fresh.generator), torch.rand(4, generator=lived.generator))
 
 
-def test_names_of_entries() -> None:
+def test_names_of_entries_which_are_copies() -> None:
     lived = Half()
     lived.live()
     names = set(pack_attributes(lived, ("model", "tensor", "prototypes", "absent", "table")))
     assert {"model/0.weight", "model/1.running_mean", "tensor", "prototypes:means", "prototypes:labels"} <= names
     assert {"table/plain", "table/site-1:means", "table/a:b/deep/site.2:labels", "table/a:b/beside:counts"} <= names
     assert not any(name.startswith("absent") for name in names)
+    entry, before = pack_attributes(lived, ("parameter",))["parameter"], lived.parameter.detach().clone()
+    with torch.no_grad():
+        lived.parameter.add_(1)
+    assert torch.equal(entry, before)
+    assert not entry.requires_grad
+    odd = SimpleNamespace(value={"a": {"b": "text"}})
+    with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
+        pack_attributes(odd, ("value",))
 
 
 def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
@@ -136,18 +144,3 @@ def test_a_dictionary_of_modules_and_generators_goes_on_in_place(tmp_path: Path)
     assert_same(dict(critic.state_dict()), dict(lived.parts["critic"].state_dict()))
     assert torch.equal(torch.rand(4, generator=fresh.parts["dice"]), torch.rand(4, generator=lived.parts["dice"]))
     assert_same(*(half.parts["inner"]["optimizer"].state_dict()["state"] for half in (fresh, lived)))
-
-
-def test_what_is_packed_is_a_copy() -> None:
-    lived = Half()
-    entries = pack_attributes(lived, ("model", "parameter"))
-    with torch.no_grad():
-        lived.parameter.add_(1)
-    assert entries["parameter"].eq(0).all()
-    assert not entries["parameter"].requires_grad
-
-
-def test_what_no_file_can_hold_is_told_by_name() -> None:
-    odd = SimpleNamespace(value={"a": {"b": "text"}})
-    with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
-        pack_attributes(odd, ("value",))

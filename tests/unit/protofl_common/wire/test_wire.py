@@ -1,22 +1,27 @@
-"""The wire: everything declared survives a round trip, everything else is refused with its reason."""
+"""The wire: everything declared survives a round trip, also in an envelope; all else is refused with its reason."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.task_identity import TaskIdentity
 
+from client_app.answers import answered
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
+from protofl_common.wire.envelope import LARGEST, NAME, put_in, take_out
 from protofl_common.wire.payloads import (
     RAW,
     Payload,
@@ -54,6 +59,7 @@ from protofl_common.wire.schema import (
     VectorSets,
     Weights,
 )
+from server_app.network.flower_compat import push_each
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
 
@@ -104,20 +110,17 @@ def assert_equal(got: Payload, sent: Payload) -> None:
     """All entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
-        ours, theirs = got.vectors(name), sent.vectors(name)
-        assert (ours is None) == (theirs is None)
-        pairs = list(zip(got.sets(name), sent.sets(name), strict=True))
-        for one, other in [(ours, theirs), *pairs] if ours and theirs else pairs:
-            assert torch.equal(one.means, other.means)
-            assert torch.equal(one.labels, other.labels)
-            assert (one.counts is None) == (other.counts is None)
-            assert one.counts is None or other.counts is None or torch.equal(one.counts, other.counts)
-        found, wanted = got.counts(name), sent.counts(name)
-        assert (found is None) == (wanted is None)
-        assert found is None or wanted is None or torch.equal(found, wanted)
-        mine, yours = got.weights(name) or {}, sent.weights(name) or {}
+        mine, yours = (flat(payload, name) for payload in (got, sent))
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[key], value) for key, value in yours.items())
+
+
+def flat(payload: Payload, name: str) -> dict[str, torch.Tensor]:
+    """Every tensor of an entry by a name."""
+    found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
+    for number, one in enumerate((payload.vectors(name), *payload.sets(name))):
+        found |= {f"{number} {part}": getattr(one, part, None) for part in ("means", "labels", "counts")}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -148,9 +151,7 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
             assert set(packed.array_records["prototypes"]) == {"means", "labels"}
 
 
-@pytest.mark.parametrize(
-    "change", [lambda row: row * 1.1, lambda row: row.roll(1) - row + row.mean(), torch.zeros_like]
-)
+@pytest.mark.parametrize("change", [lambda row: 2 * row, lambda row: row.roll(1) - row + row.mean(), torch.zeros_like])
 def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Of a wrong sum, with a number below 0, of sum 0."""
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
@@ -158,10 +159,6 @@ def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.T
     means = torch.stack([change(rows[0]), rows[1]])
     content = pack_payload(Payload(outputs=Prototypes(means, torch.tensor([3, 4]))), declared)
     assert_refused(content, declared, "outputs that are no class probabilities")
-
-
-def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
-    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
 
 
 def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], None]:
@@ -196,8 +193,7 @@ def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
 def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
     declared = {"prototypes": Vectors(several=True)}
     content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
-    got = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True)
-    assert (found := got.vectors()) is not None
+    found = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True).vectors()
     assert found.labels.tolist() == [2, 2, 2, 5]
     assert_refused(content, declared, "3 prototypes with the same label", Limits(10, 3, max_per_class=2))
 
@@ -302,7 +298,8 @@ def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     assert_refused(content, COUNTS, said)
 
 
-def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
+def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> None:
+    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
     content = pack_payload(some_payload(COUNTS), COUNTS)
     assert payload_bytes(content) == 80
     check_size(content, COUNTS, LIMITS)
@@ -335,12 +332,6 @@ def test_the_algorithms_that_need_one_architecture() -> None:
     averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
     assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
     assert not Exchange().needs_one_architecture
-
-
-def test_a_report_tells_of_validation_samples() -> None:
-    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
-    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
-    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
 
 def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
@@ -405,6 +396,9 @@ def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
     card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
+    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
+    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
+    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
 
 @pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
@@ -498,3 +492,59 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
     assert received.weights() is None
     with pytest.raises(KeyError, match="updat is not declared for this direction; declared: weights, prototypes"):
         received.weights("updat")
+
+
+def some_content(numbers: int = 6) -> RecordDict:
+    arrays = ArrayRecord({"w": Array(np.arange(numbers, dtype=np.float32)), "b": Array(np.zeros((), np.int64))})
+    config = ConfigRecord({"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()})
+    return RecordDict({"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})})
+
+
+def test_what_comes_out_is_what_was_put_in_and_travels_in_three_parts() -> None:
+    inside = put_in(some_content())
+    assert take_out(inside) == some_content()
+    assert list(take_out(inside)) == list(some_content())
+    assert put_in(inside) is inside
+    assert len(get_all_nested_objects(inside)) == 2  # Beside the message itself; eight without it
+    assert len(get_all_nested_objects(some_content())) == 8
+
+
+def test_large_content_and_a_message_without_an_envelope_stay_as_they_are() -> None:
+    large = some_content(LARGEST // 4 + 1)
+    assert put_in(large) is large
+    assert take_out(large) is large
+
+
+def test_what_goes_to_many_sites_is_in_memory_once() -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    messages = [Message(some_content(), node, "train", group_id="1") for node in (1, 2)]
+    grid: Any = SimpleNamespace(_runtime_client="of a SuperLink", push_messages=lambda sent: [])
+    push_each(grid, messages)
+    one, other = (message.content.config_records[NAME]["content"] for message in messages)
+    assert one is other
+
+
+@pytest.mark.parametrize("text", [b"\xff\xff", b"\x0a\x03\x0a\x01x", 5, "words", None])
+def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> None:
+    """The second is a record without a kind."""
+    broken = RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})})
+    assert take_out(broken) == RecordDict()
+    assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
+
+
+def test_nothing_may_lie_beside_what_is_in_an_envelope() -> None:
+    inside = put_in(some_content())
+    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
+    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
+
+
+def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    handler = answered(lambda message, _: RecordDict({**message.content}))
+    context = Context(1, 1, {}, RecordDict(), {})
+    for sent in (some_content(), put_in(some_content())):
+        message = Message(sent, 1, "query", group_id="1")
+        message.metadata.__dict__["_message_id"] = "any"
+        reply = handler(message, context)
+        assert (NAME in reply.content) == (NAME in sent)
+        assert take_out(reply.content) == some_content()

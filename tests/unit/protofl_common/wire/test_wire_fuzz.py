@@ -32,13 +32,10 @@ MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
 MODULES = ("weights", *dict.fromkeys(name for one in DECLARED.values() for name in one.beside if name != "moments"))
 TEMPLATES = dict.fromkeys(MODULES, MODEL) | {"moments": template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())}
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MANY)
-CARD = SiteCard(
-    "north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu", 0, SAMPLES
-)
+CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, (*"abcdef",), HOLDS, "", "cpu", 0, SAMPLES)
+
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
     """A reply as an honest client might send it, then changed in none to three places."""
@@ -123,9 +120,8 @@ def change_report(draw: st.DrawFn, content: RecordDict) -> None:
 
 CHANGES = (change_array, change_labels, remove_array, add_record, remove_record, change_report)
 
+
 # -- what must hold of what is accepted --------------------------------------------------------------------------------
-
-
 def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
     declared = DECLARED[algo]
     assert set(content.array_records) == (declared.records if training else set())
@@ -278,10 +274,8 @@ def test_introductions(data: st.DataObject) -> None:
     for key, kind in SITE.items():
         assert type(values[key]) is kind
     assert all(value >= 0 for value in values.values() if isinstance(value, int))
-    assert all(
-        isinstance(name, str) and len(name) <= 200
-        for name in [card.name, card.domain, card.arch, card.weights, *card.classes]
-    )
+    names = [card.name, card.domain, card.arch, card.weights, *card.classes]
+    assert all(isinstance(name, str) and len(name) <= 200 for name in names)
     assert card.name.isascii()
     assert card.name[0].isalnum()
     assert set(card.name) <= {*string.ascii_letters, *string.digits, *"._-"}

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from protofl_common.tools.cli import doctor, main
+from tests.support.given import Patch, Printed
 
-Plant = Callable[[pytest.MonkeyPatch, Path], list[str]]
+Plant = Callable[[Patch, Path], list[str]]
 """Plants a fault; returns what to ask the doctor."""
 
 
 def planted(name: str, value: object) -> Plant:
-    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    def plant(patch: Patch, folder: Path) -> list[str]:
         patch.setattr(doctor, name, value)
         return []
 
@@ -26,7 +27,7 @@ def asked(*words: str) -> Plant:
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
 
-def no_torch(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+def no_torch(patch: Patch, folder: Path) -> list[str]:
     patch.setitem(sys.modules, "torch", None)
     return []
 
@@ -34,7 +35,7 @@ def no_torch(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
     """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
 
-    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    def plant(patch: Patch, folder: Path) -> list[str]:
         (folder / name).write_text(text)
         for attribute, path in places.items():
             patch.setattr(doctor, attribute, folder / path)
@@ -82,18 +83,18 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 
 
 @pytest.fixture(autouse=True)
-def well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def well(monkeypatch: Patch, tmp_path: Path) -> None:
     """What this machine itself may have of such faults does not count."""
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
-def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, str]]]:
+def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
     return main(["doctor", *words, "--json"]), json.loads(capsys.readouterr().out)["findings"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_and_its_cure_named(
-    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_planted_fault_is_found_with_its_cure(
+    fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
@@ -107,16 +108,13 @@ def test_a_planted_fault_is_found_and_its_cure_named(
     assert status == 1 or level != "wrong"
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, tmp_path: Path) -> None:
     assert main(["doctor", "--clients", "0"]) == 1
     assert "--clients 0: must be" in capsys.readouterr().err
     assert main(["doctor", "lr=fast"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert second == f"{'':22}do: correct that setting; protofl list shows choices"
-
-
-def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[fedproto]\nlamda = 2.0\n")
     assert main(["doctor", "--recipe", str(recipe)]) == 1
@@ -124,7 +122,7 @@ def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert first == "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?"
 
 
-def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise FileNotFoundError("ps")
 

@@ -14,12 +14,13 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
 from tests.support.commands import told
 from tests.support.fakes import write_run
+from tests.support.given import Patch, Printed
 
 LOCAL, OURS = [0.50, 0.58, 0.53, 0.61], [0.55, 0.60, 0.59, 0.66]
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
 
 
@@ -33,11 +34,11 @@ def write(folder: Path, algo: str, accuracies: list[float], first: int = 1, **se
     return folders
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+def compared(capsys: Printed, *arguments: str) -> list[dict]:
     return told(capsys, "compare", *arguments)["groups"]
 
 
-def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
     ours, local = compared(capsys, str(tmp_path))
@@ -55,7 +56,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: pytest.C
     assert ours["difference"] is None
 
 
-def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Printed) -> None:
     mine = {"dataset": "arrays", "partition": "iid"}
     write(tmp_path / "a", "fedproto", OURS[:2], **mine, **{"data-dir": "easy.csv"})
     write(tmp_path / "b", "fedproto", OURS[2:], **mine, **{"data-dir": "hard.csv"})
@@ -66,15 +67,7 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: pytes
     assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
 
 
-def test_options_count_where_every_run_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "fedproto", OURS[:1])
-    local = write(tmp_path, "local", LOCAL[:1])
-    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
-        assert main(["compare", str(tmp_path), *more]) == 0
-        assert "difference" in capsys.readouterr().out
-
-
-def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)
@@ -88,7 +81,10 @@ def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "p is of each comparison alone" not in out, "one of the two has one pair, so that nothing is tested"
 
 
-def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
+    assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
+    assert Estimate.of([0.0, 0.0]).p == 1.0
+    assert math.isnan(Estimate.of([1.0]).p)
     assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
     local = write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
@@ -103,21 +99,22 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: py
     ("other", "first", "note"),
     [({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common")],
 )
-def test_what_does_not_pair_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, Scalar], first: int, note: str
-) -> None:
+def test_no_pair_is_said(tmp_path: Path, capsys: Printed, other: dict[str, Scalar], first: int, note: str) -> None:
     both = [*write(tmp_path, "fedproto", OURS), *write(tmp_path, "local", LOCAL, first, **other)]
     _, local = compared(capsys, *map(str, both))
     assert (local["difference"], local["note"]) == (None, note)
 
 
-def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = [*write(tmp_path, "fedproto", OURS[:1]), *write(tmp_path, "local", LOCAL[:1])]
-    assert main(["compare", *map(str, both)]) == 0
+def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(tmp_path: Path, capsys: Printed) -> None:
+    ours, local = write(tmp_path, "fedproto", OURS[:1]), write(tmp_path, "local", LOCAL[:1])
+    assert main(["compare", *map(str, (*ours, *local))]) == 0
     assert "One run each: a difference may be chance." in capsys.readouterr().out
+    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
+        assert main(["compare", str(tmp_path), *more]) == 0
+        assert "difference" in capsys.readouterr().out
 
 
-def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
     figure = tmp_path / "all.svg"
@@ -132,17 +129,14 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "final head worst-10%" in svg
 
 
-def test_the_files_for_a_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
     latex, figure = tmp_path / "all.tex", tmp_path / "all.pdf"
     assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
     rows = latex.read_text(encoding="utf-8").splitlines()
-    assert rows[3:6] == [
-        r"\begin{tabular}{lrrrrrrl}",
-        r"\toprule",
-        r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\",
-    ]
+    head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
+    assert rows[3:6] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
     assert r"{[}1] & 2 \\" in Table(("a", "b"), [["[1]", "2"]]).as_latex(), "\\[1] would be a space between rows"
     own = r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & "
     assert own in "\n".join(rows)
@@ -164,7 +158,7 @@ def test_figures_are_read_without_pytorch(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_said(tmp_path: Path, capsys: Printed) -> None:
     runs = [str(run) for run in write(tmp_path, "local", LOCAL)]
     for arguments, said in (
         ([*runs, "--against", str(tmp_path)], "must be one of the runs that are compared"),
@@ -174,9 +168,3 @@ def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         assert main(["compare", *arguments]) == 1
         assert said in capsys.readouterr().err
-
-
-def test_an_estimate_of_figures_that_are_all_alike() -> None:
-    assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
-    assert Estimate.of([0.0, 0.0]).p == 1.0
-    assert math.isnan(Estimate.of([1.0]).p)

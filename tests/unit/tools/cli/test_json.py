@@ -20,13 +20,10 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]} == able
 
 
-def test_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_and_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
     assert len(told(capsys, "list")) == 8
-
-
-def test_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "doctor")["findings"]
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 

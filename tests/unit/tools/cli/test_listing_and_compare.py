@@ -1,38 +1,45 @@
-"""``protofl list`` and ``protofl compare``."""
+"""``protofl list``, ``protofl compare``, ``protofl runs`` and ``protofl report``."""
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from filelock import FileLock
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.report import charts
 from protofl_common.tools.cli import main
 from protofl_common.wire.schema import Exchange, Weights
-from tests.support.fakes import write_run
+from tests.support.commands import told
+from tests.support.fakes import row, write, write_run
+from tests.support.given import Patch, Printed
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})  # all take a second
 
 
-def test_every_choice_is_listed_with_its_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
     for name in [*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED]:
         assert name in listed
     for name, text in (DATASETS | PARTITIONS | ARCHITECTURES | EMBEDDED).items():
         assert listed[name].endswith(text)
-    for name, row in CATALOG.items():
-        assert row.paper in listed[name]
+    for name, algorithm in CATALOG.items():
+        assert algorithm.paper in listed[name]
 
 
-def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:
     main(["list", "algorithms"])
     out = " ".join(capsys.readouterr().out.split())
     nothing = "Local (baseline: every client trains alone). Down: nothing. Up: nothing."
@@ -43,9 +50,6 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "Up: weights (all weights of the model), prototypes (several prototypes of each class)." in out
     assert "Up: weights (all weights of the model but its last layers)." in out
     assert "Down: weights (all weights of the meme model). Up: weights (all weights of the meme model)." in out
-
-
-def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
         main(["list", "algorithms"])
@@ -53,7 +57,7 @@ def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[s
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: Printed) -> None:
     same = {"dataset": "digits", "lr": 0.1}
     one, two = tmp_path / "one", tmp_path / "two"
     write_run(one, same | {"algo": "local", "run-name": "a"}, [{"0": {"head": 0.5}}] * 2)
@@ -67,17 +71,15 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
     assert ["algo", "local", "fedproto"] in cells
     assert ["fedproto.lambda", "–", "1.0"] in cells
     assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
-
-
-def test_compare_needs_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(tmp_path)]) == 1
-    assert f"{tmp_path}: no summary.json in it" in capsys.readouterr().err
+    (two / "summary.json").unlink()
+    assert main(["compare", str(two)]) == 1
+    assert f"{two}: no summary.json in it" in capsys.readouterr().err
 
 
 EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
-def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
     for name in ("one", "two"):
         of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
         write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
@@ -87,3 +89,66 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsy
         out = capsys.readouterr().out
         assert "owned" in out
         assert "\x1b" not in out
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """Four runs: of today, running; of yesterday, stopped; of 10 and of 20 days ago, finished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
+        folder = tmp_path / "runs" / name
+        settings = {"algo": "local", "dataset": "digits", "partition": "iid", "seed": days}
+        write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
+        (folder / "settings.toml").write_text(f'algo = "local"\ndataset = "digits"\nseed = {days}\nrounds = 2\n')
+        for part in ("clients/site-0", "checkpoints"):
+            (folder / part).mkdir(parents=True)
+            (folder / part / "1.bin").write_bytes(bytes(1000))
+        if name in ("running", "stopped"):
+            (folder / "summary.json").unlink()
+        then = time.time() - days * 86400
+        os.utime(folder / "metrics.jsonl", (then, then))
+    return tmp_path / "runs"
+
+
+def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
+    with FileLock(runs / ".running.lock"):
+        found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
+    assert list(found) == ["running", "stopped", "newer", "older"]
+    assert [run["state"] for run in found.values()] == ["running", "stopped", "finished", "finished"]
+    older = found["older"]
+    wanted = {"algorithm": "local", "dataset": "digits", "seed": 20, "rounds": 2, "wanted": 2, "final": "head 45.00"}
+    assert wanted.items() <= older.items()
+    assert older["best"] == "head 45.00 @1 (chosen on test data)"
+    assert older["bytes"] == sum(file.stat().st_size for file in (runs / "older").rglob("*") if file.is_file())
+    assert round(older["days"]) == 20
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "head 45.00 @1*" in out
+    assert "local · digits · seed 20" in out
+    assert "* chosen on test data, and so too good." in out
+    assert main(["runs", "nowhere"]) == 1
+    assert "nowhere: no such folder; runs are in runs unless out-dir says otherwise" in capsys.readouterr().err
+
+
+def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
+    two = write(tmp_path / "runs" / "two", [row(1, ["a"])])
+    assert main(["report", str(one), "two"]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(one / "report.html"), "runs/two/report.html"]
+    assert (one / "report.html").stat().st_size > 1000
+    assert (two / "report.html").stat().st_size > 1000
+
+
+def test_no_run_and_no_page_to_write_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["report", "nowhere"]) == 1
+    assert "nowhere: no such folder, neither here nor in runs/" in capsys.readouterr().err
+    assert main(["report", "empty"]) == 1
+    assert "empty: no settings.toml in it; give the folder of a run" in capsys.readouterr().err
+    folder = write(tmp_path / "run", [row(1, ["a"])])
+    (folder / "report.html").mkdir()
+    assert main(["report", str(folder)]) == 1
+    assert "the page cannot be written" in capsys.readouterr().err

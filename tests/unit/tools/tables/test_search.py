@@ -19,6 +19,7 @@ from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
+from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
 
 pytest.importorskip("optuna")
@@ -127,13 +128,6 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
     assert parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
 
 
-def test_that_a_search_does_not_count_is_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search(table, Launcher())
-    for more, said in (([], True), (["--search"], False)):
-        assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
-        assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 17])
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at: int, table: Path, tmp_path: Path) -> None:
@@ -201,11 +195,15 @@ def test_a_search_that_cannot_work_is_refused(change: tuple[str, str], said: str
     assert said in str(error.value)
 
 
-def test_the_command_says_what_is_left(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(table: Path, capsys: Printed) -> None:
     assert main(["table", str(table), "--search", "--seeds", "11", "--dry-run"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
     assert main(["table", str(table), "--search", "--dry-run", "--out", str(table.parent)]) == 0
     assert "7 of 7 trials are to be made first" in " ".join(capsys.readouterr().out.split())
+    search(table, Launcher())
+    for more, said in (([], True), (["--search"], False)):
+        assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
+        assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
 
 
 PLANTED_TABLE = """

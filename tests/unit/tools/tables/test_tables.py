@@ -1,4 +1,4 @@
-"""Tables: their files, what runs, what is not repeated, and how the result looks."""
+"""Tables: their files, what runs, what is not repeated, how the result looks, and which figure stands in a cell."""
 
 import subprocess
 from collections.abc import Callable
@@ -19,9 +19,11 @@ from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.execute import Runs, launcher
+from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
+from tests.support.given import Patch, Printed
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SMALL = """
@@ -99,9 +101,7 @@ def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **ch
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_clients(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_cell_has_right_settings_and_a_column_the_same_clients(path: Path, monkeypatch: Patch) -> None:
     """However many recipes a table has: the data set, its division and what is tested are not a row's."""
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
@@ -127,8 +127,9 @@ def test_every_recipe_stands_in_a_table() -> None:
     assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
 
 
-def test_what_runs(small: Path) -> None:
-    cells = plan(read_table(small))
+def test_what_runs_and_that_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
+    table = read_table(small)
+    cells = plan(table)
     by_name = {(cell.row, cell.column): cell for cell in cells}
     assert set(by_name[("Local", "all")].runs) == {1, 2}
     assert by_name[("Local", "all")].runs[1].name == by_name[("Local", "first")].runs[1].name
@@ -138,7 +139,10 @@ def test_what_runs(small: Path) -> None:
     assert few.config["seed"] == 2
     assert few.config["fedproto.lambda"] == 0.5
     assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
-    assert len(runs_of(cells)) == 8
+    names = [run.name for run in runs_of(cells)]
+    assert len(names) == 8
+    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
+    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
@@ -148,6 +152,8 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
     small.write_text(SMALL.replace("recipe: fedproto-mnist-3way\n", ""), encoding="utf-8")
     run = plan(read_table(small))[0].runs[1]
     assert (run.federation["num-supernodes"], to_run_config(run.settings)["lr"]) == (10, default_run_config()["lr"])
+    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")  # a number, to YAML a text
+    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
@@ -161,16 +167,7 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
 
 
-def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
-    table = read_table(small)
-    names = [run.name for run in runs_of(plan(table))]
-    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
-    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
-
-
-def test_a_network_of_ones_own_that_was_edited_makes_another_run(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Its name stands in the settings, not its code: a finished run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (package := tmp_path / "edited_nets").mkdir()
@@ -189,9 +186,7 @@ def test_a_network_of_ones_own_that_was_edited_makes_another_run(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin_anew(
-    damaged: bool, small: Path
-) -> None:
+def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(damaged: bool, small: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_table(small, launcher := Launcher(interrupt_at=4))
     first = launcher.launched[:]
@@ -223,12 +218,6 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
     assert left & set(HEAVY) == (set(HEAVY) if keep else set())
 
 
-def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
-    run_table(small, launcher := Launcher(), said := StringIO(), seeds=(2,), only=("Local",))
-    name = launcher.launched[0]
-    assert said.getvalue().splitlines()[:2] == [f"  {name}: round 1/2", f"  done: {name}"]
-
-
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
     other, mine = runs_of(plan(read_table(small), **chosen))
@@ -236,7 +225,8 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     with Runs(small.parent / "runs").lock(other.name):
         assert run_table(small, launcher, said, **chosen) == 0
     assert launcher.launched == [mine.name]
-    assert f"  another process makes {other.name}" in said.getvalue().splitlines()
+    wanted = {f"  another process makes {other.name}", f"  {mine.name}: round 1/2", f"  done: {mine.name}"}
+    assert wanted <= set(said.getvalue().splitlines())
     assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
 
 
@@ -267,11 +257,8 @@ def test_the_result_as_markdown_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
     assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
     latex = (small.parent / "small.tex").read_text(encoding="utf-8").splitlines()
-    assert latex[3:6] == [
-        r"\begin{tabular}{lrrrrrr}",
-        r"\toprule",
-        r" & all & paper & first & paper & few & paper \\",
-    ]
+    head = r" & all & paper & first & paper & few & paper \\"
+    assert latex[3:6] == [r"\begin{tabular}{lrrrrrr}", r"\toprule", head]
     assert latex[7] == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 &  & 51.50 $\pm$ 0.71 & 90 \\"
     lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
@@ -308,6 +295,7 @@ name another, or set download = true
     ("change", "said"),
     [
         (("title: A small table", ""), "title: missing"),
+        (("rows:", "rows: {a: }\nrows:"), "not YAML: 'rows' stands twice"),
         (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
         (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
         (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
@@ -326,6 +314,9 @@ def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: 
     with pytest.raises(SettingsError) as error:
         read_table(path)
     assert f"wrong.yaml: {said}" in str(error.value)
+    path.write_bytes(SMALL.encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"wrong\.yaml: not UTF-8"):
+        read_table(path)
 
 
 def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> None:
@@ -367,28 +358,11 @@ def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table
     assert against[5] == r" & column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
     own = r"2 & 76.50 & 70.15 \ldots{} 82.85 & +25.00 & 25.00 \ldots{} 25.00 & $<$ 0.001 \\"
     assert rf"FedProto & few & {own}" in against
-
-
-@pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
-def test_where_less_is_better_nothing_is_bold(figure: str, small: Path) -> None:
-    text = SMALL.replace("figure: {when: final, what: head}", f"figure: {figure}")
-    small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
-    run_table(small, Launcher(broken=""))
-    assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
-
-
-def test_a_number_with_an_exponent_is_one(small: Path) -> None:
-    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")
-    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
-
-
-def test_a_table_that_is_no_text_or_has_two_lists_of_rows_is_refused(small: Path) -> None:
-    small.write_text(SMALL + "rows:\n  Other: {settings: {algo: fedsa}}\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"(?s)small\.yaml: not YAML: 'rows' stands twice.*line \d+"):
-        read_table(small)
-    small.write_bytes(SMALL.encode("utf-16"))
-    with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
-        read_table(small)
+    for less_is_better in ("{what: numbers}", "{over: std}"):
+        text = SMALL.replace("figure: {when: final, what: head}", f"figure: {less_is_better}")
+        small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
+        run_table(small, Launcher(broken=""))
+        assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
@@ -399,9 +373,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
 
 
-def test_the_command_shows_what_would_run(
-    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     small.write_text(SMALL.replace("train-samples: 10", "train-samples: 10, positive-rate: 0.5"), encoding="utf-8")
     out = ["--out", str(small.parent / "out")]
@@ -429,9 +401,7 @@ def test_the_command_shows_what_would_run(
         (["rounds=3"], "which table? Give a YAML file"),
     ],
 )
-def test_a_wrong_command_line_is_named(
-    words: list[str], said: str, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_named(words: list[str], said: str, small: Path, capsys: Printed) -> None:
     table = [] if words == ["rounds=3"] else [str(small), "--dry-run"]
     assert main(["table", *table, *words]) == 1
     assert said in capsys.readouterr().err
@@ -451,7 +421,7 @@ def a_run(seed: int) -> Run:
     return Run(f"run-{seed}", config, {"num-supernodes": 2}, Settings.from_run_config(default_run_config() | config))
 
 
-def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
     seen: list[Any] = []
 
     def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
@@ -470,3 +440,98 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: pytest
     assert seen[0] == (first, {"num-supernodes": 2, "client-resources-num-cpus": 2})
     assert seen[1][0]["resume"] is True
     assert (tmp_path / "logs" / "run-1.log").read_text(encoding="utf-8") == "round  7/20  loss 1.0\n"
+
+
+DOMAINS = {"0": "amazon", "1": "amazon", "2": "dslr"}
+HEADS = [(0.1, 0.2, 0.3), (0.9, 0.8, 0.4), (0.5, 0.6, 0.7)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    evaluations = [{str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in HEADS]
+    server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
+    write_run(tmp_path, {}, evaluations, domains=DOMAINS, server=server)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("parts", "value"),
+    [
+        ({}, 60.0),
+        ({"when": "best"}, 70.0),
+        ({"when": "last-2"}, 65.0),
+        ({"when": "last-9"}, (20 + 70 + 60) / 3),
+        ({"domain": "amazon"}, 55.0),
+        ({"domain": "dslr", "when": "best"}, 70.0),
+        ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60),
+        ({"over": "std"}, 8.16496580927726),
+        ({"over": "worst-10%"}, 50.0),
+        ({"over": "worst-67%"}, 55.0),
+        ({"over": "best-10%"}, 70.0),
+        ({"what": "prototypes-received"}, 12.0),
+        ({"what": "prototypes-sent"}, 10.0),
+        ({"what": "numbers"}, (400 + 800) / 4),
+        ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+    ],
+)
+def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
+    assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
+
+
+def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
+    """A round that asked the better half of the clients only."""
+    half: dict[str, dict[str, float]] = {"0": {"head": 0.9}, "1": {"head": 0.9}}
+    write_run(tmp_path, {}, [half, half | {"2": {"head": 0.3}}], domains=DOMAINS)
+    assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
+
+
+def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
+    assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
+    assert str(Figure()) == "final head"
+    with pytest.raises(NoFigure, match="no evaluation of prototype"):
+        Figure(what="prototype").read(folder)
+    with pytest.raises(NoFigure, match="no client of domain 'webcam'; there are amazon, dslr"):
+        Figure(domain="webcam").read(folder)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"when": "first"}, "here: figure.when = 'first': choose final, best, last-N"),
+        ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
+        ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
+        ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
+    ],
+)
+def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        Figure.of(parts, "here")
+    assert said in str(error.value)
+
+
+PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
+"""On validation data the first evaluation is the best, which on test data is the worst."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "value"),
+    [
+        ({"when": "best"}, 20.0),
+        ({"when": "best", "over": "worst-10%"}, 10.0),
+        ({"when": "best", "domain": "dslr"}, 30.0),
+        ({"when": "best", "what": "validation/head"}, 90.0),
+        ({"what": "validation/head"}, 60.0),
+        ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+        ({}, 60.0),
+    ],
+)
+def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
+    tested, validated = (
+        [{f"{i}": {"head": one} for i, one in enumerate(row)} for row in rows] for rows in (HEADS, PLANTED)
+    )
+    figure = Figure.of(parts, "here")
+    chosen = ", its round chosen on test data" if figure.when == "best" else ""
+    assert figure.described(folder) == f"{figure}{chosen}"
+    write_run(folder, {}, tested, domains=DOMAINS, validation=validated)
+    assert figure.read(folder) == pytest.approx(value)
+    assert figure.described(folder) == f"{figure}{chosen.replace('test', 'validation')}"

@@ -1,5 +1,6 @@
-"""What a server remembers of clients and classes that a round lacks, and who teaches whom (FedDistill), by hand."""
+"""By hand: what a server remembers of clients and classes that a round lacks, who teaches whom, FedTGP's margins."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,15 +11,15 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.replies import Upload
 from server_app.strategies.feddistill import FedDistill
+from server_app.strategies.fedtgp import FedTGP
 from tests.support.fakes import server_of
 
 
 def upload(site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any) -> Upload:
     """Of these vectors of classes, with a count of 1 each."""
-    labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()))
-    return Upload(
-        site, Payload(**{entry: Prototypes(means, labels, torch.ones_like(labels))}, **more), Report(1, 10, 5)
-    )
+    labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()), dtype=torch.float32)
+    vectors = Prototypes(means, labels, torch.ones_like(labels))
+    return Upload(site, Payload(**{entry: vectors}, **more), Report(1, 10, 5))
 
 
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
@@ -56,7 +57,7 @@ def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
     return None if sent is None else dict(zip(sent.labels.tolist(), sent.means.tolist(), strict=True))
 
 
-def test_the_others_teach() -> None:
+def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.25, 0.75]}, "outputs")])
@@ -68,11 +69,46 @@ def test_the_others_teach() -> None:
     restored = server_of("feddistill", feddistill__outputs="probabilities")
     restored.restore(server.present_state())
     assert teacher(restored, "site-1") == teacher(server, "site-1")
-
-
-def test_with_logits_all_teach_all() -> None:
     server = server_of("feddistill", feddistill__outputs="logits")
-    server.merge(
-        [upload("site-0", {0: [3.0, -1.0]}, "outputs"), upload("site-1", {0: [5.0, -3.0], 1: [0.0, 8.0]}, "outputs")]
-    )
+    sent = {"site-0": {0: [3.0, -1.0]}, "site-1": {0: [5.0, -3.0], 1: [0.0, 8.0]}}
+    server.merge([upload(site, rows, "outputs") for site, rows in sent.items()])
     assert teacher(server, "site-0") == teacher(server, "site-1") == {0: [4.0, -2.0], 1: [0.0, 8.0]}
+
+
+def fedtgp(**changes: Any) -> FedTGP:
+    return server_of("fedtgp", "abcde", feature_dim=16, **{f"fedtgp__{key}": value for key, value in changes.items()})
+
+
+def test_fedtgps_margins_by_hand() -> None:
+    centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    # distances: 5 between the first two, 1 between first and third, √18 between second and third
+    for kind, largest in (("adaptive", 5.0), ("nearest", math.sqrt(18))):
+        assert fedtgp(margin=kind).margin(centres, torch.arange(3)) == pytest.approx(largest)
+        for few in (0, 1):
+            assert fedtgp(margin=kind).margin(centres[:few], torch.arange(few)) == 0.0
+    samples, labels = torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]]), torch.tensor([0, 0, 1])
+    assert fedtgp().margin(samples, labels) == pytest.approx(6.0)  # the centre of class 0 is 1
+    assert fedtgp(margin_threshold=2.5).margin(samples, labels) == 2.5
+    assert fedtgp(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
+    assert fedtgp(margin="none").margin(samples, labels) == 0.0
+
+
+def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known() -> None:
+    server = fedtgp(server_epochs=2)
+    assert server.payload_down().vectors() is None
+    before = server.vectors_CD.detach().clone()
+    sent = [upload(f"site-{i}", {c: [c, i] * 8 for c in held}) for i, held in enumerate(((0, 1, 3), (1, 3), (3,)))]
+    server.merge(sent)
+    changed = (server.vectors_CD.detach() != before).any(dim=1)
+    assert changed.tolist() == [True, True, False, True, False]
+    server.merge(sent[1:])
+    assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
+
+
+def test_the_loss_of_fedtgps_server_falls() -> None:
+    torch.manual_seed(2)
+    centres_CD = torch.randn(5, 16)
+    around = [(centres_CD + 0.3 * torch.randn(5, 16)).tolist() for _ in range(3)]
+    sent = [upload(f"site-{i}", dict(enumerate(means))) for i, means in enumerate(around)]
+    first, last = (fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"] for epochs in (1, 300))
+    assert last < first / 2

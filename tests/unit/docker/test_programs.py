@@ -1,0 +1,234 @@
+"""The programs of docker/: keys and certificates, a container's health, a run's result, and its log through breaks."""
+
+import ipaddress
+import json
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.support.given import Patch, Printed
+from tests.support.programs import program
+
+health, result = program("health"), program("result")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """The path is the status."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path[1:]))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("urls", "code", "said"),
+    [
+        ("{0}/200", 0, ""),
+        ("{0}/200 {0}/200", 0, ""),
+        ("{0}/200 {0}/503", 1, "503"),
+        ("{0}/204", 1, "204"),
+        ("http://127.0.0.1:1/health", 1, "refused"),
+        ("", 1, "names nothing"),
+    ],
+)
+def test_every_address_answers(
+    urls: str, code: int, said: str, address: str, monkeypatch: Patch, capsys: Printed
+) -> None:
+    monkeypatch.setenv("HEALTH_URLS", urls.format(address))
+    assert health.main() == code
+    assert said in capsys.readouterr().out
+
+
+def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
+    summary = {
+        "algorithm": "FedTGP",
+        "dataset": "digit-domains",
+        "rounds": 3,
+        "clients": {"north": {"arch": "cnn4", "domain": "scanned"}, "south": {"arch": "htcnn-3", "domain": "photo"}},
+        "accuracy-of-clients": {"north": {"head": 0.75, "prototype": None}},
+        "accuracy": {"head": {"mean": 0.75}, "prototype": None},
+        "seconds-per-round": 6.04,
+        "trouble": {"failed": 0},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert result.main(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["FedTGP on digit-domains, 3 rounds", "  north  cnn4      scanned   head 0.750"]
+    assert lines[4:] == ["mean accuracy, head: 0.750", "seconds per round: 6.0", "trouble: {'failed': 0}"]
+    assert result.main(tmp_path / "nowhere") == 1
+    assert "summary.json" in capsys.readouterr().out
+
+
+follow = program("follow")
+
+
+@pytest.fixture
+def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """A folder: the n-th call of ``flwr log`` prints <folder>/log-n, that of ``flwr ls`` ls-n; without, they fail."""
+    script = tmp_path / "flwr"
+    script.write_text(f'#!/bin/sh\ncd {tmp_path}\necho . >>count-$1\nn=$(wc -l <count-$1)\nexec cat "$1-$((n + 0))"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(follow, "PAUSE", 0.0)
+    return tmp_path
+
+
+def status(text: str) -> str:
+    return json.dumps({"success": True, "runs": [{"status": text}]})
+
+
+@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("failed", 1), ("stopped", 1)])
+def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> None:
+    (flwr / "log-1").write_text("one\ntwo\n")
+    (flwr / "ls-1").write_text(status(f"finished:{end}"))
+    assert follow.main("7") == code
+    assert capsys.readouterr().out == f"one\ntwo\nrun 7: finished:{end}\n"
+
+
+def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> None:
+    (flwr / "log-1").write_text("one\ntw")
+    (flwr / "log-3").write_text("one\ntwo\nthree\n")
+    (flwr / "ls-2").write_text(json.dumps({"success": False}))
+    (flwr / "ls-3").write_text(status("finished:completed"))
+    assert follow.main("7") == 0
+    assert capsys.readouterr().out == "one\ntwo\nthree\nrun 7: finished:completed\n"
+
+
+def test_patience_ends(flwr: Path, monkeypatch: Patch, capsys: Printed) -> None:
+    monkeypatch.setattr(follow, "PATIENCE", 0.05)
+    assert follow.main("7") == 1
+    assert "no answer from the SuperLink" in capsys.readouterr().out
+
+
+certificates = program("certificates")
+
+
+def make(folder: Path, *arguments: str) -> int:
+    status: int = certificates.main([str(folder), *arguments])
+    return status
+
+
+@pytest.fixture
+def certs(tmp_path: Path) -> Path:
+    folder = tmp_path / "certs"
+    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--node", "north") == 0
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path: Path) -> None:
+    private = {"ca.key", "server.key", "superexec.secret", "nodes/north"}
+    assert contents(certs).keys() == private | {"ca.crt", "server.crt", "nodes/north.pub"}
+    assert make(tmp_path / "alone", "--server", "my.host") == 0
+    assert (tmp_path / "alone/nodes").is_dir()  # a place for the keys that sites bring
+    for name in contents(certs):
+        assert stat.S_IMODE((certs / name).stat().st_mode) == (0o600 if name in private else 0o644), name
+
+
+def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
+    authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["my.host"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5")]
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    ssl.create_default_context(cafile=str(certs / "ca.crt"))
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certs / "server.crt", certs / "server.key")
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl command")
+def test_strict_verification_accepts_the_chain(certs: Path) -> None:
+    """Some libraries insist on every detail of RFC 5280."""
+    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "my.host"]
+    done = subprocess.run([*command, "-CAfile", certs / "ca.crt", certs / "server.crt"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
+    private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
+    public = serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def test_repeating_changes_nothing(certs: Path) -> None:
+    before = contents(certs)
+    assert make(certs, "--server", "my.host", "--node", "north") == 0
+    assert contents(certs) == before
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [
+        ("server", {"server.crt", "server.key"}),
+        ("ca", {"ca.crt", "ca.key", "server.crt", "server.key"}),
+        ("secret", {"superexec.secret"}),
+        ("north", {"nodes/north", "nodes/north.pub"}),
+    ],
+)
+def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
+    before = contents(certs)
+    assert make(certs, "--server", "my.host", "--node", "north", "--renew", what) == 0
+    after = contents(certs)
+    assert {name for name in after if after[name] != before[name]} == changed
+    assert after.keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "give --server"),
+        (("--server", "new.host"), "is not for new.host; --renew server"),
+        (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
+        (("--node", "../north"), "must be a plain name"),
+        (("--node", "north.pub"), "must be a plain name"),
+        (("--node", "north", "--renew", "ca"), "give --server"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:
+    before = contents(certs)
+    assert make(certs, *arguments) == 1
+    assert reason in capsys.readouterr().err
+    assert contents(certs) == before
+
+
+def test_a_missing_half_or_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+    (certs / "nodes/north.pub").unlink()
+    assert make(certs, "--node", "north") == 1
+    assert make(tmp_path / "other", "--server", "my.host") == 0
+    (certs / "ca.crt").write_bytes((tmp_path / "other/ca.crt").read_bytes())
+    assert make(certs, "--server", "my.host") == 1
+    assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    (certs / "ca.key").unlink()
+    assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    errors = capsys.readouterr().err
+    for reason in ("--renew makes both anew", "is not signed by ca.crt", "is not the key of ca.crt", "is not here"):
+        assert reason in errors

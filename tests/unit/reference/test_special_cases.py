@@ -1,0 +1,107 @@
+"""Algorithms at their limits: one without its own terms is a simpler one, as in tests/federation/test_identities.py;
+what one cannot serve is refused before the first round; few labels, or a last batch of one sample, stop none."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.network.membership import FederationError
+from tests.support import plain
+from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.results import Models, metrics, models_left
+
+RESNET: dict[str, Any] = {"models": "resnet4-imagenet-stem", "test_samples": 20}
+ABSENT: dict[str, Any] = {"models": "htcnn-1", "test_samples": 20, "feature_dim": 16, "participation": 0.5, "rounds": 3}
+ABSENT |= {"train_samples": 20, "partition": "pathological"}
+NO_TERMS: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
+ONE_HEAD: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "initial_weights": "own"}
+WHOLE: dict[str, Any] = {"lr": 0.05, "pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
+WHOLE |= {"train_samples": 12, "weight_decay": 0.01}
+
+
+def weights(outcome: Outcome) -> Models:
+    return {"": plain.weights_left(outcome)}
+
+
+CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, Any]]] = {
+    "Ditto's global model": ("ditto", "fedavg", weights, True, RESNET | {"ditto__lambda": 0.0}),
+    "Ditto's own models begin with the common one": ("ditto", "local", models_left, True,
+        RESNET | {"ditto__lambda": 0.0, "initial_weights": "shared"}),
+    "FedGen's generator reaches heads alone; Local rounds in another order": ("fedgen", "local", models_left, False,
+        ONE_HEAD | {"train_samples": 45}),
+    "FedORGP": ("fedorgp", "local", models_left, True, plain.TINY | {"fedorgp__lambda": 0.0}),
+    "FedSA, which takes no fused steps": ("fedsa", "local", models_left, False, plain.TINY | NO_TERMS),
+    "FPL of absent clients and classes": ("fpl", "fedavg", weights, True, ABSENT | {"fpl__lambda": 0.0}),
+    "FPL's terms by name": ("fpl", "fedavg", weights, True,
+        ABSENT | {"fpl__contrast": False, "fpl__consistency": "none"}),
+    "pFedMe: with K, η · λ and β of 1, w_i = θ": ("pfedme", "fedavg", weights, True, RESNET | WHOLE),
+    "ProtoFed": ("protofed", "fedavg", weights, True, {"protofed__prototypes": "every-round"}),
+}  # fmt: skip
+"""What it is -> (algorithm, the simpler one, what is compared, whether to the last bit, settings)."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_path: Path) -> None:
+    algo, simpler, left, exact, settings = CASES[case]
+    outcomes = plain.runs(tmp_path, (algo, simpler), **settings)
+    found, wanted = map(left, outcomes)
+    assert found.keys() == wanted.keys() != set()
+    for site, one in wanted.items():
+        (plain.assert_equal if exact else plain.assert_close)(found[site], one)
+    if algo == "fedgen":
+        assert outcomes[0].rows[1]["losses"]["generated"] > 0
+    if (algo, simpler) == ("ditto", "local"):
+        assert metrics(outcomes[0]) == metrics(outcomes[1])
+    if (algo, simpler) == ("ditto", "fedavg"):
+        name, losses = "global-cross-entropy", [run.rows[1]["losses"] for run in outcomes]
+        assert losses[0][name] == losses[1]["cross-entropy"]
+
+
+NO_MAPS = "has no convolution with maps of several pixels, whose statistics"
+LARGE: dict[str, Any] = {"dataset": "digits", "partition": "iid", "backbones": "glyphs", "min_class_samples": 999}
+HEADS = ("cnn4", "mobilenet-v2+fc256", "htcnn-1")
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("fedfa", {"models": "mlp-2"}, NO_MAPS),
+    ("fedfa", {"backbones": "glyphs"}, NO_MAPS),
+    ("fedgh", {}, "differ in weights; fedgh needs one shape of what it shares(.|\n)*fc256: site-1"),
+    ("fednh", {"arch": HEADS[1]}, r"fednh needs heads of one layer, and that of mobilenet-v2\+fc256"),
+    ("fedper", {"models": "htcnn-3", "fedper__personal_layers": 4},
+     "shares all but the last 4 layers of a model, and htcnn-3 has no more"),
+    ("gaussian", LARGE, "min-class-samples = 999: this client has no class of as many"),
+    ("gaussian", LARGE | {"secagg": True}, "min-class-samples = 999: this client has no class of as many"),
+    ("lg-fedavg", {}, "differ in weights; lg-fedavg needs one shape of(.|\n)*mobilenet-v2\\+fc256: site-1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
+def test_what_it_cannot_serve_is_refused(algo: str, settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    more = {"rounds": 1, "liars": 0, "join_timeout": 5.0} | settings
+    nodes = None if settings else plain.on_sites(tmp_path, HEADS)
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, algo=algo, **more), 3, nodes=nodes)
+
+
+LIVES_ON: dict[str, Any] = {"keep_optimizer": True, "momentum": 0.9, "head": "orthogonal-shared"}
+FEW_LABELS: dict[str, dict[str, Any]] = {
+    "ditto": LIVES_ON,
+    "pfedme": LIVES_ON | {"momentum": 0.5, "participation": 0.67, "rounds": 3, "lr": 0.01},
+    "fml": {},
+    "fedkd": {},
+    "fpl": {},
+    "fedpcl": {},
+    "fedproto": {"pu_weight": 0.0},
+    "fedrep": {"keep_optimizer": True},
+}
+"""Algorithm -> what else; a client of pFedMe joins later, FML and FedKD have a second network with normalisation."""
+
+
+@pytest.mark.parametrize("algo", FEW_LABELS)
+def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
+    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20, "batch_size": 5}
+    outcome = run_federation(run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3)
+    assert [row["valid"] for row in outcome.rows] == [row["asked"] for row in outcome.rows]
+    assert outcome.rows[-1]["valid"] == 3
+    assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (FEW_LABELS[algo].get("pu_weight") != 0)
+    assert algo != "fpl" or {"contrast", "consistency"} <= outcome.rows[1]["losses"].keys()
