@@ -31,4 +31,5 @@ class FedFA(FedAvg[FedFAHparams]):
         body, probability = self.model.body, self.hparams.probability
         self.augmentation = Augmentation(body, client.input_shape, probability).to(client.device)
         if not len(self.augmentation.averages):
-            raise SettingsError(f"arch = {client.arch!r} has no maps of several pixels, which algo = 'fedfa' augments")
+            lacks = f"arch = {client.arch!r} has no convolution with maps of several pixels"
+            raise SettingsError(f"{lacks}, whose statistics algo = 'fedfa' augments; choose another of the two")

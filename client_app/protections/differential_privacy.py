@@ -103,7 +103,8 @@ class DifferentialPrivacy(Protection):
     def check_covered(self, covered: bool) -> None:
         """SettingsError under differential privacy, unless the ledger covers what this client is about to do."""
         if self.client.plan is not None and not covered:
-            raise SettingsError(f"dp = 'sample': {self.client.settings.run.algo} does what the ledger does not cover")
+            does = f"{self.client.settings.run.algo} makes use of training data that the privacy ledger does not cover"
+            raise SettingsError(f"dp = 'sample': {does}")
 
     @property
     def _plan(self) -> Plan:
@@ -174,7 +175,8 @@ def _check_all_runs(client: Client, used: Spending) -> None:
 
 def _check(used: Spending, most: float, delta: float, what: str, cure: str = "") -> None:
     if (brought := _epsilon(used, delta)) > most:
-        raise SettingsError(f"{what} = {most:g}: it would bring this client to ε = {brought:.3g} (δ = {delta:g}){cure}")
+        would = f"this message would bring this client to ε = {brought:.3g} (δ = {delta:g})"
+        raise SettingsError(f"{what} = {most:g}: {would}{cure}")
 
 
 def _epsilon(used: Spending, delta: float) -> float:

@@ -57,7 +57,8 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
                 if opened is None:
                     opened = build()
         except OSError as error:
-            raise DataError(f"cache-dir: {entry.parent} cannot be written ({error}); name one with room") from error
+            where = f"cache-dir: {entry.parent} cannot be written ({error})"
+            raise DataError(f"{where}; set cache-dir to a folder with room") from error
     if opened is None:
         raise DataError(f"cache-dir: {entry} cannot be read back after writing it; is the disk full?")
     return opened

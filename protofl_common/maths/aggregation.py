@@ -76,10 +76,7 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) 
 
 
 def _distances(sets: Sequence[Prototypes]) -> Tensor:
-    """How far each client's vote on a class is from the coordinate-wise median of all, [M, C] float64.
-
-    Euclidean, in multiples of the class's median distance; NaN where a client has no vote or fewer than `FEWEST` have.
-    """
+    """How far each client's vote is from the median of all, in the class's median distances, [M, C]; NaN: no vote."""
     classes = 1 + max((int(prototypes.labels.max()) for prototypes in sets if len(prototypes)), default=-1)
     found_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
     for label in range(classes):

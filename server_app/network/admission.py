@@ -32,7 +32,8 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     if one_model:
         named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
         if own := next((name for name, card in cards.items() if card.arch not in named), ""):
-            raise FederationError(f"{own} has a network of its own, {cards[own].arch}: name it in the run's `models`")
+            network = f"{own} has a network of its own, {cards[own].arch}; {algo} averages weights"
+            raise FederationError(f"{network}: name it in the run's `models`")
         hint = f"{algo} averages weights and needs one architecture on all sites"
         must_agree("arch", cards, lambda card: card.arch, hint)
     if one_model or len({card.weights for card in cards.values()}) > 1:

@@ -221,7 +221,7 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage: st
 
 def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_path: Path, monkeypatch: Patch) -> None:
     """Nobody can tell which of the two lies: both stay."""
-    honest = client_secagg.split
+    honest = client_secagg.masks.split
 
     def wrong_for_one(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
         shares = honest(secret, threshold, points)
@@ -238,7 +238,7 @@ def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_pat
         return secret
 
     drawn: list[bytes] = []
-    monkeypatch.setattr(client_secagg, "split", wrong_for_one)
+    monkeypatch.setattr(client_secagg.masks, "split", wrong_for_one)
     monkeypatch.setattr(client_secagg.masks, "new_secret", noted)
     found = federation(tmp_path, rounds=2)
     assert [list(row["refused"]) for row in found.rows] == 3 * [["site-2"]]
@@ -248,13 +248,13 @@ def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_pat
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
-    honest, first = client_secagg.split, iter([True, True])  # the two keys of site-0 in the first round
+    honest, first = client_secagg.masks.split, iter([True, True])  # the two keys of site-0 in the first round
 
     def wrong(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
         shares = honest(secret, threshold, points)
         return {point: bytes([0, point]) * 16 + b"x" for point in shares} if next(first, False) else shares
 
-    monkeypatch.setattr(client_secagg, "split", wrong)
+    monkeypatch.setattr(client_secagg.masks, "split", wrong)
     found = federation(tmp_path, rounds=3)
     assert [row["void"] for row in found.rows] == [True, False, False, False]
     assert list(found.rows[0]["refused"]) == ["site-0"]
