@@ -53,8 +53,11 @@ def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
 def begun_anew(tamper: Tamper) -> Tamper:
     """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
 
-    without = when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001)
-    return both(without, tamper)
+    def without(_: Message, reply: Message) -> Message:
+        del reply.content[NEXT_SUM]
+        return reply
+
+    return both(when(without, "query.unmask", 1001), tamper)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:

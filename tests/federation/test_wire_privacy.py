@@ -9,6 +9,7 @@ means) of the model that the client keeps, and none is the feature of a single s
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -421,7 +422,12 @@ Pack = Callable[..., Any]
 
 def packs(change: Callable[[Any], Any]) -> Callable[[Pack], Pack]:
     """What is packed honestly, changed in place."""
-    return lambda honest: lambda *args: [record := honest(*args), change(record)][0]
+
+    def changed(honest: Pack, *args: Any) -> Any:
+        change(record := honest(*args))
+        return record
+
+    return lambda honest: partial(changed, honest)
 
 
 def more_bytes(content: RecordDict) -> None:
