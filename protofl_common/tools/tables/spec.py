@@ -60,9 +60,9 @@ def _are_seeds(value: Any) -> bool:
     return _is_list(value) and all(isinstance(seed, int) and seed >= 0 for seed in value)
 
 
-def _is_range(value: Any) -> bool:
+def _is_space(value: Any) -> bool:
     if not isinstance(value, dict) or list(value) not in (["log"], ["range"]):
-        return False
+        return _is_list(value)
     ((name, ends),) = value.items()
     numbers = isinstance(ends, list) and [type(end) in (int, float) for end in ends] == [True, True]
     return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
@@ -84,10 +84,7 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a val
 }
 AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it
     "grid": (_is_list, "a list of values"),
-    "search": (
-        lambda value: _is_range(value) or _is_list(value),
-        "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}",
-    ),
+    "search": (_is_space, "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}"),
 }
 
 
