@@ -148,7 +148,7 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
         "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
         "± three deviations of guessing. Other attacks may find more."
     )
-    return Table(heads, rows, note)
+    return Table(heads, rows, note, "what the messages tell", words=(0, 1))
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost

@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,8 +54,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    table, note = audit_table(audit(run_named(arguments.run))), "± three deviations of guessing"
-    Console().print(replace(table, title="what the messages tell", note=note, words=(0, 1)).on_terminal())
+    Console().print(audit_table(audit(run_named(arguments.run))).on_terminal())
 
 
 class Candidates(NamedTuple):

@@ -84,11 +84,6 @@ class KnownRun(RunFolder):
         return (path for path in (self.path / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
 
 
-def size_of(path: Path) -> int:
-    """Bytes of all files in a folder; what links lead to is elsewhere."""
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-
-
 def runs_in(folder: Path) -> list[KnownRun]:
     """The runs in a folder of results, the latest first."""
     runs = [KnownRun(path.parent) for path in folder.glob(f"*/{METRICS}") if (path.parent / SETTINGS).exists()]
@@ -124,7 +119,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "wanted": wanted,
         "best": ", ".join(f"{kind} {best_text(result)}" for kind, result in best.items()),
         "final": ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in final.items()),
-        "bytes": size_of(run.path),
+        "bytes": sum(file.lstat().st_size for file in run.path.rglob("*") if not file.is_dir()),  # of a link only it
         "days": run.age / 86400,
     }
 
