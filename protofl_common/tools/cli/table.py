@@ -34,8 +34,7 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
-from protofl_common.tools.tables.execute import Launch, Runs, launcher
-from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
+from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launcher, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 

@@ -1,1 +1,1 @@
-"""Paper tables: their files (`spec`), runs (`plan`, `execute`), the figures in their cells (`metrics`), their text."""
+"""Paper tables: their files (`spec`), runs (`plan`), the figures in their cells (`figure`), their text."""

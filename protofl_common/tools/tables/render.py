@@ -10,9 +10,8 @@ from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.groups import ESTIMATED, Estimate, estimated, paired
-from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
-from protofl_common.tools.tables.plan import Cell, Found
+from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
 
 SEARCHED = "The settings were chosen on validation data, by trials that no row has more of; test data chose none."

@@ -17,9 +17,8 @@ from protofl_common.basics.files import digest, write_text
 from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import default_run_config, to_run_config
-from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
-from protofl_common.tools.tables.plan import Cell, Found, Run
+from protofl_common.tools.tables.plan import Cell, Found, Run, Runs
 from protofl_common.tools.tables.spec import TableFile
 
 STARTUP_TRIALS = 5  # of random settings, before the sampler learns from them

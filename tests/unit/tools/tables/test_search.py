@@ -14,8 +14,7 @@ from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import ROOT
 from protofl_common.tools.cli.table import _shard, execute
-from protofl_common.tools.tables.execute import Runs
-from protofl_common.tools.tables.plan import Run, plan
+from protofl_common.tools.tables.plan import Run, Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run

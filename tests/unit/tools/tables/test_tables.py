@@ -18,9 +18,8 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
-from protofl_common.tools.tables.execute import Runs, launcher
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Run, plan, runs_of
+from protofl_common.tools.tables.plan import Run, Runs, launcher, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
