@@ -25,8 +25,7 @@ def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
 
 def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
     """The tensors of the named attributes themselves, for one who looks at them at once: nothing is copied."""
-    entries = {key: value for name in names for key, value in _entries(name, getattr(owner, name)).items()}
-    return {key: value.detach() for key, value in entries.items()}
+    return {key: value.detach() for name in names for key, value in _entries(name, getattr(owner, name)).items()}
 
 
 def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:

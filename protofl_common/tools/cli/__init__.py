@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import NoReturn
 
 from protofl_common.basics.text import names_in
@@ -62,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     try:
-        return _module(chosen.command).act(parsed(chosen.command, chosen.arguments)) or 0
+        return import_module(f"{__name__}.{chosen.command}").act(parsed(chosen.command, chosen.arguments)) or 0
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -83,16 +82,12 @@ def program() -> NoReturn:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    module = _module(command)
+    module = import_module(f"{__name__}.{command}")
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.describe(parser)
     return parser
-
-
-def _module(command: str) -> ModuleType:
-    return import_module(f"{__name__}.{command}")
 
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:

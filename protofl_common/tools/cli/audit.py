@@ -66,8 +66,7 @@ class Candidates(NamedTuple):
     @property
     def auc(self) -> float:
         """The chance that a member scores above another; a tie counts half."""
-        above_NM = np.sign(self.members[:, None] - self.others[None, :])
-        return float((above_NM.mean() + 1) / 2)
+        return float((np.sign(self.members[:, None] - self.others[None, :]).mean() + 1) / 2)
 
 
 class Finding(NamedTuple):

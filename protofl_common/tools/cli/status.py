@@ -65,7 +65,6 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 
 def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:
-    """(name, node, state) of each node: the name that a run knows, else that of its registration."""
+    """(name, node, state) of each node, in order: the name that a run knows, else that of its registration."""
     names = {site.node: name for name, site in sites.items()}
-    nodes = [(names.get(info.node_id) or info.name or "?", info.status, info.node_id) for info in federation.nodes]
-    return [(name, node, state) for name, state, node in sorted(nodes)]
+    return sorted((names.get(each.node_id) or each.name or "?", each.node_id, each.status) for each in federation.nodes)

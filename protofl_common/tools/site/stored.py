@@ -42,8 +42,7 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
     models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
-    runs = [Stored(name, (models[name],)) for name in in_order(models)]
-    return [*runs, Stored(CACHES, tuple(_entries(cache)))]
+    return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(_entries(cache)))]
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
