@@ -36,29 +36,29 @@ def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str
             setattr(owner, name, restored)
 
 
-def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
-    """``found`` as it was: itself, where it can be changed in place, for an optimizer may hold it."""
-    inner = {key.removeprefix(f"{name}/"): value for key, value in entries.items() if key.startswith(f"{name}/")}
-    match found:
+def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
+    """Restore in place where possible: an optimizer may hold a reference."""
+    inner = {key.removeprefix(f"{name}/"): tensor for key, tensor in entries.items() if key.startswith(f"{name}/")}
+    match value:
         case torch.Generator():
-            found.set_state(entries[name].cpu())
+            value.set_state(entries[name].cpu())
         case torch.optim.Optimizer():
             state: dict[int, dict[str, Tensor]] = {}
-            for key, value in inner.items():
+            for key, tensor in inner.items():
                 index, _, part = key.partition(".")
-                state.setdefault(int(index), {})[part] = value
-            found.load_state_dict({"state": state, "param_groups": found.state_dict()["param_groups"]})
+                state.setdefault(int(index), {})[part] = tensor
+            value.load_state_dict({"state": state, "param_groups": value.state_dict()["param_groups"]})
         case nn.Module():
-            found.load_state_dict(inner)
+            value.load_state_dict(inner)
         case Tensor():
-            found.data.copy_(entries[name])
+            value.data.copy_(entries[name])
         case dict():
-            lasting = {key: value for key, value in found.items() if isinstance(value, _IN_PLACE)}
-            return _tree(inner) | {key: _restored(value, key, inner) for key, value in lasting.items()}
+            lasting = {key: each for key, each in value.items() if isinstance(each, _IN_PLACE)}
+            return _tree(inner) | {key: _restored(each, key, inner) for key, each in lasting.items()}
         case _:
             plain = {key: entries[key] for part in ("", _MEANS, _LABELS, _COUNTS) if (key := name + part) in entries}
             return _tree(inner) if inner else _tree(plain).get(name)
-    return found
+    return value
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
