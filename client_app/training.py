@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
+from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.settings import Settings
@@ -211,7 +212,7 @@ def train(
     With ``local-steps`` the settings' part ends after as many batches. Returns the mean over all samples of each loss
     term and of their ``total``. TrainingError if a weight, or the loss of a step that is not private, is not finite.
     """
-    torch.manual_seed(seed)  # dropout
+    seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
     sums: dict[str, Tensor] = {}
     seen = taken = 0

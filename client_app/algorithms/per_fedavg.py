@@ -24,6 +24,7 @@ from torch import Tensor
 from client_app.algorithms.base import LossTerms, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import make_optimizer, shuffled_batches
+from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import PerFedAvgHparams
 
@@ -78,7 +79,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
         seed = derive_seed(self.settings.run.seed, "adapt", self.client.name, self.round)
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
-        torch.manual_seed(seed)  # dropout
+        seed_torch(seed)  # dropout
         step = MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha)
         step.adapt(*batch)
         return model

@@ -6,9 +6,11 @@
                 and upload goes, and the secret is forgotten
     unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
-The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it. Every
-stage is passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one secret, or
-both shares of one peer, would reveal what they hide. Symbols: `privacy/masks.py`.
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
+Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
+sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
+what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
+remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 from collections.abc import Mapping
@@ -161,8 +163,10 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads: one or two sites more or less would show in it. Sums
-        of one kind of upload in one round count as the same, for most settings change uploads by little.
+        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
+        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
+        settings change uploads by little. A client that trains nothing would send the same in every round, so it is
+        asked for one only.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same

@@ -110,7 +110,8 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 def square_rgb(image: Any, size: int) -> Images:
     """A PIL image as uint8 [3, size, size], stretched; ValueError for more than 8 bits, which PIL would cut off."""
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save 8 bits")
+        cure = "save it with 8 bits, or bring arrays of floating point"
+        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

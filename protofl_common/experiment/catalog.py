@@ -495,7 +495,9 @@ def algorithm_named(name: str) -> Algorithm:
     packages = installed()
     if name not in packages:
         names = [*CATALOG, *packages]
-        raise SettingsError(f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}")
+        raise SettingsError(
+            f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
+        )
     if at_worker():
         check_allowed(packages[name].value, "algo")
     try:

@@ -152,7 +152,8 @@ def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
         yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
         return
     if not Path(str(node.get("state-dir", ""))).is_absolute():
-        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be absolute"
+        place = "with require-dp it must be absolute, so that the privacy ledger is found again"
+        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: {place}"
     if config.get("dp") != "sample":
         limits = f"dp = 'sample', dp-epsilon at most {wanted[0]:g} and dp-delta at most {wanted[1]:g}"
         yield f"dp = {config.get('dp')!r}: this site takes part only with {limits} (node config: {demand})"
