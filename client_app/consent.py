@@ -1,7 +1,9 @@
 """Ask a site's operator about each run. Before a run is approved, nothing of the data is read for it.
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
-It is looked up at every message, so a denial acts at once; after an upgrade of code that is shown the site asks again.
+It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
+shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
+So it does after one of a package that the settings name for a method, a network or a metric.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The training loop. Every algorithm trains through it and gives it a loss, or a step of its own.
 
-Few labels (``positive-rate`` below 1): any algorithm trains on the labelled samples, with FedPU's term for the rest
-(Lin et al., ICML 2022; the risk is in `maths/losses.py`).
+Few labels (``positive-rate`` below 1): any algorithm trains on the labelled samples, with FedPU's term for the rest.
+Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
+5.4); the risk itself is `maths/losses.py`.
 """
 
 import math
@@ -58,8 +59,9 @@ Correction = Callable[[], None]  # Changes the gradients in place, before the op
 class Step:
     """One update of the weights by one batch: the gradients, their ``correction``, and a step of the ``optimizer``.
 
-    Kinds of steps differ in the gradients (`PrivateStep`) or in the optimizer's part (`FusedStep`). The ``optimizer``
-    trains ``modules``; the first is the model, whose features and logits the ``loss`` gets.
+    Kinds of steps differ in the gradients (`PrivateStep`) or in the optimizer's part (`FusedStep`), and an algorithm
+    brings its correction, so a corrected step can be private. The ``optimizer`` trains ``modules``; the first is the
+    model, whose features and logits the ``loss`` gets.
     """
 
     modules: Sequence[nn.Module]
@@ -121,7 +123,11 @@ class Step:
 
 
 class FusedStep(Step):
-    """The same, with wide layers' SGD inside the backward pass (`fused_linears`): no gradients to be corrected."""
+    """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
+
+    Only for losses that depend on the weights through the layers' outputs alone and use each layer once; any other is
+    a RuntimeError (`fused_linears`). There is no moment at which gradients could be corrected.
+    """
 
     def session(self) -> AbstractContextManager[object]:
         return fused_linears(self.model, self.optimizer)
@@ -130,7 +136,8 @@ class FusedStep(Step):
 class Proximal:
     """The correction for the loss plus (λ/2) · ‖w − c‖²: adds λ (w − c) to the gradient of each parameter.
 
-    w are the parameters of ``model``, c those of ``centre``; ``strength`` is λ. The terms are without the distance.
+    w are the parameters of ``model`` and c those of ``centre``, which has its architecture and may change between
+    steps; ``strength`` is λ ≥ 0. The terms of the loss are without the distance.
     """
 
     def __init__(self, model: nn.Module, centre: nn.Module, strength: float) -> None:
@@ -209,8 +216,9 @@ def train(
 ) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
-    With ``local-steps`` the settings' part ends after as many batches. Returns the mean over all samples of each loss
-    term and of their ``total``. TrainingError if a weight, or the loss of a step that is not private, is not finite.
+    With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
+    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
+    stops being finite, or the loss of a step that is not private.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
@@ -251,7 +259,8 @@ def shuffled_batches(
 ) -> Batches:
     """One epoch: inputs, labels and indices of the data in a new random order, in batches; the last may be smaller.
 
-    ``drop_last`` leaves that out, unless it is the only one; ``no_single`` joins one sample to the batch before it.
+    ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one
+    sample to the one before it: batch normalisation cannot use it alone.
     """
     whole, rest = divmod(len(data), batch_size)
     sizes = [batch_size] * whole

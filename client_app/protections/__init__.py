@@ -1,4 +1,7 @@
-"""Protections between an algorithm and the wire, in their order; behind them secure aggregation (`secure_sum.py`)."""
+"""Protections stand between an algorithm and the wire, a file each; no algorithm knows them, only the base of all.
+
+`PROTECTIONS` is their order. Behind them stands secure aggregation, whose sum takes four messages (`secure_sum.py`).
+"""
 
 from client_app.client import Client
 from client_app.protections.base import Protection

@@ -10,7 +10,10 @@ from protofl_common.wire.records import Report
 
 
 class Protection:
-    """One protection of a client's message: hooks in calling order, `step` on an instance of its own."""
+    """One protection, for the message that ``client`` answers; its hooks stand in calling order.
+
+    Here they change nothing. `step` is called on a fresh instance, which shares no state with the other hooks'.
+    """
 
     name = ""  # For a site's log, and for ``protofl site check``
 

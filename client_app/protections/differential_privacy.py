@@ -1,7 +1,9 @@
 """Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
 
-A ledger, on the client's own disk, has what its messages have cost. A site has two over all runs, by its name and by
-its data, which ``require-dp`` bounds; a simulated client one for each run. A message is charged before its work.
+A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator has
+two over all runs, by its name and by its data, which ``require-dp`` in its node config bounds: neither another name nor
+a copy of the data is new. A simulated client has one for each run. A message is charged before its evaluation or
+training begins: one that is repeated is charged twice, for its noise is new.
 """
 
 import json
@@ -36,7 +38,8 @@ Ledger = dict[str, Spending]  # By run and Flower run: a server may change eithe
 class DifferentialPrivacy(Protection):
     """``dp = "sample"``: each message is charged to the ledger before a model is trained or evaluated for it.
 
-    An algorithm's base makes its tables and begins its training here: what the ledger does not cover is refused.
+    An algorithm's base makes its tables of classes and begins its training here, so what the ledger does not cover is
+    refused. Without ``dp`` these are the exact ones.
     """
 
     name = "differential privacy"

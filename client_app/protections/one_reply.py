@@ -1,6 +1,8 @@
 """One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
 
-A server that could repeat a question, with weights of its choice, would learn from a few rounds as from thousands.
+A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
+much as from one of thousands. The record is written when the reply, or an error in its place, is ready: a task that was
+killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
 """
 
 from collections.abc import Iterator

@@ -28,9 +28,12 @@ class PrivateStep(Step):
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
-    A gradient without a finite length counts as zero: it does not pass a clip. Who was drawn, and the noise, come from
-    the system's entropy. SettingsError for batch normalisation, in which samples shape each other's features, and for a
-    network that changes buffers while it trains: these would leave without noise.
+    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. A gradient with
+    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, and the noise,
+    come from the system's entropy. An optimizer's momentum and weight decay follow from ḡ.
+
+    SettingsError for batch normalisation, in which samples shape each other's features, and for a network that changes
+    buffers while it trains: these would leave without noise.
     """
 
     plan: Plan = field(kw_only=True)

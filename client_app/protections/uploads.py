@@ -25,7 +25,11 @@ from protofl_common.wire.records import Report
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20); weights do."""
+    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
+
+    Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
+    evaluation, and losses. Weights do not.
+    """
 
     name = "small classes"
 
@@ -67,7 +71,10 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """The papers' noise on gradients and prototypes. It guarantees nothing: a server knows the seed."""
+    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed.
+
+    Noise on images is added in `Client.data`.
+    """
 
     name = "a paper's noise"
 

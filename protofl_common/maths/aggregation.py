@@ -1,9 +1,11 @@
 """The clients' prototypes, or their weights, as one: the mean, or a statistic that withstands some hostile clients.
 
 Median and trimmed mean: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
-2018, Definitions 1 and 2, there for gradients. Every client weighs the same: samples are its own claim. Sun et al.,
-"Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M, here a
-multiple of the round's median length. Symbols: n clients, D dimensions, β ``trim``.
+2018, Definitions 1 and 2, there for gradients. Every client that sends a prototype or weights weighs the same: samples
+are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β ``trim``.
+
+Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M,
+here a multiple of the round's median length.
 """
 
 import math
@@ -40,8 +42,9 @@ def merge_prototypes(
 def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """One prototype per class: the mean over the clients that have the class (FedProto Eq. 4), at least one of any.
 
-    ``weighting``: ``"counts"`` by the samples behind each prototype; ``"uniform"``: every client weighs the same. A
-    further factor 1/|N_c| of Eq. 4 is left out: with it a prototype would shrink with the number of clients.
+    ``weighting``: ``"counts"`` by the samples behind each prototype, which gives the mean over all clients' samples of
+    the class; ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it a
+    prototype would shrink with the number of clients (the weights already sum to 1).
     """
     every = Prototypes.joined(sets)
     counts_P = torch.ones(len(every)) if weighting == "uniform" else every.counts
@@ -56,11 +59,12 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
 
 
 def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
-    """The sets without the prototypes of the clients that are least like the others; with ``mean`` all.
+    """The sets without the prototypes of the clients that are least like the others.
 
-    For servers that train on prototypes or cluster them. A client is as unlike the others as its votes are on average
-    far from those of its classes (`_distances`): one class alone does not show who gives his prototypes to wrong
-    classes. Of the n clients that have a class, those `dropped` that are most unlike go.
+    For servers that train on prototypes or cluster them. A client has one vote on a class: the mean of its prototypes.
+    It is as unlike the others as its votes are on average far from those of its classes (`_distances`): one class
+    alone does not show who gives his prototypes to wrong classes. Of the n clients that have a class, those `dropped`
+    that are most unlike go; with ``mean`` none.
     """
     if merging == "mean":
         return list(sets)
@@ -76,7 +80,10 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) 
 
 
 def _distances(sets: Sequence[Prototypes]) -> Tensor:
-    """How far each client's vote is from the median of all, in the class's median distances, [M, C]; NaN: no vote."""
+    """How far each client's vote on a class is from the coordinate-wise median of all, [M, C] float64.
+
+    Euclidean, in multiples of the class's median distance; NaN where a client has no vote or fewer than `FEWEST` have.
+    """
     classes = 1 + max((int(prototypes.labels.max()) for prototypes in sets if len(prototypes)), default=-1)
     found_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
     for label in range(classes):

@@ -63,7 +63,8 @@ class ClassMoments(nn.Module):
     def repair(self, least: float, longest: float) -> None:
         """Replace moments with noise by those that samples of length ``longest`` at most can have.
 
-        Classes with a share below ``least`` go, but one; means are cut to ``longest``; no eigenvalue is below 0.
+        Classes with a share below ``least`` go, but for the largest; shares add up to 1; means are cut to ``longest``;
+        a covariance has no eigenvalue below 0.
         """
         left_C, positive_C = self.shares >= least, self.shares.clamp(min=LEAST_VARIANCE)
         left_C[self.shares.argmax()] = True
@@ -176,8 +177,9 @@ class GaussianHead(nn.Module):
 def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
     """(1 − ρ) Σ + ρ (tr Σ / F) I of a covariance [F, F], or of variances [F]; ρ = ``shrinkage``.
 
-    Below 0, ρ is the oracle approximating shrinkage of so many samples (Chen et al., IEEE TSP 2010, Eq. 23): ρ = min(1,
-    ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))). A millionth of the mean variance is added.
+    Below 0, ρ is the oracle approximating shrinkage of so many samples (Chen et al., "Shrinkage Algorithms for MMSE
+    Covariance Estimation", IEEE TSP 2010, Eq. 23): ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² −
+    tr² Σ / F))). A millionth of the mean variance is added, for features that never vary.
     """
     width, diagonal = len(covariance), covariance.dim() == 1
     trace = covariance.sum() if diagonal else covariance.trace()

@@ -69,9 +69,10 @@ def prototype_contrast(
 ) -> Tensor:
     """−log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ], averaged over samples and sets; a scalar.
 
-    FedPCL; all of unit length. With one set, the global prototypes, it is L_g (Eq. 8); with the clients' padded sets
-    L_p (Eq. 9). A set counts for a sample only if it has the sample's class and another one (``present_MC``). A(y) is
-    the labels distinct from y, as the text defines it, or ``with_own`` all labels, the usual InfoNCE.
+    FedPCL (Tan et al., NeurIPS 2022); all of unit length. With one set, the global prototypes, it is L_g (Eq. 8); with
+    the clients' padded sets it is L_p (Eq. 9). ``sets_MCD``, ``present_MC``: M tables of one prototype per class, and
+    which of them exist; a set counts for a sample only if it has the sample's class and another one to contrast with.
+    A(y) is the labels distinct from y, as the text defines it, or ``with_own`` all labels, the usual InfoNCE.
     """
     scaled_BMC = torch.einsum("bd,mcd->bmc", features_BD, sets_MCD) / temperature
     own_B1C = one_hot(labels_B, present_MC.shape[1], torch.bool).unsqueeze(1)
@@ -158,7 +159,8 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
 def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
     """φ of every pair, [P, K], by matrix products: their gradient is many times faster than that of `torch.cdist`.
 
-    Both are moved to the targets' mean first. Distances below 3·10⁻⁵ count as it and pass no gradient.
+    Both are moved to the targets' mean first, which keeps the products small. Distances below 3·10⁻⁵ count as it and
+    pass no gradient.
     """
     middle_D = targets_KD.detach().mean(dim=0)
     samples_PD, targets_KD = samples_PD - middle_D, targets_KD - middle_D
@@ -201,8 +203,9 @@ def adaptive(distance: Tensor, own: Tensor, other: Tensor) -> Tensor:
 def class_distillation(logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
     """FD's distillation regulariser φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c of a batch, without its weight γ; a scalar.
 
-    It is averaged over the batch; F = softmax(logits). ``targets_CC`` has F̂_y in row y, ``known_C`` which classes have
-    such a row; samples of the others contribute nothing.
+    It is averaged over the batch; F = softmax(logits). ``labels_B`` int64 in [0, C). ``targets_CC`` has F̂_y in row y,
+    the class probabilities that samples of class y shall have, and ``known_C`` says which classes have such a row;
+    samples of the others contribute nothing.
     """
     entropy_B = -(targets_CC[labels_B] * log_softmax(logits_BC, dim=1)).sum(1)
     return (entropy_B * known_C[labels_B]).sum() / len(labels_B)
@@ -215,15 +218,25 @@ def positive_unlabelled_risk(
     """The risk R of FedPU on a random batch of the client's training samples, labels -1 for none; a scalar.
 
     p_c(x) = softmax of the logits; K the classes that a client has labelled samples of, ``labelled_C`` of each (n_c),
-    at least one; U its ``unlabelled`` samples; π_c the part of class c among U. It is the risk of unbiased learning
-    from positive and unlabelled data (du Plessis et al., NeurIPS 2014), for every class of K against the rest:
+    at least one; U its ``unlabelled`` samples; π_c the part of class c among U. Our text on FedProto takes this loss
+    from FedPU's published code and prints no equation. The risk is that of unbiased learning from positive and
+    unlabelled data (du Plessis et al., NeurIPS 2014), for every class of K against the rest:
 
         R = 1/|K| · Σ_{c∈K} ( E_{x∈U} [ −log(1 − p_c(x)) ]  −  π_c · E_{x labelled c} [ −log(1 − p_c(x)) ] )
 
-    Labels are hidden at random, so π_c is the part of class c among the labelled samples. As in FedPU's code, −log(1 −
-    p_c + ε) stands for −log(1 − p_c): without ε the risk has no lower bound. The expectations are the batch's sums over
-    the numbers of U and of class c that a batch of B has on average: the mean over an epoch is the risk of all samples.
-    With ``non_negative``, each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017).
+    In words: an unlabelled sample is not of class c, except for the part π_c of them that is. Labels are hidden at
+    random within each class, so π_c is the part of class c among the labelled samples: no hidden label is looked at.
+
+    As in that code, −log(1 − p_c + ε) stands for −log(1 − p_c). Without ε the risk has no lower bound: it falls for
+    ever as the model gets surer of the samples whose labels it knows, and drags the features along. (The code also
+    divides the first expectation by C in place of |K|.)
+
+    The expectations are the batch's sums over the numbers of U and of class c that a batch of B has on average. So
+    (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
+    size; means over the batch itself would lose the second term wherever no labelled sample falls into the batch.
+
+    With ``non_negative``, each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the
+    risk itself is not negative, but its estimate is once the few labelled samples are known by heart.
     """
     present_K = torch.nonzero(labelled_C).flatten()
     counts_K = labelled_C[present_K].to(logits_BC.dtype)

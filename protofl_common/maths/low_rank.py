@@ -1,7 +1,8 @@
 """Updates of weights in few numbers: a matrix as two thin factors, by truncated singular value decomposition (FedKD).
 
-Symbols: a weight [P, …] is the matrix A [P, Q], Q the product of its other sizes (of a convolution in·k·k), with
-singular values σ_1 ≥ σ_2 ≥ …. In place of ``name`` stand ``name:left`` [P, K] and ``name:right`` [K, Q].
+Symbols: a weight [P, …] is the matrix A [P, Q], Q the product of its other sizes (of a convolution in·k·k); its
+singular values σ_1 ≥ σ_2 ≥ …, of which the first K are kept. In place of ``name`` stand ``name:left`` [P, K] and
+``name:right`` [K, Q], one of which has the singular values in it.
 """
 
 import math

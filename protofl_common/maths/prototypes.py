@@ -1,8 +1,10 @@
 """Class prototypes: computing them, as means or by clusters (FedPLVM, FPL), and predicting with them.
 
-Symbols: N samples, P prototypes, C classes, D feature dimension, K clusters. FINCH (Sarfraz et al., CVPR 2019;
-finch-clust) links every vector to its first neighbour, takes the connected components as clusters, and repeats on their
-means: a hierarchy of partitions without a parameter.
+Probabilities, and the distance of a strange sample, are calibrated by a site's own samples outside training. Symbols:
+N samples, P prototypes, C classes, D feature dimension, K clusters.
+
+FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the connected components
+as clusters, and repeats on their means: a hierarchy of partitions without a parameter.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
 def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
     """Distances [N, P] of features from prototypes; the nearest one predicts (FedProto Eq. 2).
 
-    ``similarity``: ``l2``, or ``cosine`` (FedPCL), the distance of vectors scaled to length 1: the order of the angle.
+    ``similarity``: ``l2``, the Euclidean distance, or ``cosine`` (FedPCL), that of the vectors scaled to length 1,
+    √(2 − 2 cos), which has the order of the angle.
     """
     means = prototypes.means
     if similarity == "cosine":
@@ -122,7 +125,8 @@ def unknown_above(distances_N: Tensor, share: float) -> float:
 def margins(prototypes: Prototypes, num_classes: int) -> Tensor:
     """The prototype margin [C] of each class: the least Euclidean distance of its prototypes to those of other classes.
 
-    NaN for a class without prototypes, and for all of but one class, or of more than `MAX_COMPARED` prototypes.
+    FedTGP, Figure 1; there a class has one prototype. NaN for a class without prototypes, and for all where there is
+    but one class, or more than `MAX_COMPARED` prototypes.
     """
     nearest_C = torch.full((num_classes,), torch.inf, dtype=torch.float64)
     if 0 < len(prototypes) <= MAX_COMPARED:
@@ -147,7 +151,8 @@ def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
 def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
     """The means [K, D] of the clusters of ``vectors_ND`` [N, D], and how many vectors are in each, [K].
 
-    ``method``: ``finch``, the fewest clusters; ``kmeans``, ``clusters`` many, or with 0 as FINCH; ``average``, one.
+    ``method``: ``finch``, the partition with the fewest clusters; ``kmeans``, ``clusters`` many, or with 0 as many as
+    FINCH finds (FedPLVM Table 9); ``average``, one.
     """
     if method == "average" or len(vectors_ND) == 1:
         return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])

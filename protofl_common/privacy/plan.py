@@ -1,8 +1,9 @@
 """The noise that the messages of a run need under differential privacy, and their cost after each round.
 
-In a round a client evaluates what it has received, trains by DP-SGD, and sends a table of class sums or counts. Noise
-is added to the numbers of right predictions, to the gradients and to the table (`release.py`); all rounds and the final
-evaluation are composed by the accountant: Rényi differential privacy of the sampled Gaussian mechanism.
+In a round a client evaluates what it has received, trains by DP-SGD (`client_app/protections/private_step.py`), and
+sends a table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the
+table (`release.py`); all rounds and the final evaluation are composed by the accountant: Rényi differential privacy of
+the sampled Gaussian mechanism.
 
 Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise multiplier, the noise's
 standard deviation over the most that one sample can change; α an order; δ.
@@ -14,8 +15,9 @@ standard deviation over the most that one sample can change; α an order; δ.
     (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
                     (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020)
 
-Neighbours differ in one sample of one client, of its training, test or validation part; how many samples each part has
-is public. Only whole orders are tried, which makes ε a little too large, never too small.
+Two data sets are neighbours if they differ in one sample of one client, of its training, test or validation part, which
+in one of them counts nothing; how many samples each part has is public. Only whole orders are tried, which makes ε a
+little too large, never too small.
 """
 
 import math

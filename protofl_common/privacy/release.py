@@ -33,7 +33,11 @@ def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
-    """The prototypes of at least ``least`` samples each; of smaller clusters of a class those merged to one that is."""
+    """The prototypes of at least ``least`` samples each, which must have counts.
+
+    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough. So a class of
+    enough samples retains a prototype. No prototype changes where all are large enough.
+    """
     counts = prototypes.counts
     assert counts is not None
     small = counts < least
@@ -78,7 +82,8 @@ def private_class_means(
 ) -> Prototypes:
     """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
 
-    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most.
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most;
+    features with NaN or infinity count as zeros.
     What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
     left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
     """

@@ -6,9 +6,9 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n.
-Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client only: the server never sees a
-single vector, and can only refuse sums that no honest clients can have.
+So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n:
+the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
+only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
 """
 
 import math

@@ -84,7 +84,8 @@ class Federation:
     def gather(self) -> None:
         """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
-        The sites of a run that is resumed are waited for too, but no longer than ``join-timeout``.
+        The sites of a run that is resumed are waited for too, but no longer than ``join-timeout``; its data set must be
+        divided among as many clients as before (0: sites bring data of their own).
         """
         deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(self.start.sites)
         divided_among = self.start.num_partitions

@@ -1,7 +1,8 @@
 """The bounds that follow from ``liars``: they limit how far lying sites can move the server's aggregate.
 
 Sites with operators need not trust one another, so one of three or more may lie unless the run says otherwise.
-Simulated clients are one person's own: there equations hold as they stand. An expert's key counts before what follows.
+Simulated clients are one person's own: there the algorithms' equations hold as they stand, unless the run says
+otherwise. An expert's key counts in place of what would follow.
 """
 
 import math
@@ -58,8 +59,8 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
 def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
     """Return whether the server averages vectors of classes that can be compared number by number.
 
-    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights are not
-    trimmed: among honest sites with unlike classes that costs accuracy.
+    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
+    what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
     """
     one_network = settings.starts_alike and len({card.arch for card in cards}) == 1
     of_classes = all(entry.width != "features" for entry in vectors_in(settings.exchange.up).values())

@@ -1,7 +1,9 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two also begin the next sum, which then takes only two. A site that is lost on the way costs only itself, as
-long as the threshold stays: the others' shares reveal its mask. One that is caught lying is asked nothing more.
+The last two also begin the next sum, which then takes only two if all its sites were in this one. The client's half
+is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long as the threshold
+of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask. A site
+that is caught lying is asked nothing more in the run.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -122,7 +124,10 @@ class SecureSum(Channel):
         return self._unpacked(answers, masks.SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum that are no other site's, and signed where a study names sites."""
+        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
+
+        No site goes on with keys that two have: these are the two sites' own doing, for nobody sees others' before.
+        """
         run_id, study, true = self.federation.run_history.run_id, self.settings.study, dict[str, bytes]()
         publics = [key[: masks.PUBLIC] for its in keys.values() for key in its.values()]
         for site, its in keys.items():

@@ -28,7 +28,11 @@ def refuse_outliers(uploads: list[Upload], federation: Federation, result: Round
 
 
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
-    """Return why sites are refused whose largest prototype, or model, is above ``ratio`` times the median length."""
+    """Return why each site is refused of which an entry is more than ``ratio`` times as long as the median.
+
+    The length is the largest norm of a prototype, and the norm of the model. The median over the replies is that of an
+    honest client while more than half of them are.
+    """
     refused: dict[str, str] = {}
     for name in dict.fromkeys(name for payload in payloads.values() for name in payload.entries):
         norms = {site: _norm(sent.entries[name]) for site, sent in payloads.items() if name in sent.entries}
@@ -62,7 +66,8 @@ def bound_samples(uploads: list[Upload], federation: Federation, result: RoundRe
 def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     """As how many samples a client may weigh, and which setting says so (``max-samples-ratio``, ``max-samples-lead``).
 
-    A multiple of the median bounds any minority of liars, but must be large; the next largest claim bounds a few.
+    A multiple of the median bounds any minority of liars, but it must be large, for honest clients differ as much. The
+    largest honest claim is closer to the next one, which bounds as many as are expected.
     """
     limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
     if len(claims) >= FEWEST:
