@@ -72,7 +72,11 @@ for name, stage in STAGES.items():
 
 
 class Visit:
-    """One message that is being answered, or its error: a client, and its algorithm with what the server sent."""
+    """One message that is being answered: the client and its algorithm, which has received what the server sent.
+
+    Within its context an error counts as the answer, too: it tells of the samples that caused it.
+    RefusedMessage, SettingsError, StateError or LedgerError where the client does not answer.
+    """
 
     def __init__(self, message: Message, context: Context) -> None:
         self.seconds: dict[str, float] = {}

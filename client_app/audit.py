@@ -51,7 +51,9 @@ def append(folder: Path, **entry: Any) -> str:
 def refuse(folder: Path, reason: str, **about: Any) -> str:
     """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
 
-    So whoever is refused cannot fill the disk. Of refusals beyond `MOST_REFUSALS`, counted together, no reason leaves.
+    So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
+    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. AuditError where the log, or the
+    count, cannot be written.
     """
     today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0, "run": 0, "name": ""})
     most = MOST_REFUSALS * (1 + reason.startswith(WAITING))  # others' refusals must not hide it from an honest server

@@ -80,9 +80,10 @@ class Client:
 
     @cached_property
     def data(self) -> ClientData:
-        """This site's share of the data; with ``image-noise``, its training images with noise.
+        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise.
 
-        SettingsError for classes of a site's own that nobody named: they may be anything, so its log alone has them.
+        SettingsError for classes of a site's own data that neither the node config nor the run names: names of folders
+        or the values of a column may be anything, so only this site's own log has them.
         """
         settings, own = self.settings, self.node.has_own_data
         private, least = settings.privacy.dp != "none", settings.privacy.min_class_samples
@@ -223,15 +224,19 @@ class Client:
 def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation for each channel or feature that no sample has a part in.
 
-    The data's own are made of every sample, which differential privacy does not cover. Images are centred; numbers stay
-    as they are: their owner scales them by limits that are known without the data.
+    The data's own are made of every sample: whoever changes one changes what the model is given of all others, which
+    differential privacy does not cover. Images are centred; numbers stay as they are, so their owner scales them by
+    limits that are known without the data.
     """
     middle, spread = (0.5, 0.25) if data.train_inputs.dtype == np.uint8 else (0.0, 1.0)
     return replace(data, mean=(middle,) * len(data.mean), std=(spread,) * len(data.mean))
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:
-    """Drop the tests of classes with fewer than ``least`` training samples, which a server could count."""
+    """Return the data without test and validation samples of classes with fewer than ``least`` training samples.
+
+    A server could else count them: it chooses what is evaluated, such as weights that take each sample for one of them.
+    """
     large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
     for part in ("test", "validation"):
         inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")

@@ -1,7 +1,8 @@
-"""This client's own data, as tensors on its device or, where they are too many for the memory, on the disk.
+"""This client's own data, as tensors on its device, or, where the memory is too small for that, on the disk.
 
-Training images may be changed at random (``augment``). Each has a draw of its own, as in FedPLVM's code, which flips
-and turns DomainNet's; here a batch is changed at once.
+Training images may be changed at random, anew for each batch (setting ``augment``). Source: the authors' code of
+FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and ``RandomRotation(30)``. Here each
+image of a batch has its own draw, as there, but the whole batch is changed at once.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""The model as it was evaluated, left in this site's own folder for ``protofl export``; nothing of it travels."""
+"""The model as it was evaluated, left in this site's own folder for ``protofl export``.
+
+That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels. Whether it can be
+written changes nothing for the federation.
+"""
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -78,7 +82,10 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
 
 
 def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[Tensor, float]:
-    """Distances [n] of validation samples, or tests, from their nearest prototypes, ascending; T of probabilities."""
+    """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities.
+
+    T, and when an input is unknown, are chosen on validation samples, where there are any, else on test samples.
+    """
     algorithm, client = evaluated.algorithm, evaluated.algorithm.client
     own = client.validation_set if len(client.validation_set) else client.test_set
     if prototypes is None or not len(own):

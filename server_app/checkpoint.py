@@ -1,7 +1,8 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and the rest as
-JSON. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
+``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and, as JSON
+beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
+Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
 
 import json
@@ -73,7 +74,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_whole(folder: Path, without: str) -> Checkpoint:
-    """The newest checkpoint that is not damaged; SettingsError, which begins with ``without``, where there is none."""
+    """The newest checkpoint that is not damaged, with a line for each that is.
+
+    TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
+    """
     if not (paths := checkpoints(folder)):
         raise SettingsError(f"{without}, there is no checkpoint in {folder / FOLDER}")
     for path in paths[:-1]:

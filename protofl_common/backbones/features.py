@@ -51,7 +51,8 @@ def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
 def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
     """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU, in the order of ``names``.
 
-    Grey images get three equal channels; each backbone sees them stretched to its own size and normalised its own way.
+    Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
+    and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
     """
     check_images(images, names)
     backbones = [load_backbone(name, device) for name in names]

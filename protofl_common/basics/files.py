@@ -1,4 +1,8 @@
-"""Files written whole or not at all, beside, onto the disk, then renamed, by one writer at a time. No torch here."""
+"""Files that are written whole or not at all: beside, onto the disk, then renamed; and one writer at a time.
+
+A process that is killed while writing leaves the old file; so does a full disk. `tensorfile` writes tensors so: this
+module loads no torch.
+"""
 
 import hashlib
 import json
@@ -19,7 +23,8 @@ class TensorFileError(RuntimeError):
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A free name beside ``path``; the file, or folder of files, that is made under it replaces ``path`` in one step.
 
-    After an error ``path`` is as it was. What is ``private`` no other user can read, nor the folders made for it.
+    After an error ``path`` is as it was, and nothing is left beside it. What is ``private`` no other user can read, nor
+    look into the folders that had to be made for it.
     """
     if private:
         make_private(path.parent)

@@ -1,7 +1,8 @@
-"""The Flower runs that one of our runs consists of: Flower gives every `flwr run` a new id, also when it resumes.
+"""The Flower runs that one of our runs consists of.
 
-The rounds that a resumed run repeats have been trained before by some clients: what these kept of them must not count.
-So the server tells every client: ``"11:5,12:6,13"``: run 11 counts up to round 5, 12 for round 6, and 13 after that.
+Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats have been trained
+before by some clients, for a server that then died: what these kept of them must not count. So the server tells every
+client the run's history. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
 """
 
 from __future__ import annotations

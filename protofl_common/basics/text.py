@@ -48,9 +48,10 @@ def as_file_name(text: str) -> str:
 
 
 def without_paths(text: str) -> str:
-    """``text`` with the folders of absolute paths left out: ``/home/jane/scans/a.png`` becomes ``…/a.png``.
+    """``text`` with the folders of absolute paths left out: where things lie is a site's own business.
 
-    A folder with a space in its name is recognised only inside the home folder and the working directory.
+    ``/home/jane/scans/a.png`` becomes ``…/a.png``. A folder with a space in its name is recognised only inside the
+    home folder and the working directory.
     """
     for folder in (str(Path.cwd()), str(Path.home())):
         if len(folder) > 1:

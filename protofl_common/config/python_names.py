@@ -1,7 +1,8 @@
 """Python names in settings: ``arch = "mynets:TinyViT"`` is ``TinyViT`` of the module ``mynets``.
 
-An import runs code, and settings may come from strangers. So a module is imported only if a person named it: on the
-command line, in the settings of a run of this person's, in the node config, or a worker's operator (`allow_only`).
+An import runs code, and settings, recipes, tables and models may come from strangers. So a module is imported only if
+a person named it: on the command line (``--allow-python``, KEY=VALUE), in the settings of a run that this person has
+submitted, or, at a site, in the node config. A worker's operator names them for all runs (`allow_only`).
 """
 
 import re
@@ -68,7 +69,11 @@ def check_allowed(name: str, what: str) -> None:
 
 
 def load(name: str, what: str) -> Any:
-    """Return the object ``module:name`` of an allowed module itself, or SettingsError; only this imports by name."""
+    """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
+
+    The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
+    module is not allowed or cannot be imported, or has no such object of its own.
+    """
     check_allowed(name, what)
     module_name, _, attribute = name.partition(":")
     try:

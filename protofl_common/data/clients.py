@@ -59,8 +59,9 @@ def open_client_data(
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
 
-    With ``domain``, from the client's own configuration, it gets that domain as if it were its only client. With
-    ``shared_scale`` all clients standardise alike. The first call on a machine decodes the data set into the cache.
+    With ``domain``, from the client's own configuration, and the partitions ``own``, ``feature-shift`` and
+    ``feature-label-shift`` it gets that domain as if it were its only client. With ``shared_scale`` all clients
+    standardise alike. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)

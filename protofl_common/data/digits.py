@@ -1,8 +1,9 @@
 """The digit data sets that are drawn: ``digit-domains`` in five looks, and ``digit-mix`` beside MNIST and USPS.
 
-Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes are scikit-learn's
-scanned digits, of which no two domains share one, or in matplotlib's fonts. The images depend on the versions of these
-packages, not on the seed. ``digit-mix`` stands in for Digit-5: its looks are like MNIST-M, SynthDigits and SVHN.
+Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come from scikit-learn's
+1,797 scanned digits, of which no two domains share one, or from matplotlib's fonts; the photographs are scikit-learn's
+two. The images depend on the versions of these packages, not on the run's seed. ``digit-mix`` stands in for Digit-5
+with looks like photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
 import sys

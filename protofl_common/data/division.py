@@ -106,7 +106,8 @@ class Division:
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
         """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
 
-        By ``balanced`` a class has a sample to train on in every domain that it occurs in, and of two, one to test on.
+        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
+        has two, one to test on.
         """
         settings, groups = self.settings, pool.labels
         if settings.test_from == "official-own":

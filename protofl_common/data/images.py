@@ -1,7 +1,9 @@
 """Image files, and folders of them: every image becomes uint8 [3, size, size], RGB and stretched to a square.
 
 ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image; images may lie in folders below CLASS, too.
-``classes`` names the classes in label order: of an ``image-folder`` every folder, of a ``domain-folder`` those to pick.
+Files whose extension is not among `EXTENSIONS`, and names that begin with a dot, are skipped. ``classes`` names the
+classes in label order: of an ``image-folder``, which each site may have of its own, every folder; of a
+``domain-folder`` those to pick.
 """
 
 import math
@@ -108,7 +110,10 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched; ValueError for more than 8 bits, which PIL would cut off."""
+    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
+
+    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
+    """
     if image.mode.startswith(("I", "F")):
         cure = "save it with 8 bits, or bring arrays of floating point"
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")

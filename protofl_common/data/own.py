@@ -44,7 +44,10 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it."""
+    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
+
+    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
+    """
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     files = [rows.file.parent / name for name in rows.columns["file"]]
@@ -146,9 +149,10 @@ def _npz(file: Path) -> dict[str, Any]:
 
 # -- a function
 def read_python(name: str, settings: DataSettings) -> RawData:
-    """Data from a function of the user's, ``function(data_dir)``: ``dataset = "module:function"``.
+    """Data from a function of the user's: ``dataset = "module:function"``.
 
-    It is called once, until its file, or one in ``data-dir``, changes, and returns arrays as `from_arrays` describes.
+    It is called as ``function(data_dir)``, once on a machine until its file, or a file in ``data-dir``, changes, and
+    returns a dictionary of arrays as `from_arrays` describes, or an object with attributes of these names.
     """
     function = load(name, "dataset")
     try:
@@ -174,8 +178,10 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 
-    The parts ``test`` and ``validation`` are that, all others for training. The column ``label`` (or the only one of
-    ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; inputs are images, texts, or numbers.
+    The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. From the hub's cache without the
+    network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
+    column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
+    inputs are the column of images, else the columns of text, else those of numbers.
     """
     try:
         import datasets

@@ -1,4 +1,9 @@
-"""The division of a data set among clients: for each value of ``partition`` a function to positions in the pool."""
+"""The division of a data set among clients: one function for each legal value of ``partition``.
+
+Every function takes the pool of samples, the settings, the number of clients and a random generator, and returns for
+each client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -118,9 +123,10 @@ def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
 
 
 def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """``classes_per_client`` classes for each client, those with the fewest clients so far, ties at random.
+    """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
 
-    A class is divided among its holders in random, unequal amounts: weights uniform in [0.1, 1], on top of 2 samples.
+    Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
+    clients × classes-per-client allows it. A holder's weight is uniform in [0.1, 1], on top of 2 samples.
     """
     decks, classes_per_client = shuffled_by_class(pool.labels, rng), settings.classes_per_client
     if classes_per_client > len(decks):
@@ -154,8 +160,9 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     """FedProto's clients of n random classes with k training samples each.
 
     n is uniform in ``ways`` ± ``ways-stdev`` within 2 … number of classes; so is k (at least 1). When a class runs out,
-    its samples are dealt out again from the start; a client never has one twice. Samples for testing are dealt from a
-    deck of their own, as many as ``train_fraction`` says: nobody trains on another's test samples.
+    its samples are dealt out again from the start, so that clients come to share some; a client never has one twice.
+    Samples that the pool marks for testing are dealt from a deck of their own, as many as ``train_fraction`` says:
+    nobody trains on another's test samples.
     """
     decks = shuffled_by_class(pool.labels, rng)
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
@@ -216,7 +223,8 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
 
-    The samples thinned out are nobody's. Where only one would be left, there are two, of the most frequent classes.
+    So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody. Where
+    only one would be left, the client gets two, of its most frequent classes.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):

@@ -1,8 +1,14 @@
 """Published data sets: those that torchvision reads, and others in the layout in which they are published.
 
 torchvision's files lie in ``data-dir`` (or in its folder named like torchvision's class) and may be downloaded; of the
-others nothing is. ``fed-heart`` (FLamby) is without slope, ca, thal and patients with gaps, who stay where ``impute``
-is set; cp and restecg are categories; sick is whose num is above 0. Its split is made here.
+others, which come with their natural clients, nothing is.
+
+- ``pacs`` (Li et al., ICCV 2017), ``office10`` (Gong et al., CVPR 2012): domains of photographs, DOMAIN/CLASS/image.
+- ``tiny-imagenet``: 200 classes, 64×64; its validation part is the test part, whose own has no labels.
+- ``fed-isic`` (FLamby, NeurIPS 2022): images of skin from six centres, eight classes, FLamby's split.
+- ``fed-heart`` (FLamby): four hospitals. As there, without slope, ca, thal and patients with gaps, who stay where
+  ``impute`` is set; cp and restecg are categories; sick is whose num is above 0. The split is made here.
+- ``har`` (Anguita et al., ESANN 2013): nine signals of 128 steps, six activities, thirty people.
 """
 
 from collections.abc import Callable
@@ -45,7 +51,10 @@ class PublicSet(NamedTuple):
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded where ``download`` is true; DataError for missing ones."""
+    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
+
+    DataError says which are missing, and where they are from.
+    """
     row = PUBLIC[name]
     download = row.download if settings.download else None
     if download and settings.data_dir:
@@ -134,7 +143,8 @@ def _torchvision(
 def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings: DataSettings) -> RawData:
     """Decode a data set of torchvision: official training part first, then the official test part.
 
-    Flowers-102 is read at ``image-size``; its validation part counts as training. EMNIST's images are turned upright.
+    Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
+    training. EMNIST's images, stored on their side, are turned upright.
     """
     import torchvision
 

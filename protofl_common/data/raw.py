@@ -1,4 +1,7 @@
-"""The decoded data set that every source delivers, made of checked arrays; its inputs, and how models see them."""
+"""The decoded data set that every source delivers, made of checked arrays; its inputs, and how models see them.
+
+Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) or tokens (integers).
+"""
 
 from __future__ import annotations
 
@@ -54,11 +57,14 @@ def from_arrays(
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
     ``labels``   [N]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
-    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), or ``validation`` (2).
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
+                 ``validation`` (2), which counts always.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
     The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
-    indices. Without either the classes are the labels that occur, sorted. With ``gaps``, numbers may be NaN.
+    indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
+
+    DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``, numbers may be NaN.
     """
     for key in ("inputs", "labels"):
         if arrays.get(key) is None:

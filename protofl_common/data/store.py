@@ -1,6 +1,8 @@
 """Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
 
-The name of a data set's folder covers everything that its content depends on. One process at a time builds it.
+A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labels.npy``, ``domains.npy``,
+``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that its content depends on. One process
+at a time builds it, under a temporary name; a damaged entry is built anew.
 """
 
 import json

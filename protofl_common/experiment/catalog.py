@@ -1,8 +1,9 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions. The
-server half stands in ``server_app/strategies``, the client half in ``client_app/algorithms``, in files of the
-algorithm's name, unless the row names another's. Defaults are in ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
+nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
+the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another's.
+Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
 from dataclasses import dataclass, field, replace

@@ -151,7 +151,8 @@ class Settings(Sections):
     def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
-        SettingsError has a line for each wrong key or value; where there is none, for each that does not fit others.
+        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
+        range or not among its choices; and where there is none, for each value that does not fit the others.
         """
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed

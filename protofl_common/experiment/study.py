@@ -1,7 +1,10 @@
 """A study: a run's settings that somebody has signed, with the sites that may take part, an end and a purpose.
 
-Its id is a digest of all settings, defaults included, but for `UNSIGNED`; a run that names no study has one, too. Keys
-are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
+It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id is a digest of all
+settings, defaults included, but for `UNSIGNED` (name and folder of a run, ``resume``). Whoever changes one setting
+asks for another study. A run that names no study has an id, too, so that a site's operator can approve it.
+
+Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
 """
 
 import hashlib

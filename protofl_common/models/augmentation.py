@@ -1,6 +1,7 @@
 """FedFA's feature augmentation behind the stages of any network that has convolutions, without a change of the network.
 
-Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B, C] means, deviations of pixels; M clients.
+Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B, C] mean and standard deviation over the
+pixels of each map; M clients.
 """
 
 from functools import partial

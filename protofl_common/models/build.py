@@ -76,7 +76,10 @@ def build_model(
 ) -> SplitModel:
     """A model on the CPU; its initial weights are a function of the arguments alone, torch's global RNG is untouched.
 
-    A frozen last layer is drawn from ``head_seed``, so that bodies can share it, as in FedNH, or else from ``seed``.
+    ``head`` is as the setting. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can
+    have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
+
+    Raises ValueError for an unknown architecture, and for inputs that it cannot have.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
@@ -136,10 +139,11 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
 
 
 def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """An untrained network of a library, by name: ``torchvision:resnet18``, ``timm:convnext_atto``; ValueError: no fit.
+    """An untrained network of a library, by name: ``torchvision:resnet18``, ``timm:convnext_atto``.
 
     Only what a library lists as its classifiers has such a name: a name imports nothing else, and reads no weights. The
     first convolution gets the images' channels; what enters the last linear layer are the features, brought to D.
+    ValueError for an unknown name, and for images that it cannot take.
     """
     library, _, arch = name.partition(":")
     check_library(name)

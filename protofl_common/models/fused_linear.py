@@ -6,7 +6,8 @@ matrices (g [B, out] the gradient of the outputs, x [B, in] the inputs), and a m
     no momentum:  W ← (1 − lr·λ) W − lr·gᵀx
     momentum μ:   M ← μ M + gᵀx + λ W,   W ← W − lr·M                        (λ: weight decay)
 
-This is the step of ``torch.optim.SGD``, up to the rounding of the last bit, taken in blocks of rows that fit a cache.
+This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It is taken from blocks of rows that fit
+into a core's own cache, just after the block has served for the gradient of the inputs, gW.
 """
 
 from collections.abc import Iterator
@@ -29,9 +30,12 @@ def fused_linears(
 ) -> Iterator[list[nn.Linear]]:
     """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
 
-    Yields the layers concerned: none if the optimizer is not plain SGD, none on a GPU. Learning rate, momentum, weight
-    decay and state dicts stay as they are. Not for training that looks at the gradients (clipping, DP-SGD) or calls
-    ``backward`` several times before a step. RuntimeError: a layer used twice, or a loss of the weight itself.
+    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the parameter group, and
+    both state dicts keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
+    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before this begins.
+
+    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
+    step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
     """
     layers = _fusible(model, optimizer, min_weights)
     for layer, group in layers:

@@ -1,7 +1,8 @@
 """The one shape that every client model has, body and head; the heads; SCAFFOLD's control variates, FedGen's generator.
 
-The last layer of every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else
-(H = D), so heads of such models can be exchanged whatever their bodies.
+Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes. The last layer of
+every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else (H = D), so heads
+of such models can be exchanged whatever their bodies.
 """
 
 import torch
@@ -42,7 +43,8 @@ class LinearHead(nn.Linear):
 class HiddenHead(LinearHead):
     """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
 
-    The deeper heads of HtC4 (FedTGP), without the ReLU on the logits of its authors' code. Dropout is on hidden units.
+    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
+    logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
     """
 
     def __init__(self, feature_dim: int, hidden: int, num_classes: int) -> None:
@@ -100,7 +102,8 @@ def _spread(rows: Tensor) -> Tensor:
 class Generator(nn.Module):
     """FedGen's: (ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D; first weights from ``seed``.
 
-    The authors' network as FedTGP compares with it: its hidden layer is as wide as the features. N numbers of noise ε.
+    The authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AAAI 2024) compares with it: its hidden layer
+    is as wide as the features, D. N numbers of noise ε.
     """
 
     def __init__(self, num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> None:

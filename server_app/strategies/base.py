@@ -2,7 +2,8 @@
 
 payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
 
-Every reply is checked against what the catalog declares before `merge` sees it.
+Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file has only its own
+mathematics.
 """
 
 from collections.abc import Mapping
