@@ -13,10 +13,12 @@ what they hide. Two sums of the same uploads, one with a site and one without, w
 remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -222,6 +224,14 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
     secure_sum = SecureSum(client, final)
     with secure_sum.alone():
         return RecordDict(getattr(secure_sum, name)())
+
+
+def blank_secrets(folder: Path) -> None:
+    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    for file in folder.glob("*.secagg"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
+        write_text(file, json.dumps(rows), private=True)
 
 
 STAGES = {  # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's

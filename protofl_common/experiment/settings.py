@@ -32,7 +32,7 @@ from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
-from protofl_common.experiment.node import NODE_KEYS, instead, is_site, refusals
+from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
@@ -224,6 +224,16 @@ def baselines_of(settings: Settings, run_config: Values) -> dict[str, Settings]:
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error
     return baselines
+
+
+def meeting_demands(node: Values) -> dict[str, Scalar]:
+    """Return the settings with which a run meets what a site demands of its protections."""
+    config: dict[str, Scalar] = {}
+    if limits := required_dp(node):
+        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    if node.get(REQUIRE_SECAGG):
+        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+    return config
 
 
 def _hparams(config: Values, tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:

@@ -11,10 +11,9 @@ from flwr.common.config import parse_config_args
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
-from protofl_common.experiment import node as nodes
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, NODE_KEYS, allowed_by, has_own_data, is_site, site_folder
-from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -66,12 +65,8 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
     """The settings of the most modest run of ``algo`` that meets the site's demands, or why it is refused."""
     config = default_run_config() | dict.fromkeys(LIMITED, 1) | {"local-steps": 0, "norm": "group", "algo": algo}
     config |= {"fedpcl.prototypes": "global"} | ({"partition": "own"} if has_own_data(node) else {})
-    if limits := nodes.required_dp(node):
-        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
-    if node.get(nodes.REQUIRE_SECAGG):
-        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
     try:
-        return Settings.from_run_config(config, node)
+        return Settings.from_run_config(config | meeting_demands(node), node)
     except SettingsError as error:
         return error
 

@@ -1,6 +1,5 @@
 """``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from protofl_common.basics.files import remove, write_text
+from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
@@ -57,6 +56,8 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     """Remove what is named, a line for each; SettingsError before for no name, an unknown or an ambiguous one."""
+    from client_app.protections.secure_sum import blank_secrets
+
     stored = {entry.name: entry for entry in stored_at(node)}
     alike = {name: numbered(name, stored) for name in names if name not in stored}
     names = [alike[name][0] if len(alike.get(name, ())) == 1 else name for name in names]
@@ -72,10 +73,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
                 if not any(folder.iterdir()):
                     folder.rmdir()
         yield text
-    for file in (site_folders(node)[0] / "privacy").glob("*.secagg"):  # of sums that were broken off; which stays
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
-        write_text(file, json.dumps(rows), private=True)
+    blank_secrets(site_folders(node)[0] / "privacy")
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
