@@ -59,7 +59,7 @@ def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_pa
         assert losses[0][name] == losses[1]["cross-entropy"]
 
 
-NO_MAPS = "has no maps of several pixels, which algo = 'fedfa' augments"
+NO_MAPS = "has no convolution with maps of several pixels, whose statistics"
 LARGE: dict[str, Any] = {"dataset": "digits", "partition": "iid", "backbones": "glyphs", "min_class_samples": 999}
 HEADS = ("cnn4", "mobilenet-v2+fc256", "htcnn-1")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
