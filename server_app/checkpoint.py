@@ -31,7 +31,8 @@ FORMAT = "protofl-checkpoint-4"
 FOLDER = "checkpoints"
 NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
-MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}  # of a resumed run
+MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
+"""Settings that a resumed run may change; with another state-dir the clients' models would begin anew."""
 
 
 @dataclass(frozen=True)

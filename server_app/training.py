@@ -28,7 +28,8 @@ def train(
 ) -> float:
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
-    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …]; one of less than ``fewest`` is left out.
+    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which may be on another device; a minibatch of
+    less than ``fewest`` is left out.
     ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

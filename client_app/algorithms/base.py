@@ -58,7 +58,8 @@ class ClientAlgorithm(Generic[H]):
         self.model: SplitModel = client.model
         self.privacy = DifferentialPrivacy(client)
         self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
-        self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES  # known losses
+        self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
+        """True where algorithm and network are this project's, whose losses and layers are known."""
 
     # -- before training -----------------------------------------------------------------------------------------
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from client_app.client import Client
 from client_app.state import record_in
@@ -41,7 +41,7 @@ from protofl_common.wire.schema import Limits, RefusedMessage
 class _Progress:
     """How far this site is in a sum, as the file stores it."""
 
-    __pydantic_config__ = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex", hide_input_in_errors=True)
+    __pydantic_config__ = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
@@ -197,7 +197,10 @@ class SecureSum:
         return progress
 
     def _read(self) -> _Progress | None:
-        return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
+        try:
+            return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
+        except ValidationError as error:  # whose text would quote secrets
+            raise ValueError(f"{self.path}: {error.errors(include_input=False)[0]['msg']}") from None
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)

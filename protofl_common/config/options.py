@@ -18,7 +18,8 @@ Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
-Affects = Literal["result", "data", "name", "machine", "waiting", "display"]  # what a setting changes
+Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
+"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
 
 
 class SettingsError(ValueError):

@@ -10,7 +10,8 @@ from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, Scalar, Table, key_of, option
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
-FEWEST_TESTED = 20  # samples of a figure under ``min-class-samples``, at least: one of few tells of each
+FEWEST_TESTED = 20
+"""Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are right."""
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 

@@ -248,4 +248,5 @@ def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: Da
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
         return np.concatenate(columns, axis=1)
     except ValueError as error:
-        raise DataError(f"dataset = {name!r}: columns {', '.join(kinds)} cannot be used: {error}") from error
+        what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
+        raise DataError(f"dataset = {name!r}: {what} cannot be used: {error}") from error

@@ -275,7 +275,8 @@ def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
 def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, Ints]:
     """Training and test positions; ``train_fraction`` of every class, rounded, is for training. Needs two samples.
 
-    A class of two samples or more has one at least on either side, a single sample is for training; one is for testing.
+    A class of two samples or more has one at least on either side; a single sample is for training. Where no test
+    sample would be left, the last training sample is one.
     """
     train, test = [], []
     for positions in shuffled_by_class(labels, rng):

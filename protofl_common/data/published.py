@@ -91,7 +91,8 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
     rows = Rows(root / "train_test_split")
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
     if missing := [file for file in files if not file.is_file()]:
-        raise DataError(f"dataset = 'fed-isic': {len(missing)} images are not there, such as {missing[0]}; fetch them")
+        cure = "fetch them, or take their rows out of train_test_split"
+        raise DataError(f"dataset = 'fed-isic': {len(missing)} images are not there, such as {missing[0]}; {cure}")
     wanted = {"labels": "target", "client": "center", "split": "fold"}
     arrays = {key: rows.columns[name] for key, name in wanted.items()} | {"inputs": read_images(files, settings)}
     return from_arrays(arrays, str(root), place=rows.place)

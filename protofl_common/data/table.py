@@ -18,7 +18,8 @@ from protofl_common.basics.text import LONGEST_NAME, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Place, is_number
 
-COLUMNS = {"label": "labels", "domain": "client", "client": "client", "split": "split"}  # to `from_arrays`
+COLUMNS = {"label": "labels", "domain": "client", "client": "client", "split": "split"}
+"""Columns of a file that are no inputs, and their names in `from_arrays`."""
 GAPS = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))  # in lower case
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
 GAP = "is not a finite number but a gap; have it filled in, or leave the column out", "impute=median"

@@ -18,7 +18,8 @@ ResNets (He et al., 2016). Those of 4, 6 and 8 layers are ResNet-10 cut after it
 - ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
 
 BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
-ImageNet stem, of up to 32×32. The dropout of GoogLeNet and MobileNet_v2 stays, inside the body.
+ImageNet stem, of up to 32×32. GoogLeNet and MobileNet_v2 keep their dropout inside the body: features are noisy in
+training, but not those that prototypes are made of.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,8 @@ class ChannelsLast(nn.Module):
 def reach_width(width: int, feature_dim: int) -> nn.Module:
     """From the features of a published network to the D that all clients share: [B, width] -> [B, D].
 
-    As in FedTGP, neighbouring features are averaged until D are left; more than ``width`` are a projection.
+    As in FedTGP, neighbouring features are averaged until D are left. Where D is above ``width``,
+    a linear projection makes them, and they can be negative; the authors' code repeats features there.
     """
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
 

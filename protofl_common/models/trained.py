@@ -54,8 +54,10 @@ class ModelCard:
     accuracy: dict[Text, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: Whole
     temperature: float  # T of the probabilities by prototype, see `fit_temperature`
-    calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]  # chooses ``inference``, T, unknown inputs
-    chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]  # the best round; "": the last one
+    calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]
+    """The data that choose ``inference``, T and the limit of unknown inputs."""
+    chosen_on: Annotated[str, Field(pattern="^(validation|test)?$")]
+    """The data that chose this round as the best; "": it is the run's last."""
     fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
     columns: tuple[Text, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined
 
@@ -131,8 +133,8 @@ class TrainedModel:
         if "prototypes.means" in tensors:
             prototypes = Prototypes(tensors["prototypes.means"], tensors.get("prototypes.labels", torch.empty(0)))
             labels, shape = prototypes.labels, (len(prototypes), card.feature_dim)
-            of_classes = labels.dtype == torch.int64 and set(labels.tolist()) <= set(range(len(card.classes)))
-            if not (of_classes and len(labels) and prototypes.means.shape == shape):
+            of_classes = labels.dtype == torch.int64 and set(labels.flatten().tolist()) <= {*range(len(card.classes))}
+            if not (of_classes and labels.ndim == 1 and len(labels) and prototypes.means.shape == shape):
                 raise SettingsError(f"{file}: its prototypes are not of the model on its card")
         return cls(card, weights, prototypes, tensors.get("distances", torch.empty(0)))
 

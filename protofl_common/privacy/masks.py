@@ -8,9 +8,9 @@ Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and 
 
 A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
 the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode;
-Flower's folds its key to 32 bits. Lost keys come back by Shamir's secret sharing ("How to Share a Secret", CACM 1979):
-a secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share f(x): any t shares give the
-secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
+Flower's folds its key to 32 bits, all of which can be tried. Lost keys come back by Shamir's secret sharing ("How to
+Share a Secret", CACM 1979): a secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share
+f(x): any t shares give the secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
 """
 
 import math

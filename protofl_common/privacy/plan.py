@@ -34,8 +34,9 @@ from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
-"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow: ¼ makes the
-noise on gradients 3 to 5 % larger. A sample may be of any part, so nothing depends on who divides the data."""
+"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow: a quarter
+makes the noise on gradients 3 to 5 % larger. Costs are added as if a sample could be of the training and of the test
+part, so nothing depends on who divides the data."""
 UNPLANNED = 2  # evaluations beside those of the rounds: the final one, and one that a run repeats after a stop
 
 

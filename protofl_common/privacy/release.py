@@ -13,7 +13,8 @@ from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images,
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 
-MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}  # part of ‖x‖², power of ``clip``
+MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
+"""Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit."""
 
 
 def large_classes(labels_N: Ints, least: int) -> Ints:

@@ -23,7 +23,8 @@ MAX_SETS = 10_000  # clients whose prototypes a message may carry
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation; a negative variance gives NaN
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
-MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16  # in a sum, of weights and of magnitudes; more is cut
+MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
+"""In a sum, the largest weight of a client or of a class, and the largest magnitude of a number; more is cut."""
 StateDict = dict[str, Tensor]
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
 Kind = TypeVar("Kind")

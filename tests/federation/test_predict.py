@@ -215,6 +215,11 @@ def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_pa
         assert said in (told := capsys.readouterr().err), (name, told)
         assert "\x1b" not in told
         (out / WEIGHTS).write_bytes(whole)
+    tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
+    write_tensors(out / WEIGHTS, tensors | {"prototypes.labels": tensors["prototypes.labels"][None]}, facts)
+    assert main(["predict", str(out), image]) == 1
+    assert "its prototypes are not of the model on its card" in capsys.readouterr().err
+    (out / WEIGHTS).write_bytes(whole)
     for file, content in ((CARD, b'{"unknown-above": [1]}'), (WEIGHTS, b"nothing")):
         (out / file).write_bytes(content)
         assert main(["predict", str(out), image]) == 1

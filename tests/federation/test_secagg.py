@@ -3,10 +3,12 @@
 import json
 import re
 import stat
+import traceback
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -545,6 +547,11 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
     assert "keys asked for round 1, after the upload of the final evaluation after round 1" in str(answer.error.reason)
     (file,) = (tmp_path / "disk-0" / "privacy").glob("*.secagg")
     assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (0o600, "")
+    for damaged in ('{"run_id": 1, "secret": "deadbe', '{"secret": "deadbeefzz"}'):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match="secagg") as refused:
+            client_secagg.SecureSum._read(SimpleNamespace(path=file))
+        assert "deadbe" not in "".join(traceback.format_exception(refused.value))
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

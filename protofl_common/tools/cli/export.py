@@ -97,7 +97,8 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
     if summary := RunFolder(run).summary():
         where = (
             f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
-            f"protofl export STATE-DIR/{run.resolve().name} --out model      (state-dir of its node config, or runs)\n"
+            f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
+            "STATE-DIR is state-dir in its node config, else the folder runs where its SuperNode was started;\n"
             "if all ran on this machine, they were removed, as protofl table does without --keep-models"
         )
     raise SettingsError(f"{run}: no trained models in it; {where}")

@@ -78,9 +78,9 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
     return context
 
 
-if (
-    __name__ == "__main__"
-):  # the process of one run: python -P worker.py OUT-DIR MODULES, and flwr-serverapp's arguments
+if __name__ == "__main__":
+    # The process of a run: python -P worker.py OUT-DIR MODULES, then flwr-serverapp's arguments. Its settings may name
+    # MODULES (with commas) and no others, and only this user can read what it writes.
     from flwr.superlink.cli import flwr_serverapp
 
     _, out_dir, modules, *sys.argv[1:] = sys.argv

@@ -49,7 +49,7 @@ class TableFile(Part):
 
 COLUMN_KEYS = keys_of(Part)
 ROW_KEYS = [*COLUMN_KEYS, "paper", "grid"]
-TABLE_KEYS = [key for key in keys_of(TableFile) if key != "name"]
+TABLE_KEYS = [key for key in keys_of(TableFile) if key not in ("name", "clients")]
 
 
 def _is_list(value: Any) -> bool:
