@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
+from protofl_common.config.options import SettingsError
 from protofl_common.data import open_client_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -98,6 +99,8 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path: Path, algo:
             labels = [one.label for one in predictor.predict(data.test_inputs, by)]
             assert (np.array(labels) == data.test_labels).mean() == wanted
     if algo == "fedpcl":
+        with pytest.raises(SettingsError, match="by = 'head': this model predicts by prototype"):
+            predictor.predict(data.test_inputs, "head")
         out = tmp_path / "onnx"
         assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 1
         assert "frozen backbones" in capsys.readouterr().err

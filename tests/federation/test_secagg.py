@@ -207,6 +207,11 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
     assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), (3, False)]
 
 
+def test_a_liar_is_out_of_later_rounds(tmp_path: Path) -> None:
+    found = federation(tmp_path, lies_about_shares(1002), rounds=3)
+    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), *3 * [(3, False)]]
+
+
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
 def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage: str, record: str, tmp_path: Path) -> None:
     """No other goes on with these, so that each round would be void, and nobody named."""

@@ -3,6 +3,7 @@
 A function may be right, tested and called by nobody; then its setting does nothing, and only this notices.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from protofl_common.experiment.settings import default_run_config
-from tests.support import acting
+from tests.support import ROOT, acting
 from tests.support.acting import CASES
 
 IN_THE_SECOND_ROUND = """
@@ -27,7 +28,7 @@ ELSEWHERE = {
     "run-name out-dir": "test_federation: where the results are",
     "resume": "test_resume",
     "baselines": "test_first_run: beside the run, which they do not change",
-    "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
+    "metrics callback": "test_over_clients, test_outside: figures beside the run's",
     "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "test_outside: an algorithm of another package",
     "report": "tests/unit/report, test_report_page",
@@ -40,12 +41,14 @@ ELSEWHERE = {
     "columns drop one-hot impute standardise": "tests/unit/protofl_common/data/test_tables.py: they need a table",
     "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
     "gaussian.revocable gaussian.start-from": "test_forget",
-    "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
+    "eval-batch-size": "test_algorithm: any value gives the same figures, up to rounding",
     "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
 }
 
 
 def test_every_setting_is_here_or_elsewhere() -> None:
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE.values()))) <= files
     elsewhere = {key for keys in ELSEWHERE for key in keys.split()}
     assert not elsewhere & CASES.keys()
     assert elsewhere | CASES.keys() == default_run_config().keys()

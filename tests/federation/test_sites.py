@@ -23,6 +23,7 @@ from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import catalog as plugins
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, LIMITS
 from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel
@@ -227,8 +228,10 @@ def test_an_operator_chooses_the_algorithms_and_a_wrong_permission_is_named() ->
 
 def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
     for recipe in Path("configs/recipes").glob("*.toml"):
-        run = flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"download": False}
-        settings_of(run, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")})
+        content = tomllib.loads(recipe.read_text(encoding="utf-8"))
+        run = flatten(content) | {"download": False}
+        for algo in {content["algo"], *(content.keys() & CATALOG)}:
+            settings_of(run | {"algo": algo}, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")})
 
 
 def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:

@@ -359,7 +359,9 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: 
     assert hospitals.operator("south", "approve", str(tmp_path / "heart.toml")) == 1
     assert "does not name south" in hospitals.capsys.readouterr().err
     config = signed(hospitals.config(), sites=hospitals.keys("north", "south").replace("south:", "east:"))
+    OPENED.clear()
     assert "does not name east, or names another key of it" in hospitals.answer("east", config)
+    assert not [path for path in OPENED if "/east/data" in path]
     assert "waiting for approval" in hospitals.answer("north", config)
 
 

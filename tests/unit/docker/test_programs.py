@@ -54,7 +54,7 @@ def address() -> Iterator[str]:
         ("", 1, "names nothing"),
     ],
 )
-def test_every_address_answers(
+def test_every_address_must_answer(
     urls: str, code: int, said: str, address: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
     monkeypatch.setenv("HEALTH_URLS", urls.format(address))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from server_app.network.membership import FederationError
 from tests.support import plain
@@ -102,6 +103,9 @@ def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20, "batch_size": 5}
     outcome = run_federation(run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3)
     assert [row["valid"] for row in outcome.rows] == [row["asked"] for row in outcome.rows]
+    if algo == "fedrep":
+        stored = [{name.partition("/")[0] for name in load_file(path)} for path in outcome.folder.glob("clients/*/0*")]
+        assert stored == [{"model", "optimizer", "head_optimizer"}] * len(stored) != []
     assert outcome.rows[-1]["valid"] == 3
     assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (FEW_LABELS[algo].get("pu_weight") != 0)
     assert algo != "fpl" or {"contrast", "consistency"} <= outcome.rows[1]["losses"].keys()

@@ -34,12 +34,13 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
     return np.array([root(i) for i in range(len(rows))])
 
 
-@pytest.mark.parametrize("source", ["random", "blobs"])
+@pytest.mark.parametrize("source", ["random", "blobs", "relu"])
 def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
     random = np.random.default_rng(5)
     rows = {
         "random": lambda: random.random((150, 16)),
         "blobs": lambda: np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12)),
+        "relu": lambda: np.maximum(0, random.normal(-1, 1, (120, 64))),
     }[source]()
     found = finch_partitions(rows)
     expected, counts, _ = FINCH(rows, verbose=False)

@@ -1,4 +1,4 @@
-"""Updates as factors: what none has, and the sizes where factors are fewer numbers; FedKD's script has the rest."""
+"""Updates as factors: what none has, and the sizes where factors are fewer numbers."""
 
 import numpy as np
 import pytest
@@ -18,6 +18,14 @@ def test_no_change_is_two_thin_zeros() -> None:
     left, right = factors(torch.zeros(8, 8), 0.95) or (None, None)
     assert (left.shape, right.shape) == ((8, 1), (1, 8))
     assert torch.equal(left @ right, torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize("shape", [(9, 20), (20, 9)])
+def test_two_factors_give_a_matrix_of_rank_two(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape[0], 2, dtype=torch.float64) @ torch.randn(2, shape[1], dtype=torch.float64)
+    left, right = factors(weight, 1 - 1e-9) or (None, None)
+    assert left.shape == (shape[0], 2)
+    torch.testing.assert_close(left @ right, weight)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1), (5,), ()])

@@ -87,10 +87,23 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_wide_layers_of_a_client_model_take_their_steps_inside() -> None:
-    model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
-    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.01)) as layers:
-        assert [tuple(layer.weight.shape) for layer in layers] == [(512, 4608), (512, 512)]
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_wide_layers_of_a_client_model_take_their_steps_inside(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    x, y, states = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1]), []
+    for fused in (True, False):
+        model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+        with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
+            assert [tuple(layer.weight.shape) for layer in layers] == [(512, 4608), (512, 512)] * fused
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])

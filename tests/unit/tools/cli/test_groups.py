@@ -99,7 +99,9 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     ("other", "first", "note"),
     [({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common")],
 )
-def test_no_pair_is_said(tmp_path: Path, capsys: Printed, other: dict[str, Scalar], first: int, note: str) -> None:
+def test_what_does_not_pair_is_said(
+    tmp_path: Path, capsys: Printed, other: dict[str, Scalar], first: int, note: str
+) -> None:
     both = [*write(tmp_path, "fedproto", OURS), *write(tmp_path, "local", LOCAL, first, **other)]
     _, local = compared(capsys, *map(str, both))
     assert (local["difference"], local["note"]) == (None, note)
