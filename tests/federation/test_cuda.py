@@ -43,8 +43,9 @@ def test_the_figures_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -> N
         wanted = TRAINED | {"algo": algo, "device": device}
         clients = wanted.pop("clients")
         rows = run_federation(run_config(folder / device, **wanted), clients).rows
-        losses.append([row["loss"]["total"] for row in rows if row["kind"] == "round" and row.get("loss")])
+        losses.append([row["losses"]["total"] for row in rows if row["losses"]])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] or algo in ("gaussian", "mpft")  # whose clients train nothing
 
 
 def test_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
