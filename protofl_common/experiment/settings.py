@@ -272,7 +272,8 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
         choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
         yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
     if run.early_stopping and last:
-        yield f"early-stopping = {run.early_stopping}: {run.algo} does some work in the last round only; set {last}"
+        asked = f"{run.algo} does a part of its work in the last round only; set {last}"
+        yield f"early-stopping = {run.early_stopping}: {asked}"
 
 
 def _upload_problems(settings: Settings) -> Iterator[str]:
