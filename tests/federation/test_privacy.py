@@ -80,7 +80,7 @@ def compared(step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tenso
     step.gradients(step.terms(step.model, *(one[:1] for one in samples)))
     for name, one in weights.items():
         alone = torch.zeros_like(one) if one.grad is None else one.grad
-        torch.testing.assert_close(found[name][0], alone, rtol=1e-4, atol=1e-4)  # float32, and 3e-5 occurs
+        torch.testing.assert_close(found[name][0], alone, rtol=1e-5, atol=1e-5)  # float32: sums in another order
     return found
 
 
@@ -107,6 +107,9 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path
     monkeypatch.setattr(PrivateStep, "__call__", step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
     monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
+    draw = np.random.default_rng(0)  # rarely, noise makes gradients so large that float32's rounding passes the bound
+    for module in ("differential_privacy", "private_step"):
+        monkeypatch.setattr(f"client_app.protections.{module}.fresh_draw", lambda: draw)
     if algo != "fedgen":  # whose loss draws samples anew
         monkeypatch.setattr(PrivateStep, "_of_each", compared)
     outcome = private(tmp_path, algo, rounds=2, evaluate_every=2)
