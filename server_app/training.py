@@ -43,13 +43,14 @@ def train(
     try:
         for _ in range(hparams.server_epochs):
             total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
-            for rows in torch.randperm(count, generator=generator).to(device).split(batch):
-                if len(rows) >= fewest:
-                    value = loss(*(each[rows] for each in vectors))
+            order = torch.randperm(count, generator=generator).to(device)
+            for minibatch in zip(*(each[order].split(batch) for each in vectors), strict=True):
+                if (rows := len(minibatch[0])) >= fewest:
+                    value = loss(*minibatch)
                     optimizer.zero_grad()
                     value.backward()
                     optimizer.step()
-                    total, seen = total + value.detach().double() * len(rows), seen + len(rows)
+                    total, seen = total + value.detach().double() * rows, seen + rows
     finally:
         torch.set_num_threads(threads)
     return total.item() / max(1, seen)
