@@ -492,6 +492,8 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, 
     config, node = run_config(tmp_path, algo="fedproto", **DIGITS | settings), sharing(tmp_path)
     train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
     grid = LocalGrid(config, {7: node}, run_id=5)
+    for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
+        assert f"a message of the kind '{kind}.default'" in asked(grid, f"{kind}.default", 1)
     assert asked(grid, train, 1) == ""
     for number in (1, 0, -1):
         assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, number)
