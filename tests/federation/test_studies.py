@@ -166,6 +166,9 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert reasons == ["", "", denied, denied, denied]
     assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
+    hospitals.nodes[3]["approve"] = False  # such a site asks about no run, but its operator has denied this one
+    assert denied in hospitals.answer("south", config)
+    assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
 
 def test_new_settings_and_new_code_are_asked_for_anew(hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch) -> None:
