@@ -524,6 +524,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ({}, {}, True),
     ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
     ({}, {"algo": "fedavg"}, False),  # other uploads
+    ({"algo": "fedper"}, {"algo": "protofed"}, True),  # the same weights, less a layer in the first
     ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
     ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
     (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
