@@ -163,10 +163,10 @@ class Client:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """Read what the message asks for; RefusedMessage for another Flower run, or a round too many."""
+        """Read what the message asks for; RefusedMessage for another Flower run, or a round that it has not."""
         instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
         run_history = instructions.run_history
-        if instructions.round > rounds:
+        if not 1 <= instructions.round <= rounds:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if run_history.run_id != self.run_id:
             raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")
