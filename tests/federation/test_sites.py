@@ -401,6 +401,12 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
             charge(client(2, **facts), "second", nearly_all)
         assert before == [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
     charge(client(2, **south, **copy), "second", nearly_all)
+    free = {"require-dp": "epsilon<=9", "state-dir": str(tmp_path / "free")}
+    for run_id, name in ((1, "heart 2"), (2, "heart")):  # each may cost dp-epsilon: neither pays for the other
+        charge(client(run_id, **free), name, nearly_all)
+    for run_id, name in ((3, "heart"), (2, "another")):
+        with pytest.raises(SettingsError, match="dp-epsilon = 2"):
+            charge(client(run_id, **free), name, nearly_all)
 
 
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
