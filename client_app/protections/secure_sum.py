@@ -179,9 +179,9 @@ class SecureSum:
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
             same: list[list[str]] = cohorts.setdefault(use + number, [])
-            others = {other.removesuffix(number): known for other, known in cohorts.items() if other.endswith(number)}
-            alike = [known for other, known in others.items() if other == use or _kinds(other) & _kinds(use)]
-            differences = [sites.symmetric_difference(cohort) for known in alike for cohort in known]
+            of_round = {other.removesuffix(number): sums for other, sums in cohorts.items() if other.endswith(number)}
+            alike = [sums for other, sums in of_round.items() if other == use or _kinds(other) & _kinds(use)]
+            differences = [sites.symmetric_difference(cohort) for sums in alike for cohort in sums]
             if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
