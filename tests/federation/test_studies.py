@@ -101,8 +101,8 @@ class Hospitals(Three):
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
         content = RecordDict({**pack_settings(digest_of(config))})
-        message = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
-        reply = LocalGrid(config, self.nodes, run_id=run_id).asked(message)
+        grid = LocalGrid(config, self.nodes, run_id=run_id)  # before the message, which is of its Flower run
+        reply = grid.asked(Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0"))
         return str(reply.error.reason) if reply.has_error() else ""
 
 
