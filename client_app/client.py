@@ -45,7 +45,10 @@ class Client:
 
     def __init__(self, context: Context, message: Message | None = None) -> None:
         node, self.content = context.node_config, message.content if message else RecordDict()
-        self.trains_now = message is not None and message.metadata.message_type == MessageType.TRAIN
+        kind = message.metadata.message_type if message else ""
+        if kind.endswith(".default"):  # Flower gives it to the same handler; no check below knows it
+            raise RefusedMessage(f"a message of the kind {kind!r}")
+        self.trains_now = kind == MessageType.TRAIN
         baseline = unpack_baseline(self.content)
         self.settings = Settings.from_run_config(context.run_config, node)
         allow_named(node if is_site(node) else context.run_config)
@@ -58,7 +61,7 @@ class Client:
         self.name, self.site_folder = self.node.name, site_folder(node)
         self.study: Study | None = None  # in which this site takes part now; None for a simulated client
         if message and self.node.is_site:
-            how = {"approves": self.node.approves, "counts": message.metadata.message_type != MessageType.QUERY}
+            how = {"approves": self.node.approves, "counts": kind != MessageType.QUERY}
             self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
@@ -160,10 +163,10 @@ class Client:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """Read what the message asks for; RefusedMessage for another Flower run, or a round too many."""
+        """Read what the message asks for; RefusedMessage for another Flower run, or a round that it has not."""
         instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
         run_history = instructions.run_history
-        if instructions.round > rounds:
+        if not 1 <= instructions.round <= rounds:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if run_history.run_id != self.run_id:
             raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")

@@ -64,19 +64,22 @@ class Request:
 def check_consent(config: Values, run_id: int, folder: Path, name: str, *, approves: bool, counts: bool) -> Study:
     """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
 
-    ``approves``: its operator is asked; ``counts``: the message is no mere introduction, so its run counts.
+    ``approves``: its operator is asked, and a denial holds without that, too; ``counts``: the message is no mere
+    introduction, so its run counts.
     """
     study = Study.of(config)
     if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
+    path = folder / FOLDER / f"{study.id}.json"
     if approves:
-        path = folder / FOLDER / f"{study.id}.json"
         if not path.exists():
             _check_room(config, folder)
         with locked(path):
             _check_approved(config, study, run_id, path, name, counts)
+    elif path.exists():
+        _check_not_denied(read(path), name)
     return study
 
 
@@ -85,8 +88,7 @@ def _check_approved(config: Values, study: Study, run_id: int, path: Path, name:
     request = read(path) if path.exists() else None
     if request is None or (request.decision == APPROVED and request.code != code_of(config)):
         write(path, request := new_request(config, request.run_ids if request else ()))
-    if request.decision == DENIED:
-        raise RefusedMessage(f"denied at {name}: {study}")
+    _check_not_denied(request, name)
     if not request.decision:
         raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
     if is_past(request.until):
@@ -100,6 +102,11 @@ def _check_approved(config: Values, study: Study, run_id: int, path: Path, name:
         why = f"has had {limit} {kind} of {study}, more than an honest server needs; its operator may approve it again"
         raise RefusedMessage(f"{name} {why}")
     write(path, replace(request, run_ids=now if counts else request.run_ids, **{kind: number}))
+
+
+def _check_not_denied(request: Request, name: str) -> None:
+    if request.decision == DENIED:
+        raise RefusedMessage(f"denied at {name}: {request.study}")
 
 
 def _check_room(config: Values, folder: Path) -> None:

@@ -38,8 +38,8 @@ def introduction(message: Message, context: Context) -> SiteCard:
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
-    if hidden and client.settings.row.one_shot:
-        _classes_present(client)  # moments of no class are no numbers, which nobody can sum
+    refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
+    present = _classes_present(client) if refuses else ()
     return SiteCard(
         name=client.name,
         partition=client.node.partition,
@@ -51,7 +51,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         train_samples=client.stated_samples,
         test_samples=0 if hidden else len(data.test_labels),
         classes=data.classes,
-        present=_classes_present(client) if tells and not hidden else (),
+        present=present if tells and not hidden else (),
         weights=weights,
         device=str(client.device),
         found=0 if hidden else data.found - len(data.train_labels) + client.stated_samples,
@@ -107,7 +107,7 @@ def _zeros(client: Client, number: int) -> Tensor:
 
 
 def _classes_present(client: Client) -> tuple[int, ...]:
-    """Labels of the training samples, as its prototypes or label counts will show them; SettingsError for none."""
+    """Labels of its large classes, as prototypes or label counts will show them; SettingsError for none."""
     if client.plan is not None:
         return tuple(range(client.num_classes))  # which of them it has shows with noise only
     if not len(large := client.large_classes):

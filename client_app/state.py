@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofl_common.basics.files import TensorFileError, locked, write_text
+from protofl_common.basics.files import TensorFileError, locked, remove, write_text
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.wire.schema import RefusedMessage
@@ -121,7 +121,7 @@ class StateFolder:
             elif run_id in self.run_history.known:
                 old = old or not self.run_history.counts(run_id, number)
             if old:
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def _last(self, before: int) -> _Key | None:
         whole = [key for path, key in self._files() if path.suffix != ".tmp"]

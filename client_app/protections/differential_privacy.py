@@ -138,7 +138,8 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
                 ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
-                of_run = [ledger[name] for name in ledger if name.startswith(f"{run_name} ") or name.endswith(run_id)]
+                same = [name for name in ledger if name.rpartition(" ")[0] == run_name or name.endswith(run_id)]
+                of_run = [ledger[name] for name in same]
                 _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
                 _check_all_runs(client, sum(ledger.values(), Counter()))
             for file, ledger in ledgers.items():

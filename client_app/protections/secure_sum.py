@@ -14,6 +14,7 @@ remembers whom it was summed with. The symbols, and what is added, stand in `pri
 """
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -167,22 +168,25 @@ class SecureSum:
 
         The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
         they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
-        settings change uploads by little. A client that trains nothing would send the same in every round, so it is
-        asked for one only.
+        settings change uploads by little. So do most algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer
+        are the same numbers. A client that trains nothing would send the same in every round, so it is asked for one
+        only.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
-        use = f"{[entry.words for entry in settings.exchange.up.values()]}: {self.sum_number}"
+        use, number = str([entry.words for entry in settings.exchange.up.values()]), f": {self.sum_number}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
-            earlier: list[list[str]] = cohorts.setdefault(use, [])
-            differences = [sites.symmetric_difference(cohort) for cohort in earlier]
+            same: list[list[str]] = cohorts.setdefault(use + number, [])
+            of_round = {other.removesuffix(number): sums for other, sums in cohorts.items() if other.endswith(number)}
+            alike = [sums for other, sums in of_round.items() if other == use or _kinds(other) & _kinds(use)]
+            differences = [sites.symmetric_difference(cohort) for sums in alike for cohort in sums]
             if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
-            if set() not in differences:
-                earlier.append(sorted(sites))
+            if sorted(sites) not in same:
+                same.append(sorted(sites))
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
@@ -204,6 +208,11 @@ class SecureSum:
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
+
+
+def _kinds(use: str) -> set[str]:
+    """Return which kinds of numbers are in uploads of these words."""
+    return {*re.findall("weights|prototype|samples|share", use)}
 
 
 def _called(number: int) -> str:

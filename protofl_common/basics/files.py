@@ -30,15 +30,18 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         make_private(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    new = beside / path.name if private else beside
     try:
-        yield beside
-        for made in (*(beside.iterdir() if beside.is_dir() else ()), beside):
+        if private:  # from the first byte on, and if this process is killed
+            beside.mkdir(mode=0o700)
+        yield new
+        for made in (*(new.iterdir() if new.is_dir() else ()), new):
             if private:
                 made.chmod(0o700 if made.is_dir() else 0o600)
             sync(made)
-        if beside.is_dir():
+        if new.is_dir():
             remove(path)
-        os.replace(beside, path)
+        os.replace(new, path)
         sync(path.parent)
     finally:
         remove(beside)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from protofl_common.basics.files import cache_folder, make_private
+from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
@@ -188,7 +188,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     except ImportError as error:
         raise DataError(f"dataset = {name!r}: needs the package datasets; pip install 'protofl[hf]'") from error
     make_private(cache := cache_folder(settings.cache_dir))
-    with TemporaryDirectory(dir=cache) as scratch:  # for copies of the user's data: not the cache of the package
+    # for copies of the user's data: not the cache of the package; a killed process leaves an entry that `purge` removes
+    with TemporaryDirectory(f"-{digest(name)}", dir=cache) as scratch:
         try:
             opened = _opened(datasets, name, settings, scratch)
             parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}

@@ -24,13 +24,12 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
 
 
 def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
-    """How many samples a client says that it has: beside large classes none of small ones, but for ``dp``.
+    """How many samples a client says that it has: none of small classes, but for ``dp``.
 
     Its noise would not cover that one sample more or less makes a class large, and the number jump by all of them.
     """
     least = privacy.min_class_samples if privacy.dp == "none" else 1
-    large = large_classes(labels_N, least) if least > 1 else ()
-    return int(np.isin(labels_N, [*large, UNLABELLED]).sum()) if len(large) else len(labels_N)
+    return int(np.isin(labels_N, [*large_classes(labels_N, least), UNLABELLED]).sum()) if least > 1 else len(labels_N)
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:

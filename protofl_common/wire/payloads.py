@@ -241,8 +241,8 @@ class SetsCodec(Codec):
     def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
         owners = arrays["owners"]
         changes = owners.diff(prepend=owners.new_full((1,), -1))
-        if not bool(((changes == 0) | (changes == 1)).all()):
-            raise RefusedMessage(f"{self.name} whose owners are not numbered 0, 1, 2, … in order")
+        if not bool(((changes == 0) | (changes == 1)).all()) or int(owners[-1]) >= MAX_SETS:
+            raise RefusedMessage(f"{self.name} whose owners are not numbered 0, 1, 2, … in order, to {MAX_SETS - 1}")
         every = Prototypes(arrays["means"], arrays["labels"])
         sets = tuple(every.only(owners == owner) for owner in range(int(owners[-1]) + 1))
         for prototypes in sets:

@@ -76,14 +76,16 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
         raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
 
 
-def check_number(settings: Settings, sites: int, liars: int) -> None:
-    """FederationError where a round asks fewer sites than it needs: for replies, against liars, or for a secure sum."""
+def check_number(settings: Settings, sites: int, liars: int, least: int) -> None:
+    """FederationError where a round asks fewer sites than it needs: for the ``least`` replies, against liars, or for a
+    secure sum.
+    """
     federation, merging = settings.federation, settings.bounds.merging
     asked = number_asked(sites, federation.participation)
     share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
     asks = f"a round asks only {asked} sites{share}"
-    if asked < federation.min_replies:
-        raise FederationError(f"min-replies = {federation.min_replies}: {asks}")
+    if asked < least:
+        raise FederationError(f"min-replies = {least}: {asks}")
     if asked < 2 * liars + 1:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):

@@ -62,8 +62,7 @@ class Federation:
     @property
     def least_replies(self) -> int:
         """``min-replies``; two at least of several sites with operators: what is merged of one is its own upload."""
-        asked = admission.number_asked(len(self.cards), self.settings.federation.participation)
-        return max(self.settings.federation.min_replies, 1 if self.simulated else min(2, asked))
+        return max(self.settings.federation.min_replies, 1 if self.simulated else min(2, len(self.cards)))
 
     @property
     def bounds(self) -> Bounds:
@@ -109,7 +108,8 @@ class Federation:
             say(admission.explained(self.problems))
         admission.check_fit(self.settings, self.cards, divided_among)
         admission.check_new(self.settings, self.cards, self.new_clients)
-        admission.check_number(self.settings, len(self.cards) - len(self.new_clients), self.bounds.liars)
+        number = len(self.cards) - len(self.new_clients)
+        admission.check_number(self.settings, number, self.bounds.liars, self.least_replies)
         self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")

@@ -401,6 +401,12 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
             charge(client(2, **facts), "second", nearly_all)
         assert before == [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
     charge(client(2, **south, **copy), "second", nearly_all)
+    free = {"require-dp": "epsilon<=9", "state-dir": str(tmp_path / "free")}
+    for run_id, name in ((1, "heart 2"), (2, "heart")):  # each may cost dp-epsilon: neither pays for the other
+        charge(client(run_id, **free), name, nearly_all)
+    for run_id, name in ((3, "heart"), (2, "another")):
+        with pytest.raises(SettingsError, match="dp-epsilon = 2"):
+            charge(client(run_id, **free), name, nearly_all)
 
 
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
@@ -492,9 +498,13 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, 
     config, node = run_config(tmp_path, algo="fedproto", **DIGITS | settings), sharing(tmp_path)
     train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
     grid = LocalGrid(config, {7: node}, run_id=5)
+    for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
+        assert f"a message of the kind '{kind}.default'" in asked(grid, f"{kind}.default", 1)
     assert asked(grid, train, 1) == ""
-    for number in (1, 0, -1):
-        assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, number)
+    assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, 1)
+    for number in (0, -1):  # the card of a model that is left after such a round could not be read again
+        for kind in (train, evaluate):
+            assert asked(grid, kind, number) == f"round.round is {number} in a run of 3 rounds"
     assert asked(grid, train, 3) == ""
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:

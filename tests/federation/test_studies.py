@@ -101,8 +101,8 @@ class Hospitals(Three):
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
         """The reason why a site does not introduce itself, or ""."""
         content = RecordDict({**pack_settings(digest_of(config))})
-        message = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
-        reply = LocalGrid(config, self.nodes, run_id=run_id).asked(message)
+        grid = LocalGrid(config, self.nodes, run_id=run_id)  # before the message, which is of its Flower run
+        reply = grid.asked(Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0"))
         return str(reply.error.reason) if reply.has_error() else ""
 
 
@@ -166,6 +166,9 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert reasons == ["", "", denied, denied, denied]
     assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
+    hospitals.nodes[3]["approve"] = False  # such a site asks about no run, but its operator has denied this one
+    assert denied in hospitals.answer("south", config)
+    assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
 
 def test_new_settings_and_new_code_are_asked_for_anew(hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -521,6 +524,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ({}, {}, True),
     ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
     ({}, {"algo": "fedavg"}, False),  # other uploads
+    ({"algo": "fedper"}, {"algo": "protofed"}, True),  # the same weights, less a layer in the first
     ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
     ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
     (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),

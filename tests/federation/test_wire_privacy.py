@@ -355,8 +355,10 @@ def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) ->
         assert client.settings.privacy.min_class_samples == least
     with pytest.raises(SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"):
         client_of(run_config(tmp_path), **north, **{"min-class-samples": "many"})
-    with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
-        unequal(tmp_path, "fedproto", 999)
+    assert client_of(run_config(tmp_path, min_class_samples=999), **north).stated_samples == 0  # all are in small ones
+    for algo in ("fedproto", "fedavg"):
+        with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
+            unequal(tmp_path, algo, 999)
 
 
 @pytest.mark.parametrize("least", [3, 25])

@@ -60,7 +60,7 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wary", [False, True])
 def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(wary: bool, tmp_path: Path) -> None:
     states = saved(StateFolder(tmp_path, "site-1", FIRST, wary=wary), 1)
-    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
+    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
     assert loaded(states, 3) == 1
     for number in (2, 4, 5, 7):
         states.save(*some_state(number))

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all; a file of tensors comes back as it was, or not at all."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="directory"):
         write_text(tmp_path / "entry", "text")
     assert (tmp_path / "entry" / "2").exists()
+
+
+def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        with replacing(tmp_path / "key", private=True) as beside:
+            beside.write_text("secret")
+            assert 0 in [path.stat().st_mode & 0o077 for path in (beside, beside.parent)]
+    finally:
+        os.umask(before)
+    assert [(file.name, file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [("key", 0o600)]
 
 
 def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(tmp_path: Path) -> None:

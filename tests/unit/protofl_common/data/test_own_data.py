@@ -14,6 +14,8 @@ from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
 from protofl_common.data.store import data_key, open_data
+from protofl_common.tools.site.stored import stored_at
+from tests.support.given import Patch
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split
@@ -332,7 +334,7 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
 
 
-def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
     kinds = datasets.Features({"text": datasets.Value("string"), "label": label})
@@ -352,6 +354,13 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -
     for outside in ("../reviews", str(tmp_path / "reviews")):
         with pytest.raises(DataError, match="there is no folder"):
             open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
+    copies: list[Path] = []
+    monkeypatch.setattr("protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1])))
+    with pytest.raises(DataError, match="cannot be read"):
+        open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=2))
+    copies[0].mkdir()  # as a process that was killed leaves it
+    assert copies[0] in stored_at({"site-name": "north", "cache-dir": str(copies[0].parent)})[-1].paths
+    copies[0].rmdir()
 
 
 def test_files_that_are_not_there(data_settings: MakeSettings, tmp_path: Path) -> None:

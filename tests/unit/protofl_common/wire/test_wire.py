@@ -62,6 +62,7 @@ from protofl_common.wire.schema import (
 from server_app.network.flower_compat import push_each
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
+from tests.support.given import Patch
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
@@ -219,6 +220,13 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
     content = pack_payload(Payload(local_sets=sets), declared)
     content.array_records["local_sets"][array] = raw(values)
     assert_refused(content, declared, re.escape(said))
+
+
+def test_a_message_has_no_more_sets_than_there_can_be_clients(monkeypatch: Patch) -> None:
+    """FedPCL makes a table of all classes of each set, however few of them it has."""
+    monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
+    declared, one = {"sets": VectorSets()}, Prototypes(torch.ones(1, 3), torch.tensor([0]))
+    assert_refused(pack_payload(Payload(sets=(one, one)), declared), declared, "in order, to 0")
 
 
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
