@@ -77,9 +77,7 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
 
 
 def check_number(settings: Settings, sites: int, liars: int, least: int) -> None:
-    """FederationError where a round asks fewer sites than it needs: for the ``least`` replies, against liars, or for a
-    secure sum.
-    """
+    """FederationError where a round asks too few sites: for the ``least`` replies, against liars, for a secure sum."""
     federation, merging = settings.federation, settings.bounds.merging
     asked = number_asked(sites, federation.participation)
     share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
