@@ -228,7 +228,7 @@ def site(home: Path, monkeypatch: Patch) -> Path:
     return home
 
 
-def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
+def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
     said = found(dataset="image-folder", partition="own", image_size=8)
     assert {one.level for one in said} == {""}, said
     text = "\n".join(f"{one.topic} {one.text}" for one in said)
@@ -238,6 +238,8 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
     assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
     assert not list((site / "cache").iterdir())
+    run_site(monkeypatch, MagicMock())
+    assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
