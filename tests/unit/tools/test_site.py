@@ -21,7 +21,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
@@ -321,6 +321,8 @@ def test_folders_and_keys_that_others_may_read(site: Path) -> None:
     (site / "key").chmod(0o640)
     said = found("--auth-supernode-private-key", "key")
     assert level_of(said, "key: other users of this machine may read it") == "WRONG"
+    (site / "key").chmod(0o600)
+    assert level_of(found("--auth-supernode-private-key", "key"), "key: no private key that Flower takes") == "WRONG"
     for name in ("data", "state", "cache"):
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
@@ -521,7 +523,9 @@ def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, ca
     (site / "data/north").chmod(0o750)
     (site / "certs/nodes").mkdir(parents=True)
     write_certificate(site / "certs/ca.crt", 3600)
-    (site / "certs/nodes/north").touch(0o600)
+    key, form = ec.generate_private_key(ec.SECP384R1()), (Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (site / "certs/nodes/north").write_bytes(key.private_bytes(*form))
+    (site / "certs/nodes/north").chmod(0o600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
     monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
