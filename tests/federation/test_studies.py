@@ -298,6 +298,9 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": content["settings"] | {"lr": 1.0}}))
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
+    path.unlink()
+    path.mkdir()
+    assert "StateError (state-dir): its state" in hospitals.answer("north", config)
 
 
 def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
