@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -61,6 +62,13 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     absent = [name for name in classes if name not in present]
+    unlisted = {
+        folder.name.casefold(): folder for tree in trees for folder in _folders(tree) if folder.name not in classes
+    }
+    for name in absent if by_domain else ():
+        if near := get_close_matches(name.casefold(), unlisted, n=1, cutoff=0.8):
+            misspelt = f"{name!r} has no images, and it does not list the folder {unlisted[near[0]]}; is it misspelt?"
+            raise DataError(f"classes = {settings.classes!r}: {misspelt}")
     if absent and by_domain and settings.partition != "own":
         raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
     return RawData(
