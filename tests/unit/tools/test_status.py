@@ -39,13 +39,13 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
-    known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), rounds=2)
+    known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), seed=42, rounds=2, algo="fedtgp")
     east, south, west, run, certificate = list(lines(known, runs_in(tmp_path / "runs")))
     assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
     assert south.startswith("south")
     assert "offline     last reply: round 2 of first  1 failed; round 1: " in south
     assert west.split() == ["west", "9", "online", "no", "reply", "yet"]
-    assert run == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  rounds=2"
+    assert run == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  algo='fedtgp' rounds=2"
     assert certificate == "certificate of the SuperLink: 12 days left"
     assert number_of("s", known, runs_in(tmp_path / "runs")) == 3
     assert number_of("east", known, runs_in(tmp_path / "runs")) == 1
