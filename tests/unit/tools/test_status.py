@@ -154,6 +154,11 @@ def test_the_superlinks_certificate_is_tried(
     if why:
         assert level_of(said, why) == "WRONG"
         assert level_of(said, "its operator renews it (certificates.py --renew server)") == "WRONG"
+        known = f'[superlink.here]\naddress = "{address}"\nroot-certificates = "{tmp_path}/ca.crt"\n'
+        (tmp_path / "config.toml").write_text(known)
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        with pytest.raises(SettingsError, match=f"here: the SuperLink cannot be asked .*{why}"):
+            ask("here")
     else:
         assert level_of(said, f"{address}: answers; its certificate: 8 days left") == "warning"
         assert abs(shown_by(address, "ca.crt").ahead) < 60
