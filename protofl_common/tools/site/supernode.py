@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supercore.run import Run
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.utils import get_flwr_home
@@ -51,6 +52,8 @@ def start(words: list[str], address: str, start_method: str) -> None:
         patch.multiple(start_client_internal, **ours),  # an error where another version of Flower has no such names
     ):
         flower_supernode()
+    # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep the process, idle.
+    flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink broke; the error above says why.")
 
 
 def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:

@@ -131,6 +131,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setattr("subprocess.Popen", MagicMock())
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", MagicMock())
     options = ["--superlink", f"127.0.0.1:{door.server_port}", "--insecure", "--node-config", 'site-name="north"']
     assert main(["site", "run", *options]) == 0
     assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
