@@ -36,7 +36,7 @@ OPEN = (SettingsError, TrainingError, RefusedMessage)  # Texts of settings, the 
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
 KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
-    StateError: "its model of this run cannot be read or written",
+    StateError: "its state (models, requests, counts) cannot be read or written",
     LedgerError: "its privacy ledger cannot be read or written",
     audit.AuditError: "its audit log cannot be written",
     BackboneError: "a frozen backbone cannot be had",

@@ -26,14 +26,14 @@ from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.raw import Ints, StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
-from protofl_common.experiment.settings import Settings, baseline_config
+from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.plan import Plan
 from protofl_common.runs.evaluation_metrics import declared_metrics
-from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
+from protofl_common.wire.records import Instructions, check_settings, unpack_baseline, unpack_instructions
 from protofl_common.wire.schema import Limits, RefusedMessage, Template
 
 CLIENTS = 10  # How many a site counts on at least, where neither its node config nor the run says how many take part
@@ -60,6 +60,8 @@ class Client:
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name, self.site_folder = self.node.name, site_folder(node)
         self.study: Study | None = None  # in which this site takes part now; None for a simulated client
+        if kind == MessageType.QUERY:  # before its operator is asked about settings that the server does not have
+            check_settings(self.content, digest_of(self.settings.given))
         if message and self.node.is_site:
             how = {"approves": self.node.approves, "counts": kind != MessageType.QUERY}
             self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_app.state import StateError
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
@@ -64,8 +65,8 @@ class Request:
 def check_consent(config: Values, run_id: int, folder: Path, name: str, *, approves: bool, counts: bool) -> Study:
     """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
 
-    ``approves``: its operator is asked, and a denial holds without that, too; ``counts``: the message is no mere
-    introduction, so its run counts.
+    StateError where the decision cannot be read or the message not be counted. ``approves``: its operator is asked, and
+    a denial holds without that, too; ``counts``: the message is no mere introduction, so its run counts.
     """
     study = Study.of(config)
     if is_past(study.until):
@@ -73,13 +74,16 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
     path = folder / FOLDER / f"{study.id}.json"
-    if approves:
-        if not path.exists():
-            _check_room(config, folder)
-        with locked(path):
-            _check_approved(config, study, run_id, path, name, counts)
-    elif path.exists():
-        _check_not_denied(read(path), name)
+    if approves and not path.exists():
+        _check_room(config, folder)
+    try:
+        if approves:
+            with locked(path):
+                _check_approved(config, study, run_id, path, name, counts)
+        elif path.exists():
+            _check_not_denied(read(path), name)
+    except OSError as error:
+        raise StateError(f"state-dir: {path} cannot be read or written ({error})") from error
     return study
 
 

@@ -14,9 +14,9 @@ from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_division
-from protofl_common.experiment.settings import default_run_config, digest_of
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
-from protofl_common.wire.records import SiteCard, check_settings
+from protofl_common.wire.records import SiteCard
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
@@ -24,7 +24,6 @@ _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by wh
 def introduction(message: Message, context: Context) -> SiteCard:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
     client = Client(context, message)
-    check_settings(message.content, digest_of(client.settings.given))
     if client.node.has_own_data:
         own, asked = own_division(context.node_config, default_run_config()), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])

@@ -8,10 +8,12 @@ classes in label order: of an ``image-folder``, which each site may have of its 
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from difflib import SequenceMatcher
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -61,6 +63,11 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     absent = [name for name in classes if name not in present]
+    unlisted = [folder for tree in trees for folder in _folders(tree) if folder.name not in classes]
+    pairs = ((name, folder) for name in absent if by_domain for folder in unlisted)
+    if pair := next((pair for pair in pairs if _is_misspelt(pair[1].name, pair[0])), None):
+        misspelt = f"{pair[0]!r} has no images, and it does not list the folder {pair[1]}; is it misspelt?"
+        raise DataError(f"classes = {settings.classes!r}: {misspelt}")
     if absent and by_domain and settings.partition != "own":
         raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
     return RawData(
@@ -71,6 +78,12 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         classes=classes,
         domain_names=tuple(tree.name for tree in trees) if by_domain else (),
     )
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Return whether a slip explains the difference: not one of digits, as of grades."""
+    alike = SequenceMatcher(None, name.casefold(), meant.casefold()).ratio() >= 0.8
+    return alike and re.findall(r"\d", name) == re.findall(r"\d", meant)
 
 
 def _folders(root: Path) -> list[Path]:

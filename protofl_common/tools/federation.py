@@ -41,6 +41,7 @@ def ask(name: str) -> Federation:
         connection = read_superlink_connection(name)
         if not connection.address:
             raise SettingsError(f"{name}: has no address in Flower's config.toml; a SuperLink of its own shows nothing")
+        shown = shown_by(connection.address, connection.root_certificates or "")  # first: it says why it fails
         with redirect_stdout(sys.stderr):  # it says which SuperLink it uses
             client = init_http_client_from_connection(connection)
         try:
@@ -49,7 +50,6 @@ def ask(name: str) -> Federation:
                 runs = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS)).run_dict.values()
         finally:
             client.close()
-        shown = shown_by(connection.address, connection.root_certificates or "")
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:

@@ -55,6 +55,9 @@ def bound_samples(uploads: list[Upload], federation: Federation, result: RoundRe
     most, why = most_samples([card.train_samples for card in federation.cards.values()], federation.bounds)
     bounded = []
     for upload in uploads:
+        if upload.report.train_samples < (joined := federation.cards[upload.site].train_samples):
+            fewer = f"{upload.site}: {upload.report.train_samples} training samples, but it joined with {joined}"
+            result.bounded.add(f"{fewer}: its data have changed, and it may be tested on what it was trained on")
         if (claimed := upload.train_samples) > most:
             result.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
             entries = {name: _with_counts(value, most / claimed) for name, value in upload.payload.entries.items()}

@@ -98,9 +98,9 @@ class Hospitals(Three):
             self.answer(site, config)
         self.decide(config, *sites, words=words)
 
-    def answer(self, site: str, config: dict[str, Any], run_id: int = 5) -> str:
-        """The reason why a site does not introduce itself, or ""."""
-        content = RecordDict({**pack_settings(digest_of(config))})
+    def answer(self, site: str, config: dict[str, Any], run_id: int = 5, digest: str = "") -> str:
+        """The reason why a site does not introduce itself, or ""; ``digest``: the server's, if its defaults differ."""
+        content = RecordDict({**pack_settings(digest or digest_of(config))})
         grid = LocalGrid(config, self.nodes, run_id=run_id)  # before the message, which is of its Flower run
         reply = grid.asked(Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0"))
         return str(reply.error.reason) if reply.has_error() else ""
@@ -301,6 +301,14 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": content["settings"] | {"lr": 1.0}}))
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
+    path.unlink()
+    path.mkdir()
+    assert "StateError (state-dir): its state" in hospitals.answer("north", config)
+
+
+def test_an_operator_is_not_asked_about_settings_that_the_server_does_not_have(hospitals: Hospitals) -> None:
+    assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
+    assert not [*hospitals.consent("north").glob("studies/*.json")]
 
 
 def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:

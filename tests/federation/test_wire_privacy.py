@@ -287,7 +287,7 @@ def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dic
 SECRET = "cannot read 0.25 0.75 of tumour in /srv/scans/a.png"
 SAID = {OSError: "an unexpected error", KeyError: "an unexpected error",
     DataError: "its data cannot be read or divided as the run asks",
-    StateError: "its model of this run cannot be read or written",
+    StateError: "its state (models, requests, counts) cannot be read or written",
     BackboneError: "a frozen backbone cannot be had"}  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import Federation, ask
 
@@ -51,7 +52,8 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         trouble = ", ".join(f"{number} {kind}" for kind, number in site.trouble.items()) if site else ""
         yield f"{name:20} {node:>20}  {state:10}  {last}" + (f"  {trouble}; {site.reason}" if site and trouble else "")
     for run in federation.submissions:
-        asked = " ".join(f"{key}={value!r}" for key, value in run.override_config.items())
+        changed = sorted(run.override_config.items() - default_run_config().items())  # resume.toml has all settings
+        asked = " ".join(f"{key}={value!r}" for key, value in changed)
         state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
         what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {printable(asked)}"
         yield f"run {run.run_id}  {run.pending_at[:19]}  {what}"

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
@@ -101,6 +104,12 @@ def _key(path: Path) -> Finding:
         return Finding(WRONG, "key", f"{path}: cannot be read")
     if path.stat().st_mode & 0o077:
         return Finding(WRONG, "key", f"{path}: other users of this machine may read it; chmod 600")
+    try:
+        if not isinstance(load_ssh_private_key(path.read_bytes(), None), EllipticCurvePrivateKey):
+            raise ValueError("a key of another type")
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        made = "certificates.py --node NAME makes one"
+        return Finding(WRONG, "key", f"{path}: no private key that Flower takes ({error}); {made}")
     return Finding(FACT, "key", str(path))
 
 

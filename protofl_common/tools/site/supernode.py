@@ -16,11 +16,14 @@ from typing import Any
 from unittest.mock import patch
 
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supercore.run import Run
 from flwr.supercore.superexec import run_superexec
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
+from protofl_common.basics.files import make_private
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.executor import Executor, asks_soon, in_place_of_flowers, own_code
@@ -31,6 +34,7 @@ CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 def start(words: list[str], address: str, start_method: str) -> None:
     """Start the executor that ``flower-supernode`` listens for at ``address``, and be the SuperNode until it ends."""
+    make_private(get_flwr_home())  # as `protofl site check` says; Flower lets everybody look in
     secret, name = os.urandom(32), "protofl_common.tools.site.supernode"
     command = [sys.executable, "-P", "-m", name, address, start_method, str(os.getpid())]
     executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=own_code())  # which `protofl site check` names
@@ -48,6 +52,8 @@ def start(words: list[str], address: str, start_method: str) -> None:
         patch.multiple(start_client_internal, **ours),  # an error where another version of Flower has no such names
     ):
         flower_supernode()
+    # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep the process, idle.
+    flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink broke; the error above says why.")
 
 
 def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:

@@ -94,6 +94,17 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
     assert counts.tolist() == [20, 0, 40]
 
 
+def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
+    """The others are divided anew: half of what it is tested on was trained on before."""
+    federation: Any = SimpleNamespace(bounds=Bounds(max_samples_ratio=2.0, max_samples_lead=2.0), cards={"north": CARD})
+    for samples, warnings in (
+        (30, set()),
+        (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
+    ):
+        bound_samples([Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult())
+        assert {text.partition(", and")[0] for text in result.bounded} == warnings
+
+
 def test_a_single_claim_leads_the_next_by_no_more_than_its_setting() -> None:
     """Two have nobody to tell them apart; more liars than expected are left to the median."""
     limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)

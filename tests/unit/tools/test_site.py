@@ -21,7 +21,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
@@ -63,7 +63,9 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", ends := MagicMock())
     assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    ends.assert_called_once()  # or Flower's own thread would keep a process that has lost its SuperLink
     return started
 
 
@@ -228,7 +230,7 @@ def site(home: Path, monkeypatch: Patch) -> Path:
     return home
 
 
-def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
+def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
     said = found(dataset="image-folder", partition="own", image_size=8)
     assert {one.level for one in said} == {""}, said
     text = "\n".join(f"{one.topic} {one.text}" for one in said)
@@ -238,6 +240,8 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
     assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
     assert not list((site / "cache").iterdir())
+    run_site(monkeypatch, MagicMock())
+    assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
@@ -319,6 +323,8 @@ def test_folders_and_keys_that_others_may_read(site: Path) -> None:
     (site / "key").chmod(0o640)
     said = found("--auth-supernode-private-key", "key")
     assert level_of(said, "key: other users of this machine may read it") == "WRONG"
+    (site / "key").chmod(0o600)
+    assert level_of(found("--auth-supernode-private-key", "key"), "key: no private key that Flower takes") == "WRONG"
     for name in ("data", "state", "cache"):
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
@@ -519,7 +525,9 @@ def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, ca
     (site / "data/north").chmod(0o750)
     (site / "certs/nodes").mkdir(parents=True)
     write_certificate(site / "certs/ca.crt", 3600)
-    (site / "certs/nodes/north").touch(0o600)
+    key, form = ec.generate_private_key(ec.SECP384R1()), (Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (site / "certs/nodes/north").write_bytes(key.private_bytes(*form))
+    (site / "certs/nodes/north").chmod(0o600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
     monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))

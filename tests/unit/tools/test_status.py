@@ -39,13 +39,13 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
-    known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), rounds=2)
+    known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), seed=42, rounds=2, algo="fedtgp")
     east, south, west, run, certificate = list(lines(known, runs_in(tmp_path / "runs")))
     assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
     assert south.startswith("south")
     assert "offline     last reply: round 2 of first  1 failed; round 1: " in south
     assert west.split() == ["west", "9", "online", "no", "reply", "yet"]
-    assert run == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  rounds=2"
+    assert run == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  algo='fedtgp' rounds=2"
     assert certificate == "certificate of the SuperLink: 12 days left"
     assert number_of("s", known, runs_in(tmp_path / "runs")) == 3
     assert number_of("east", known, runs_in(tmp_path / "runs")) == 1
@@ -131,6 +131,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setattr("subprocess.Popen", MagicMock())
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", MagicMock())
     options = ["--superlink", f"127.0.0.1:{door.server_port}", "--insecure", "--node-config", 'site-name="north"']
     assert main(["site", "run", *options]) == 0
     assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
@@ -154,6 +155,11 @@ def test_the_superlinks_certificate_is_tried(
     if why:
         assert level_of(said, why) == "WRONG"
         assert level_of(said, "its operator renews it (certificates.py --renew server)") == "WRONG"
+        known = f'[superlink.here]\naddress = "{address}"\nroot-certificates = "{tmp_path}/ca.crt"\n'
+        (tmp_path / "config.toml").write_text(known)
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        with pytest.raises(SettingsError, match=f"here: the SuperLink cannot be asked .*{why}"):
+            ask("here")
     else:
         assert level_of(said, f"{address}: answers; its certificate: 8 days left") == "warning"
         assert abs(shown_by(address, "ca.crt").ahead) < 60
