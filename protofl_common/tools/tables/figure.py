@@ -20,7 +20,7 @@ LEGAL = {
         ", ".join(["head", "prototype", *COUNTS, "head/auc", "validation/head"]),
         "|".join([*COUNTS, r"(validation/)?(head|prototype)(/\S+)?"]),
     ),
-    "domain": ("the name of a domain", r"\S*"),
+    "domain": ("the name of a domain", r".*"),
     "over": ("mean, by-samples, std, worst-N%, best-N%", r"mean|by-samples|std|(worst|best)-[1-9]\d*%"),
 }
 BYTES_PER_NUMBER = 4
