@@ -64,7 +64,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
 def _about_model(client: Client) -> tuple[int, str]:
     """Parameters of the model, and a digest of the weights that it exchanges; made once for clients that are alike."""
     settings, exchange = client.settings, client.settings.exchange
-    of_model = settings.model, client.arch, client.input_shape, client.num_classes
+    of_model = settings.model, client.arch, client.input_shape, bool(client.data.mean), client.num_classes
     noise = settings.privacy.dp != "none", settings.noise.gradient_noise
     kind = repr((settings.run.algo, settings.hparams, *of_model, *noise))
     if kind in _KNOWN_MODELS:
