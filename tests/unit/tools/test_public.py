@@ -42,7 +42,7 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run.accuracy["head"] > 0.9
     assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
-    with pytest.raises(FederationError, match="inputs int64 .* do not fit"):  # as tokens, the float table before not
+    with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):  # as tokens, the float table before not
         public.run((inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path))
     names[40] = float("nan")
     with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
