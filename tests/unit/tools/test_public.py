@@ -42,6 +42,8 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run.accuracy["head"] > 0.9
     assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
+    again = public.run((inputs, names), algo="local", models="mlp-1", rounds=1, seed=2, out_dir=str(tmp_path))
+    assert again.summary["settings"]["data-dir"] == run.summary["settings"]["data-dir"], "they can be compared"
     with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):  # as tokens, the float table before not
         public.run((inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path))
     names[40] = float("nan")
