@@ -21,6 +21,7 @@ import numpy as np
 
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, flatten
@@ -124,6 +125,7 @@ def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]
 
 def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     """Settings that name the data; equal arrays become one file, so that runs of them can be compared."""
+    data_key.cache_clear()  # a file may have been changed since the run before
     if data is None:
         return {}
     if isinstance(data, (str, Path)):

@@ -51,6 +51,14 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
 
 
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    for samples in (40, 60):
+        rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
+        (tmp_path / "mine.csv").write_text(f"x,label\n{rows}", encoding="utf-8")
+        run = public.run(tmp_path / "mine.csv", algo="local", models="mlp-1", rounds=1, out_dir=str(tmp_path))
+        assert sum(row["train-samples"] + row["test-samples"] for row in run.rounds[-1]["clients"].values()) == samples
+
+
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
     """Runs of several algorithms may share tables."""
     tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
