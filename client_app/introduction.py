@@ -13,6 +13,7 @@ from client_app.protections.differential_privacy import check_affordable
 from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
@@ -28,6 +29,8 @@ def introduction(message: Message, context: Context) -> SiteCard:
         own, asked = own_division(context.node_config, default_run_config()), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
         log("INFO", f"run {client.run_id}: this site divides its own data, and ignores the run's {ignored}")
+    for name in filter(is_python_name, client.settings.metrics):
+        load(name, "metrics")
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
@@ -63,7 +66,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
 def _about_model(client: Client) -> tuple[int, str]:
     """Parameters of the model, and a digest of the weights that it exchanges; made once for clients that are alike."""
     settings, exchange = client.settings, client.settings.exchange
-    of_model = settings.model, client.arch, client.input_shape, client.num_classes
+    of_model = settings.model, client.arch, client.input_shape, bool(client.data.mean), client.num_classes
     noise = settings.privacy.dp != "none", settings.noise.gradient_noise
     kind = repr((settings.run.algo, settings.hparams, *of_model, *noise))
     if kind in _KNOWN_MODELS:

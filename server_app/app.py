@@ -14,7 +14,7 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study, is_past
-from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder
+from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder, troubles
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
@@ -122,7 +122,8 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
             few = f"{idle} rounds in a row changed nothing: {result.not_merged}"
             raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
     if not any(row["valid"] for row in run.rows):
-        raise FederationError("no client has sent one valid reply: nothing was merged; the lines above say why")
+        why = next((reason for row in run.rows for _, _, reason in troubles(row)), "none was asked")
+        raise FederationError(f"no client has sent one valid reply: nothing was merged; the first reason: {why}")
     start = time.monotonic()
     federation.await_sites()
     result = final_evaluation(strategy, last, exchange)

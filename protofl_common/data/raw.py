@@ -250,13 +250,15 @@ def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], devi
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation, 1 in the place of 0, of each channel (in [0, 1]) or feature, axis 1; () for tokens."""
+    rounding: float | NDArray[np.float64] = 1e-6
     if are_images(inputs):
         mean, std = _channel_statistics(inputs)
     elif np.issubdtype(inputs.dtype, np.floating):
         mean, std = _feature_statistics(inputs)
+        rounding = 1e-10 * np.abs(mean) + 1e-30  # numbers may be of any unit, as concentrations in mol/l
     else:
         return (), ()
-    return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())
+    return tuple(mean.tolist()), tuple(np.where(std > rounding, std, 1.0).tolist())
 
 
 def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -115,7 +115,8 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
 def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
     """``columns`` as a model file may name them; DataError for one that is too long or has control characters."""
     if odd := [column for column in columns if len(column) > LONGEST_NAME or not column.isprintable()]:
-        raise DataError(f"{where}: column {odd[0]!r} has a name, or categories, of over {LONGEST_NAME} letters")
+        what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
+        raise DataError(f"{where}: column {odd[0]!r} has {what}")
     return tuple(columns)
 
 

@@ -189,7 +189,8 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
         with torch.inference_mode():
             features = model.eval().body(inputs)
     except Exception as error:  # a user's network may raise anything
-        raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {HINT}") from error
+        hint = HINT if inputs.is_floating_point() else f"{HINT}; give whole numbers of a table as floating point"
+        raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {hint}") from error
     wanted = (len(inputs), feature_dim)
     if not isinstance(features, Tensor) or features.dtype != torch.float32 or tuple(features.shape) != wanted:
         returned = _described(features) if isinstance(features, Tensor) else type(features).__name__

@@ -12,13 +12,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, flatten
@@ -117,14 +120,20 @@ def try_method(
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
     chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
-    return default_run_config() | {"report": False} | _of_data(data) | flatten(chosen)
+    return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | flatten(chosen)
 
 
-def _of_data(data: Data | None) -> dict[str, Scalar]:
+def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
+    """Settings that name the data; equal arrays become one file, so that runs of them can be compared."""
+    data_key.cache_clear()  # a file may have been changed since the run before
     if data is None:
         return {}
     if isinstance(data, (str, Path)):
         return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
-    file = Path(mkdtemp(prefix="protofl-")) / "data.npz"
-    np.savez(file, inputs=np.asarray(data[0]), labels=np.asarray(list(data[1])))  # pandas' texts are objects
+    inputs, labels = np.asarray(data[0]), np.asarray(list(data[1]))  # pandas' texts are objects
+    marks = [(str(of.dtype), of.shape, sha256(of.tobytes()).hexdigest()) for of in (inputs, labels)]
+    file = cache_folder(cache_dir) / f"arrays-{digest(*marks)}.npz"
+    if not file.exists():
+        with replacing(file, private=True) as beside, beside.open("wb") as opened:
+            np.savez(opened, inputs=inputs, labels=labels)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}

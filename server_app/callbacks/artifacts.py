@@ -45,7 +45,8 @@ class Artifacts(Callback):
 
     def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        _write_sites(run)
+        before = run.files.sites().get("sites", {})
+        _write_sites(run, before if run.federation.num_partitions else {})
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         sent, classes = result.prototypes, run.strategy.num_classes
@@ -67,9 +68,15 @@ class Artifacts(Callback):
         _write_sites(run)
 
 
-def _write_sites(run: ActiveRun) -> None:
+def _write_sites(run: ActiveRun, before: Mapping[str, SiteFacts] | None = None) -> None:
+    """Write ``sites.json``; SettingsError where a site has other samples than ``before`` the run was stopped."""
     cards, row, facts = run.federation.cards, run.strategy.row, _division(run)
     sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
+    for site, was in (before or {}).items():
+        now = {**was, **sites.get(site, {})}
+        if odd := [key for key, value in was.items() if key.endswith(("samples", "classes")) and value != now[key]]:
+            changed = f"{site} has {odd[0]} = {now[odd[0]]}, and had {was[odd[0]]}"  # type: ignore[literal-required]
+            raise SettingsError(f"resume = true: the data are not those that the run was started with: {changed}")
     whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": list(next(iter(cards.values())).classes)}
     run.files.write(SITES, {**whole, "sites": sites})
 

@@ -31,7 +31,7 @@ class EarlyStopping(Callback):
         chosen, rows, best = run.settings.run, run.rows, run.best
         metric, patience = chosen.early_stopping_metric, chosen.early_stopping
         names, merged = sorted(measured(rows)), bool(rows) and not any(row["void"] for row in rows)
-        if metric and metric not in names and names and merged and rows[-1]["evaluated-after-round"]:
+        if metric and metric not in names and measured(rows[-1:]) and merged and rows[-1]["evaluated-after-round"]:
             raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(names)}")
         if patience and best is not None and best["on"] == "validation":
             after = [row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {})]

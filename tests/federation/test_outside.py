@@ -336,6 +336,11 @@ def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, ki
     assert row["failed"] == {"site-0": said}
 
 
+def test_a_metric_that_is_not_there_is_refused_before_the_first_round(own: str, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=f"1 client cannot take part: metrics = .*: {own} has no nothing"):
+        run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:nothing"), clients=1)
+
+
 def test_a_callback_that_fails_is_said_and_the_run_goes_on(own: str, tmp_path: Path, capsys: Printed) -> None:
     assert len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows) == 3
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3

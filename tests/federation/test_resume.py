@@ -1,6 +1,7 @@
 """A run that was stopped anywhere and resumed leaves bit for bit what an undisturbed one leaves."""
 
 import errno
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
+from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.cli.arguments import read_recipe
@@ -92,6 +94,19 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert "round-timeout" not in said
     found = run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=3)
     assert found.summary["resumed-after-rounds"] == [1]
+
+
+def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    """Divided anew, what a model has been trained on would be among the samples that test it."""
+    table = tmp_path / "mine.csv"
+    table.write_text("x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(60)), encoding="utf-8")
+    data = {"dataset": "arrays", "data_dir": str(table), "models": "mlp-1", "partition": "iid", "train_samples": 0}
+    config = run_config(tmp_path, rounds=2, run_name="mine", **data)
+    stop(config, "after the checkpoint", 1)
+    whole = table.read_text(encoding="utf-8")
+    table.write_text(whole.removesuffix("59,1\n"), encoding="utf-8")
+    data_key.cache_clear()  # as in a new process
+    assert re.search(r"the data are not those .*: site-\d has \S+ = .*, and had ", refusal(config))
 
 
 def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Printed) -> None:

@@ -210,6 +210,14 @@ def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: P
     assert said in str(error.value)
 
 
+def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(tmp_path: Path) -> None:
+    """There are no prototypes in the first round, nor an evaluation in the second."""
+    config = run_config(tmp_path, **SMALL | {"rounds": 3}, early_stopping_metric="prototype", evaluate_every=3)
+    best = run_federation(config, clients=2).summary["best-round"]
+    assert best is not None
+    assert best["metric"] == "prototype"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algo", CATALOG)
 def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_path: Path) -> None:

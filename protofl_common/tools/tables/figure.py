@@ -20,7 +20,7 @@ LEGAL = {
         ", ".join(["head", "prototype", *COUNTS, "head/auc", "validation/head"]),
         "|".join([*COUNTS, r"(validation/)?(head|prototype)(/\S+)?"]),
     ),
-    "domain": ("the name of a domain", r"\S*"),
+    "domain": ("the name of a domain", r".*"),
     "over": ("mean, by-samples, std, worst-N%, best-N%", r"mean|by-samples|std|(worst|best)-[1-9]\d*%"),
 }
 BYTES_PER_NUMBER = 4
@@ -85,9 +85,9 @@ class Figure:
         return self.what.removeprefix("validation/")
 
     def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
-        """The best round alone, where validation data choose it; else all whose figures may be compared."""
+        """The best round alone, where validation data choose it, or of a deviation; else all that may be compared."""
         best, on = over_clients.best_evaluation(rows, self._kind)
-        return over_clients.of_all_sites(rows) if on == "test" else [best] if best else []
+        return over_clients.of_all_sites(rows) if on == "test" and self.over != "std" else [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         clients = row["clients"]

@@ -70,7 +70,12 @@ class Search:
     def _add(self, number: int, settings: Config) -> None:
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
-        values = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
+        try:
+            values = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
+        except NoFigure as error:
+            if number == 0:  # the row has none, whatever its settings
+                raise
+            values, reasons = [], [str(error)]
         value = statistics.fmean(values) if values else None
         self.trials[number : number + 1] = [{"settings": settings, "value": value, "reason": "; ".join(reasons)}]
         write_text(self.file, "".join(json.dumps(trial) + "\n" for trial in self.trials))

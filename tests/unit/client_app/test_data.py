@@ -75,6 +75,9 @@ def test_numbers_are_standardised_per_channel_and_tokens_stay_as_they_are() -> N
     found = normalised(signal, mean, std, CPU).numpy()
     expected = (signal - signal.mean((0, 2), keepdims=True)) / np.array([signal[:, 0].std(), 1]).reshape(1, 2, 1)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    tiny = signal * np.float32(1e-13)  # teslas
+    np.testing.assert_allclose(normalised(tiny, *statistics(tiny), CPU)[:, 0], expected[:, 0], atol=1e-5)
+    assert statistics(tiny)[1][1] == 1
     tokens = np.arange(6).reshape(2, 3)
     assert statistics(tokens) == ((), ())
     assert normalised(tokens, (), (), CPU).tolist() == [[0, 1, 2], [3, 4, 5]]

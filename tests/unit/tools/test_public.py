@@ -42,9 +42,21 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run.accuracy["head"] > 0.9
     assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
+    again = public.run((inputs, names), algo="local", models="mlp-1", rounds=1, seed=2, out_dir=str(tmp_path))
+    assert again.summary["settings"]["data-dir"] == run.summary["settings"]["data-dir"], "they can be compared"
+    with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):  # as tokens, the float table before not
+        public.run((inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path))
     names[40] = float("nan")
     with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    for samples in (40, 60):
+        rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
+        (tmp_path / "mine.csv").write_text(f"x,label\n{rows}", encoding="utf-8")
+        run = public.run(tmp_path / "mine.csv", algo="local", models="mlp-1", rounds=1, out_dir=str(tmp_path))
+        assert sum(row["train-samples"] + row["test-samples"] for row in run.rounds[-1]["clients"].values()) == samples
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
     assert news.columns == ()  # a file to predict need not call them as we do
-    with pytest.raises(DataError, match="has a name, or categories, of over 200 letters"):  # no model file takes it
+    with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):  # of no model
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")

@@ -55,6 +55,7 @@ class Launcher:
         self.launched: list[Run] = []
         self.stop_at = stop_at
         self.broken: Callable[[Run], bool] = lambda run: False
+        self.silent: Callable[[Run], bool] = lambda run: False  # it has no figure on validation data
 
     def __call__(self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         self.launched.append(run)
@@ -65,6 +66,7 @@ class Launcher:
         lr = run.settings.training.lr
         tested, validated = ([{"0": {"head": one}}, {"0": {"head": one / 2}}] for one in (lr, 0.5 - lr))
         sites = {f"{site}": {"head": 0.0} for site in range(int(run.federation["num-supernodes"]))}
+        validated = [{}, {}] if self.silent(run) else validated
         write_run(folder / run.name, to_run_config(run.settings), [sites | one for one in tested], validation=validated)
         return ""
 
@@ -162,6 +164,11 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     search(table, again := Launcher())
     assert {run.settings.training.lr < 0.02 for run in again.launched if run.settings.run.seed > 10} == {True}
     assert chosen(table)["Local"]["search"]["failed"] == 0
+    again.silent = launcher.broken
+    table.write_text(TABLE.replace("rounds: 2", "rounds: 4"), encoding="utf-8")
+    search(table, again)
+    found = chosen(table)["Local"]["search"]
+    assert (found["trials"], found["failed"] > 0) == (7, True)
     launcher.broken = lambda run: True
     table.write_text(TABLE.replace("rounds: 2", "rounds: 3"), encoding="utf-8")
     search(table, launcher)
