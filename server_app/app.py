@@ -119,11 +119,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
         reported(run, callbacks, result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:
-            few = f"{idle} rounds in a row changed nothing: {result.not_merged}"
+            few = f"{idle} rounds in a row changed nothing: {result.not_merged}{_first_reason(run)}"
             raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
     if not any(row["valid"] for row in run.rows):
-        why = next((reason for row in run.rows for _, _, reason in troubles(row)), "none was asked")
-        raise FederationError(f"no client has sent one valid reply: nothing was merged; the first reason: {why}")
+        raise FederationError(f"no client has sent one valid reply: nothing was merged{_first_reason(run)}")
     start = time.monotonic()
     federation.await_sites()
     result = final_evaluation(strategy, last, exchange)
@@ -134,6 +133,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     row = reported(run, callbacks, result, start)
     for callback in callbacks:
         callback.on_end(run, row, result)
+
+
+def _first_reason(run: ActiveRun) -> str:
+    return next((f"; the first reason: {reason}" for row in run.rows for _, _, reason in troubles(row)), "")
 
 
 def reported(run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:

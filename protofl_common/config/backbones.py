@@ -5,6 +5,7 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 """
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 EMBEDDED: dict[str, str] = {  # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
@@ -34,8 +35,9 @@ def parse_backbones(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     for name in names:
         parse_name(name)
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"backbones {value!r}: {twice[0]!r} is named twice")
+    ((name, times),) = Counter(names).most_common(1)
+    if times > 1:
+        raise ValueError(f"backbones {value!r}: {name!r} is named twice")
     return names
 
 

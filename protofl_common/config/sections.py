@@ -13,7 +13,7 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers 
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are right."""
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
-NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
+NOISE = re.compile(r"(gaussian|laplace) (\d+|\d*\.\d+) (\d+|0*\.\d+)")  # of which no part can be read in two ways
 
 
 class RunSettings(Table):

@@ -177,7 +177,7 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, mo
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if path.parent.name == FOLDER and '"round": 2' in metadata["facts"]:
+        if path.parent.parent.name == FOLDER and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 

@@ -1,13 +1,14 @@
 """From a table to runs: every cell's settings checked, equal runs made once, missing data named.
 
-A run's folder is named after its settings and the place of its data, so tables share runs, and a table that is started
-again finds those that are finished; what was interrupted goes on after its last round. Several processes, on several
-machines too, may work on one folder: each run has a lock.
+A run's folder is named after its settings and the place of its data, of one's own data also after the files' sizes and
+times. So tables share runs, and a table that is started again finds those that are finished; what was interrupted goes
+on after its last round. Several processes, on several machines too, may work on one folder: each run has a lock.
 """
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,9 +16,11 @@ from filelock import FileLock, Timeout
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError
-from protofl_common.config.sections import keys_that_change
+from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
+from protofl_common.data.store import files_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
@@ -132,9 +135,19 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    mark = digest(sorted(what.items()), federation["num-supernodes"], where, *own_code(config))[:8]
+    own = [*own_code(config), *own_files(settings.data)]
+    mark = digest(sorted(what.items()), federation["num-supernodes"], where, *own)[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
+
+
+@cache
+def own_files(data: DataSettings) -> list[str]:
+    """Return what changes with one's own data, as `own_code` does with code: with other data a run is another run."""
+    try:
+        return [digest(files_of(data))] if is_own(data.dataset) else []
+    except DataError:  # they are missing, and the cell is skipped
+        return []
 
 
 def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Run, Runs, launcher, plan, runs_of
+from protofl_common.tools.tables.plan import Run, Runs, launcher, own_files, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -181,6 +181,20 @@ def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: 
     before = names()
     assert names() == before
     layers.write_text("class Net: 1\n")
+    assert not names() & before
+
+
+def test_an_edited_file_of_ones_own_data_makes_another_run(small: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
+
+    def names() -> set[str]:
+        own_files.cache_clear()  # a process reads them once
+        cells = plan(read_table(small), overrides={"dataset": "arrays", "data-dir": str(file), "partition": "iid"})
+        return {run.name for run in runs_of(cells)}
+
+    before = names()
+    assert names() == before
+    file.write_text("age,label\n1,ill\n2,well\n3,well\n")
     assert not names() & before
 
 
