@@ -74,10 +74,10 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
     if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
         raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
     path = folder / FOLDER / f"{study.id}.json"
-    if approves and not path.exists():
-        _check_room(config, folder)
     try:
         if approves:
+            if not path.exists():
+                _check_room(config, folder)
             with locked(path):
                 _check_approved(config, study, run_id, path, name, counts)
         elif path.exists():

@@ -1,6 +1,7 @@
 """The ServerApp: settings -> federation -> rounds -> results."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,10 +120,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
         reported(run, callbacks, result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:
-            few = f"{idle} rounds in a row changed nothing: {result.not_merged}{_first_reason(run)}"
+            few = f"{idle} rounds in a row changed nothing: {result.not_merged}{_first_reason(run.rows[-idle:])}"
             raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
     if not any(row["valid"] for row in run.rows):
-        raise FederationError(f"no client has sent one valid reply: nothing was merged{_first_reason(run)}")
+        raise FederationError(f"no client has sent one valid reply: nothing was merged{_first_reason(run.rows)}")
     start = time.monotonic()
     federation.await_sites()
     result = final_evaluation(strategy, last, exchange)
@@ -135,8 +136,8 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
         callback.on_end(run, row, result)
 
 
-def _first_reason(run: ActiveRun) -> str:
-    return next((f"; the first reason: {reason}" for row in run.rows for _, _, reason in troubles(row)), "")
+def _first_reason(rows: Sequence[RoundRow]) -> str:
+    return next((f"; the first reason: {reason}" for row in rows for _, _, reason in troubles(row)), "")
 
 
 def reported(run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:

@@ -129,7 +129,7 @@ class RoundResult:
     bytes_up: int = 0
     waited: float = 0.0  # Seconds of its longest exchange, for those that did not answer
     not_merged: str = ""  # Why nothing was merged; "" where it was
-    bounded: set[str] = field(default_factory=set)  # ``"site: how its part in the aggregate was reduced"``, or its data
+    bounded: set[str] = field(default_factory=set)  # ``"site: how its part was reduced"``, or that its data changed
     heads: dict[str, str] = field(default_factory=dict)  # Site -> the head of its audit log after its last reply
     late: dict[str, str] = field(default_factory=dict)  # Site -> which earlier reply came now; it is not used
 

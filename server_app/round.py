@@ -25,7 +25,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
     """The sites of the round evaluate, train and upload; the server merges; ``more``: records beside the payload."""
     federation, settings = strategy.federation, strategy.settings.federation
     seed, able = strategy.settings.run.seed, set(federation.answering(number)) - federation.new_clients
-    sites = sample_sites(able, settings.participation, seed, number)
+    sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
     dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
     result, start = RoundResult(number, asked=sites, failed=dropped), time.monotonic()
     channel = channel_of(exchange, result, _expected(strategy, number, training=True))

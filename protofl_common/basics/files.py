@@ -21,7 +21,7 @@ class TensorFileError(RuntimeError):
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """A free name beside ``path``; the file, or folder of files, that is made under it replaces ``path`` in one step.
+    """A free name for a file, or a folder of files, that replaces ``path`` in one step; a ``private`` one has a folder.
 
     After an error ``path`` is as it was, and nothing is left beside it. What is ``private`` no other user can read, nor
     look into the folders that had to be made for it.

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from difflib import SequenceMatcher
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -65,7 +64,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     absent = [name for name in classes if name not in present]
     unlisted = [folder for tree in trees for folder in _folders(tree) if folder.name not in classes]
     pairs = ((name, folder) for name in absent if by_domain for folder in unlisted)
-    if pair := next((pair for pair in pairs if _is_misspelt(pair[1].name, pair[0])), None):
+    if pair := next((pair for pair in pairs if _letters(pair[0]) == _letters(pair[1].name)), None):
         misspelt = f"{pair[0]!r} has no images, and it does not list the folder {pair[1]}; is it misspelt?"
         raise DataError(f"classes = {settings.classes!r}: {misspelt}")
     if absent and by_domain and settings.partition != "own":
@@ -80,10 +79,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     )
 
 
-def _is_misspelt(name: str, meant: str) -> bool:
-    """Return whether a slip explains the difference: not one of digits, as of grades."""
-    alike = SequenceMatcher(None, name.casefold(), meant.casefold()).ratio() >= 0.8
-    return alike and re.findall(r"\d", name) == re.findall(r"\d", meant)
+def _letters(name: str) -> str:
+    """Return a name without capitals and marks: more alike may be other classes, as ``female`` and ``male``."""
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _folders(root: Path) -> list[Path]:

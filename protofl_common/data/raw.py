@@ -255,7 +255,7 @@ def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, std = _channel_statistics(inputs)
     elif np.issubdtype(inputs.dtype, np.floating):
         mean, std = _feature_statistics(inputs)
-        rounding = 1e-10 * np.abs(mean) + 1e-30  # numbers may be of any unit, as concentrations in mol/l
+        rounding = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30  # of any unit, as concentrations in mol/l
     else:
         return (), ()
     return tuple(mean.tolist()), tuple(np.where(std > rounding, std, 1.0).tolist())

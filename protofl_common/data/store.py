@@ -23,7 +23,7 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 6  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 7  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
@@ -69,17 +69,12 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
     """The name of the cache entry. Files are listed once per process, which so notices no later change of them."""
-    listing = files_of(settings)
+    listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
     shaping = (settings.image_size, settings.text_length, settings.classes, *table)
     key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
-
-
-def files_of(settings: DataSettings) -> list[list[tuple[str, int, int]]]:
-    """Return the files with the data, each with its bytes and time; DataError where they are missing."""
-    return [_listing(path) for path in source_of(settings.dataset).locate(settings)]
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

@@ -133,7 +133,10 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     inputs, labels = np.asarray(data[0]), np.asarray(list(data[1]))  # pandas' texts are objects
     marks = [(str(of.dtype), of.shape, sha256(of.tobytes()).hexdigest()) for of in (inputs, labels)]
     file = cache_folder(cache_dir) / f"arrays-{digest(*marks)}.npz"
-    if not file.exists():
-        with replacing(file, private=True) as beside, beside.open("wb") as opened:
-            np.savez(opened, inputs=inputs, labels=labels)
+    try:
+        if not file.exists():
+            with replacing(file, private=True) as beside, beside.open("wb") as opened:
+                np.savez(opened, inputs=inputs, labels=labels)
+    except OSError as error:
+        raise SettingsError(f"cache-dir: {file} cannot be written ({error}); choose a folder with room") from error
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}

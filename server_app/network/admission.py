@@ -76,14 +76,14 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
         raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
 
 
-def check_number(settings: Settings, sites: int, liars: int, least: int) -> None:
-    """FederationError where a round asks too few sites: for the ``least`` replies, against liars, for a secure sum."""
+def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> None:
+    """FederationError where a round asks fewer sites than it needs: for replies, against liars, or for a secure sum."""
     federation, merging = settings.federation, settings.bounds.merging
-    asked = number_asked(sites, federation.participation)
+    asked = number_asked(sites, federation.participation, fewest)
     share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
     asks = f"a round asks only {asked} sites{share}"
-    if asked < least:
-        raise FederationError(f"min-replies = {least}: {asks}")
+    if asked < federation.min_replies:
+        raise FederationError(f"min-replies = {federation.min_replies}: {asks}")
     if asked < 2 * liars + 1:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
@@ -93,15 +93,17 @@ def check_number(settings: Settings, sites: int, liars: int, least: int) -> None
         raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
 
 
-def number_asked(sites: int, participation: float) -> int:
-    """How many of ``sites`` take part in a round: ``participation`` of them, rounded, and at least one."""
-    return max(1, round(participation * sites))
+def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
+    """How many of ``sites`` take part in a round: ``participation`` of them, rounded, at least ``fewest`` or all."""
+    return max(1, min(fewest, sites), round(participation * sites))
 
 
-def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
+def sample_sites(
+    sites: Iterable[str], participation: float, seed: int, server_round: int, fewest: int = 1
+) -> list[str]:
     """`number_asked` of the sites, in natural order; seeded, by their names: Flower's node ids are random."""
     ordered = in_order(sites)
-    number = number_asked(len(ordered), participation)
+    number = number_asked(len(ordered), participation, fewest)
     if number == len(ordered):
         return ordered
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))

@@ -60,9 +60,14 @@ class Federation:
         return not any(card.real for card in self.cards.values())
 
     @property
+    def fewest_asked(self) -> int:
+        """Two of sites with operators, where there are several: what is merged of one is its own upload."""
+        return 1 if self.simulated else min(2, len(self.cards))
+
+    @property
     def least_replies(self) -> int:
-        """``min-replies``; two at least of several sites with operators: what is merged of one is its own upload."""
-        return max(self.settings.federation.min_replies, 1 if self.simulated else min(2, len(self.cards)))
+        """``min-replies``, or as many as are asked at least."""
+        return max(self.settings.federation.min_replies, self.fewest_asked)
 
     @property
     def bounds(self) -> Bounds:
@@ -109,7 +114,7 @@ class Federation:
         admission.check_fit(self.settings, self.cards, divided_among)
         admission.check_new(self.settings, self.cards, self.new_clients)
         number = len(self.cards) - len(self.new_clients)
-        admission.check_number(self.settings, number, self.bounds.liars, self.least_replies)
+        admission.check_number(self.settings, number, self.bounds.liars, self.fewest_asked)
         self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")

@@ -55,7 +55,7 @@ def bound_samples(uploads: list[Upload], federation: Federation, result: RoundRe
     most, why = most_samples([card.train_samples for card in federation.cards.values()], federation.bounds)
     bounded = []
     for upload in uploads:
-        if upload.report.train_samples < (joined := federation.cards[upload.site].train_samples):
+        if 0 < upload.report.train_samples < (joined := federation.cards[upload.site].train_samples):
             fewer = f"{upload.site}: {upload.report.train_samples} training samples, but it joined with {joined}"
             result.bounded.add(f"{fewer}: its data have changed, and it may be tested on what it was trained on")
         if (claimed := upload.train_samples) > most:

@@ -536,6 +536,7 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
     ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
     (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
+    (GAUSSIAN, {"algo": "fedproto"}, True),  # shares of classes are numbers of samples
 ])  # fmt: skip
 def test_no_difference_of_two_sums_is_an_upload(first: Any, second: Any, refused: bool, hospitals: Hospitals) -> None:
     """Four sites in a sum, then three of them, in the same round of whatever run that sends the same kind of upload."""

@@ -107,7 +107,7 @@ def _key(path: Path) -> Finding:
     try:
         if not isinstance(load_ssh_private_key(path.read_bytes(), None), EllipticCurvePrivateKey):
             raise ValueError("a key of another type")
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:
         made = "certificates.py --node NAME makes one"
         return Finding(WRONG, "key", f"{path}: no private key that Flower takes ({error}); {made}")
     return Finding(FACT, "key", str(path))

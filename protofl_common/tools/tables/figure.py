@@ -85,7 +85,7 @@ class Figure:
         return self.what.removeprefix("validation/")
 
     def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
-        """The best round alone, where validation data choose it, or of a deviation; else all that may be compared."""
+        """The best round alone where validation data choose it, or for a deviation; else all rounds of all sites."""
         best, on = over_clients.best_evaluation(rows, self._kind)
         return over_clients.of_all_sites(rows) if on == "test" and self.over != "std" else [best] if best else []
 

@@ -1,7 +1,7 @@
 """From a table to runs: every cell's settings checked, equal runs made once, missing data named.
 
-A run's folder is named after its settings and the place of its data, of one's own data also after the files' sizes and
-times. So tables share runs, and a table that is started again finds those that are finished; what was interrupted goes
+A run's folder is named after its settings and the place of its data, and of a file of one's own after its size and
+time. So tables share runs, and a table that is started again finds those that are finished; what was interrupted goes
 on after its last round. Several processes, on several machines too, may work on one folder: each run has a lock.
 """
 
@@ -20,7 +20,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.data.store import files_of
+from protofl_common.data.sources import source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
@@ -142,12 +142,17 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 
 
 @cache
-def own_files(data: DataSettings) -> list[str]:
-    """Return what changes with one's own data, as `own_code` does with code: with other data a run is another run."""
+def own_files(data: DataSettings) -> list[int]:
+    """Return the bytes and times of files of one's own data: with others a run is another run, as with `own_code`.
+
+    Folders, as those of images, are not looked through.
+    """
     try:
-        return [digest(files_of(data))] if is_own(data.dataset) else []
+        paths = source_of(data.dataset).locate(data) if is_own(data.dataset) else ()
     except DataError:  # they are missing, and the cell is skipped
-        return []
+        paths = ()
+    facts = [path.stat() for path in paths if path.is_file()]
+    return [number for fact in facts for number in (fact.st_size, fact.st_mtime_ns)]
 
 
 def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

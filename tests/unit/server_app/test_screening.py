@@ -99,6 +99,7 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
     federation: Any = SimpleNamespace(bounds=Bounds(max_samples_ratio=2.0, max_samples_lead=2.0), cards={"north": CARD})
     for samples, warnings in (
         (30, set()),
+        (0, set()),  # a sum of masked uploads tells it later
         (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
     ):
         bound_samples([Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult())
@@ -124,7 +125,8 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
-    assert sample_sites(["only"], 0.5, 0, 1) == ["only"]
+    assert sample_sites(["only"], 0.5, 0, 1, fewest=2) == ["only"]
+    assert len(sample_sites(SITES, 0.001, 0, 1, fewest=2)) == 2
 
 
 def test_every_site_is_chosen_about_equally_often() -> None:

@@ -316,7 +316,7 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     assert [bool(permission_problems({}, steps | {"local-steps": n})) for n in (10_000, 10_001)] == [False, True]
 
 
-def test_folders_and_keys_that_others_may_read(site: Path) -> None:
+def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -> None:
     for name in ("data", "state", "cache"):
         (site / name).chmod(0o755)
     (site / "key").write_text("secret")
@@ -324,7 +324,12 @@ def test_folders_and_keys_that_others_may_read(site: Path) -> None:
     said = found("--auth-supernode-private-key", "key")
     assert level_of(said, "key: other users of this machine may read it") == "WRONG"
     (site / "key").chmod(0o600)
-    assert level_of(found("--auth-supernode-private-key", "key"), "key: no private key that Flower takes") == "WRONG"
+    with monkeypatch.context() as patch:
+        for _ in range(2):
+            said = found("--auth-supernode-private-key", "key")
+            assert level_of(said, "key: no private key that Flower takes") == "WRONG"
+            protected = MagicMock(side_effect=TypeError("Key is password-protected"))
+            patch.setattr("protofl_common.tools.site.check.load_ssh_private_key", protected)
     for name in ("data", "state", "cache"):
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
