@@ -6,6 +6,7 @@ otherwise. An expert's key counts in place of what would follow.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -49,19 +50,23 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
         asked = number_asked(len(cards), settings.federation.participation)
         liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.sums_only)
     mean, merging = ("mean", 0.0), (keys.merging, keys.trim_fraction)
-    trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards) else mean
+    trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards, liars) else mean
     usual = RATIOS if liars else dict.fromkeys(RATIOS, math.inf) | {"norm_ratio": WIDE_NORM_RATIO}
     ratios = {f"max_{name}": getattr(keys, f"max_{name}") or ratio for name, ratio in usual.items()}
     follows = (mean, trimmed) if keys.merging == "auto" else (merging, merging)
     return Bounds(liars, **ratios, weights=follows[0], prototypes=follows[1])
 
 
-def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
+def _comparable(settings: Settings, cards: Collection[SiteCard], liars: int) -> bool:
     """Return whether the server averages vectors of classes that can be compared number by number.
 
     Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
     what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
+    Where the run asks for one network, sites that name another count as the ``liars``, if they are no more than these.
     """
-    one_network = settings.starts_alike and len({card.arch for card in cards}) == 1
+    archs = Counter(card.arch for card in cards)
+    asked = {settings.architecture(number, settings.model.arch) for number in range(len(cards))}
+    others = len(cards) - max(archs.values(), default=0)
+    one_network = settings.starts_alike and (len(archs) == 1 or (len(asked) == 1 and others <= liars))
     of_classes = all(entry.width != "features" for entry in vectors_in(settings.exchange.up).values())
     return settings.row.averages_prototypes and (of_classes or one_network or settings.exchange.needs_one_architecture)

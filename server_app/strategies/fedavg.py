@@ -61,7 +61,11 @@ class FedAvg(ServerStrategy[H]):
         total = sum(upload.train_samples for upload in uploads)
         sets = self.cut(uploads, [upload.payload.weights() or {} for upload in uploads], self.starting_point)
         shares = [upload.train_samples / total for upload in uploads]
-        return merge_weights(sets, shares, *self.federation.bounds.weights)
+        merged = merge_weights(sets, shares, *self.federation.bounds.weights)
+        if self.federation.bounds.liars:  # whole numbers, as of positions, have no length that could be cut
+            start = self.starting_point(uploads[0].site)
+            merged |= {name: value for name, value in start.items() if not value.is_floating_point()}
+        return merged
 
     def cut(
         self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]

@@ -42,6 +42,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        near = self.cut(uploads, [upload.payload.weights() or {} for upload in uploads], self.starting_point)
+        uploads = [upload.having(weights=dict(weights)) for upload, weights in zip(uploads, near, strict=True)]
         points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
         clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
         assigned = list(zip(uploads, clusters, strict=True))

@@ -267,6 +267,9 @@ def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
     assert bounds(cards(3)).prototypes == MEAN
     assert bounds(cards(3), initial_weights="shared").prototypes == TRIMMED
     assert bounds(cards(3, archs=("cnn4", "htcnn-1")), initial_weights="shared").prototypes == MEAN
+    odd = cards(3, archs=("cnn4", "mlp-1"))  # one of three names another network than the run, which may be a lie
+    assert bounds(odd, initial_weights="shared", models="cnn4").prototypes == TRIMMED
+    assert bounds([*odd, *odd], initial_weights="shared", models="cnn4").prototypes == MEAN
     assert bounds(cards(3), algo="fedproto-avg").prototypes == TRIMMED
     assert bounds(cards(3), algo="feddistill").prototypes == TRIMMED
     for algo in ("fedtgp", "fedplvm"):  # a server trains on them or clusters them

@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.protections.bounds import bounds_of
 from server_app.replies import Upload
+from server_app.strategies.base import StateDict
 from server_app.strategies.fesem import FeSEM
 from tests.support import plain
 from tests.support.declaration import Declared
@@ -88,14 +90,34 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         plain.assert_close(one, centre)
 
 
-def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
-    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
-    config = {"algo": "fesem", "fesem.centres": K, "models": "mlp-1", "feature-dim": 2}
+def server_of(**changed: Any) -> FeSEM:
+    config = {"algo": "fesem", "fesem.centres": K, "models": "mlp-1", "feature-dim": 2} | changed
     settings = Settings.from_run_config(default_run_config() | config)
     card = SimpleNamespace(classes=("a", "b"), arch="mlp-1", input_shape=(3,), real=False)
     bounds = bounds_of(settings, [card])  # type: ignore[list-item]
     federation = SimpleNamespace(settings=settings, cards={"site-0": card}, reference=card, bounds=bounds)
-    server = FeSEM(federation)  # type: ignore[arg-type]
+    return FeSEM(federation)  # type: ignore[arg-type]
+
+
+def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
+    """Five sites, three of the centre at 0 and two at 10; training moves each by 0.1, the liar by more."""
+    server, sites = server_of(liars=1), [f"site-{i}" for i in range(5)]
+
+    def at(place: float, index: int = 7) -> StateDict:
+        return server.weights | {"head.bias": torch.tensor([place, 0.0]), "body.index": torch.tensor([index])}
+
+    server.centres = {"0": at(0), "1": at(10)}
+    server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
+    places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
+    server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, places, strict=True)])
+    assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
+    assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
+    assert len(server.reduced) == 1
+
+
+def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
+    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
+    server = server_of()
     first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
 
     def merge(*places: float) -> list[list[str]]:
