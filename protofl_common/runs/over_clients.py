@@ -42,8 +42,15 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
 
 
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
-    """The rows with as many sites asked, and as many answers, as in the last: others would tell of lucky draws."""
-    return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
+    """The rows with as many sites asked, and as many answers, as in the last: others would tell of lucky draws.
+
+    So many answers may be missing as sites may lie: by its silence none of them takes a round out.
+    """
+    return [
+        row
+        for row in rows
+        if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"] - rows[-1].get("liars", 0)
+    ]
 
 
 def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:
