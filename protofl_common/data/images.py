@@ -62,13 +62,15 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     absent = [name for name in classes if name not in present]
-    unlisted = [folder for tree in trees for folder in _folders(tree) if folder.name not in classes]
-    pairs = ((name, folder) for name in absent if by_domain for folder in unlisted)
-    if pair := next((pair for pair in pairs if _letters(pair[0]) == _letters(pair[1].name)), None):
-        misspelt = f"{pair[0]!r} has no images, and it does not list the folder {pair[1]}; is it misspelt?"
-        raise DataError(f"classes = {settings.classes!r}: {misspelt}")
-    if absent and by_domain and settings.partition != "own":
-        raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
+    if absent and by_domain:
+        others = (folder for tree in trees for folder in _folders(tree) if folder.name not in classes)
+        unlisted = {_letters(folder.name): folder for folder in others}
+        for name in absent:
+            if folder := unlisted.get(_letters(name)):
+                misspelt = f"{name!r} has no images, and it does not list the folder {folder}; is it misspelt?"
+                raise DataError(f"classes = {settings.classes!r}: {misspelt}")
+        if settings.partition != "own":
+            raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
     return RawData(
         inputs=read_images([file for file, _, _ in files], settings),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),

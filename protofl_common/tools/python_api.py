@@ -21,7 +21,7 @@ import numpy as np
 
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.data.store import data_key
+from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, flatten
@@ -133,10 +133,11 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     inputs, labels = np.asarray(data[0]), np.asarray(list(data[1]))  # pandas' texts are objects
     marks = [(str(of.dtype), of.shape, sha256(of.tobytes()).hexdigest()) for of in (inputs, labels)]
     file = cache_folder(cache_dir) / f"arrays-{digest(*marks)}.npz"
-    try:
-        if not file.exists():
-            with replacing(file, private=True) as beside, beside.open("wb") as opened:
-                np.savez(opened, inputs=inputs, labels=labels)
-    except OSError as error:
-        raise SettingsError(f"cache-dir: {file} cannot be written ({error}); choose a folder with room") from error
+
+    def written() -> Path:
+        with replacing(file, private=True) as beside, beside.open("wb") as opened:
+            np.savez(opened, inputs=inputs, labels=labels)
+        return file
+
+    cached(file, lambda: file if file.exists() else None, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.datasets import is_own
+from protofl_common.config.datasets import OWN_FORMATS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
@@ -145,10 +145,10 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 def own_files(data: DataSettings) -> list[int]:
     """Return the bytes and times of files of one's own data: with others a run is another run, as with `own_code`.
 
-    Folders, as those of images, are not looked through.
+    Folders, as those of images, are not looked through; a Python function's file is code, which `own_code` covers.
     """
     try:
-        paths = source_of(data.dataset).locate(data) if is_own(data.dataset) else ()
+        paths = source_of(data.dataset).locate(data) if data.dataset in OWN_FORMATS else ()
     except DataError:  # they are missing, and the cell is skipped
         paths = ()
     facts = [path.stat() for path in paths if path.is_file()]
