@@ -15,7 +15,7 @@ f(x): any t shares give the secret, fewer tell nothing of it. p = 2^256 + 297 is
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 import numpy as np
@@ -126,10 +126,8 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
     return {x: value.to_bytes(SHARE) for x, value in values.items()}
 
 
-def recovered(
-    shares: Mapping[int, bytes], threshold: int, fits: Callable[[bytes], bool]
-) -> tuple[bytes, set[int]] | None:
-    """The secret that ``fits``, and at which points the shares are wrong; None if no shares give one.
+def recovered(shares: Mapping[int, bytes], threshold: int, public: bytes) -> tuple[bytes, set[int]] | None:
+    """The secret of the ``public`` key, and at which points the shares are wrong; None if no shares give it.
 
     Tried are ``threshold`` shares in a row, from every share on: with one share more, one may be wrong, and so on.
     """
@@ -137,7 +135,7 @@ def recovered(
     for start in range(len(points) if len(points) >= threshold else 0):
         chosen = {x: values[x] for x in (points[start:] + points[:start])[:threshold]}
         secret = _at(0, chosen)
-        if secret < 2**256 and fits(secret.to_bytes(32)):
+        if secret < 2**256 and public_of(secret.to_bytes(32)) == public:
             return secret.to_bytes(32), {x for x in points if x not in chosen and _at(x, chosen) != values[x]}
     return None
 

@@ -8,7 +8,6 @@ that is caught lying is asked nothing more in the run.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from flwr.app import RecordDict
@@ -155,9 +154,8 @@ class SecureSum(Channel):
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
-            public = masks.part(self.keys[site], which)
             its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            solution = masks.recovered(its_shares, self.threshold, partial(_fit, public))
+            solution = masks.recovered(its_shares, self.threshold, masks.part(self.keys[site], which))
             if solution is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that
@@ -204,7 +202,3 @@ class SecureSum(Channel):
         if len(left) < self.threshold:
             few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
             raise VoidRound(f"secure aggregation: {few} (secagg-threshold)")
-
-
-def _fit(public: bytes, secret: bytes) -> bool:
-    return masks.public_of(secret) == public

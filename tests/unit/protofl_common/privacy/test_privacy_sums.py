@@ -34,6 +34,7 @@ from protofl_common.wire.records import Report
 from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
 
 SECRET = bytes(range(32))
+PUBLIC = masks.public_of(SECRET)
 
 
 # -- secret sharing ----------------------------------------------------------------------------------------------------
@@ -47,9 +48,9 @@ def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
     shares = masks.split(SECRET, 3, range(1, 6))
     for chosen in itertools.combinations(shares, 3):
-        assert masks.recovered({x: shares[x] for x in chosen}, 3, SECRET.__eq__) == (SECRET, set())
-    assert masks.recovered({x: shares[x] for x in (1, 2)}, 3, SECRET.__eq__) is None
-    assert masks.recovered({x: shares[x] for x in (1, 2)}, 2, SECRET.__eq__) is None
+        assert masks.recovered({x: shares[x] for x in chosen}, 3, PUBLIC) == (SECRET, set())
+    assert masks.recovered({x: shares[x] for x in (1, 2)}, 3, PUBLIC) is None
+    assert masks.recovered({x: shares[x] for x in (1, 2)}, 2, PUBLIC) is None
     assert pow(3, masks.PRIME - 1, masks.PRIME) == 1  # Fermat: it is no prime otherwise
     assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
 
@@ -58,9 +59,9 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
 def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
     shares = masks.split(SECRET, 3, range(1, 5))
     shares[liar] = bytes(32) + b"\1"
-    assert masks.recovered(shares, 3, SECRET.__eq__) == (SECRET, {liar})
+    assert masks.recovered(shares, 3, PUBLIC) == (SECRET, {liar})
     del shares[1 if liar != 1 else 2]
-    assert masks.recovered(shares, 3, SECRET.__eq__) is None
+    assert masks.recovered(shares, 3, PUBLIC) is None
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
