@@ -42,9 +42,7 @@ class MessageExchange:
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
-        self.waited = 0.0  # Seconds, of the last messages
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
-        self.late: dict[str, str] = {}  # Site -> which overdue reply came while the last messages were under way
         self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
         # the next sum of secure aggregation: its number, its sites' keys, and the shares of them that each has sealed
         self.begun: tuple[int, Mapping[str, bytes], Mapping[str, Mapping[str, bytes]]] | None = None
@@ -64,9 +62,7 @@ class MessageExchange:
             content = RecordDict({**records, **common})
             result.bytes_down += payload_bytes(content)
             messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
-        replies = self(messages, federation.settings.federation.round_timeout)
-        result.late, result.waited = result.late | self.late, max(result.waited, self.waited)
-        for site, reply in replies.items():
+        for site, reply in self._replies_to(messages, result).items():
             if reply.has_error():
                 result.failed[site] = stage + printable(str(reply.error.reason))
             else:
@@ -76,22 +72,22 @@ class MessageExchange:
                 answers[site] = reply.content
         return answers
 
-    def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
-        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
+    def _replies_to(self, messages: Mapping[str, Message], result: RoundResult) -> dict[str, Message]:
+        """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late.
 
         Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
         waited, between 10 and 250 ms.
         """
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
-        self.late, self._replies, self._away, self._pending = {}, {}, {}, {}
-        took: dict[str, float] = {}
+        self._replies, self._away, self._pending = {}, {}, {}
+        took, timeout = dict[str, float](), self.federation.settings.federation.round_timeout
         # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on it
         hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
         self._push(messages)
         while self._pending or self._away:
-            arrived = self._pull(alive)
+            arrived = self._pull(alive, result.late)
             now = time.monotonic()
             took |= dict.fromkeys(self._replies.keys() - took.keys(), now - start)
             if now > start + (min(timeout, self._patience(took)) if hurried else timeout):
@@ -103,7 +99,7 @@ class MessageExchange:
                 self._ask_again(now)
             elif (self._pending and not arrived) or self._away:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
-        self.waited, self._overdue = now - start, self._overdue | self._pending
+        result.waited, self._overdue = max(result.waited, now - start), self._overdue | self._pending
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
@@ -135,8 +131,8 @@ class MessageExchange:
             else:
                 self._replies[site] = Message(UNREACHABLE, reply_to=message)
 
-    def _pull(self, alive: set[str]) -> bool:
-        """Take in what was answered, to this exchange or late to one before; whether anything was."""
+    def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
+        """Take in what was answered, to this exchange or ``late`` to one before; whether anything was."""
         site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
         start = time.monotonic()
         answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()])
@@ -146,7 +142,7 @@ class MessageExchange:
             if self._pending.get(site) is not message:
                 del self._overdue[site]
                 if not reply.has_error():
-                    self.late[site] = f"its reply to round {message.metadata.group_id}"
+                    late[site] = f"its reply to round {message.metadata.group_id}"
                 continue
             del self._pending[site]
             died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
