@@ -127,11 +127,6 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
     return sizes, lost, math.fsum(row["seconds"]["total"] for row in rows)
 
 
-def lost_text(numbers: Mapping[str, int]) -> str:
-    """``"2 failed, 1 late"``, or ``none``."""
-    return ", ".join(f"{number} {kind}" for kind, number in numbers.items() if number) or "none"
-
-
 def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
     heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
     rows = [

@@ -150,10 +150,11 @@ def final_table(summary: Summary) -> str:
     rows = figures.accuracy_rows(summary["accuracy"], short, summary.get("validation", {}))
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     hidden = any("std" not in values for values in summary["accuracy"].values())
+    lost = ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
     note = (
         f"{figures.HIDDEN + chr(10) if hidden else ''}best mean: test accuracy of the round "
         f"{figures.chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
-        f"{human_seconds(summary['seconds'])} · lost replies: {figures.lost_text({**summary['trouble'], 'late': 0})}"
+        f"{human_seconds(summary['seconds'])} · lost replies: {lost or 'none'}"
     )
     title = f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}"
     heads = ("accuracy of", *figures.MEASURES.values(), "best mean")
