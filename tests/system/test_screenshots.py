@@ -1,0 +1,237 @@
+"""The report's page and the documents' site in headless Chromium, without a network, on a telephone and on a desk.
+
+Nothing sticks out, nothing is blank, everything can be read. A copy of a page gets a script, the body of a function
+that returns what it has measured.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofl_common.report.style import POLICY
+from tests.support import ROOT
+from tests.support.harness import run_config, run_federation
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+MISSING = "no chromium, chromium-browser or google-chrome on this machine"
+pytestmark = [pytest.mark.system, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
+SECONDS = 120
+WIDTHS = {"telephone": 390, "desk": 1280}
+
+CONTRAST = r"""
+  const numbers = colour => colour.match(/[\d.]+/g).map(Number);
+  const light = colour => {
+    const [r, g, b] = colour.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    const colour = numbers(getComputedStyle(element).backgroundColor);
+    return colour[3] === 0 && element.parentElement ? ground(element.parentElement) : colour;
+  };
+  const pale = root => {
+    const found = [], texts = document.createTreeWalker(document.querySelector(root), NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const element = texts.currentNode.parentElement, text = texts.currentNode.textContent.trim();
+      if (!text || element.closest("svg, style, .katex-mathml, .headerlink")) continue;
+      const colours = [numbers(getComputedStyle(element).color), ground(element)];
+      const [a, b] = colours.map(light).sort((x, y) => y - x);
+      if ((a + 0.05) / (b + 0.05) < 4.5) found.push(text);
+    }
+    return found;
+  };
+"""
+"""``pale(root)``: texts under an element of too little contrast (WCAG 2: below 4.5)."""
+
+
+def chromium(*arguments: str) -> str:
+    """What it prints; it needs no display, and as root no sandbox."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND"]  # fmt: skip
+    assert CHROMIUM is not None
+    ended = subprocess.run([CHROMIUM, *flags, *arguments], capture_output=True, timeout=SECONDS, check=True, text=True)
+    return ended.stdout
+
+
+def measured(page: Path, script: str, width: int, height: int, *, dark: bool = False) -> Any:
+    """What ``script`` returns about a page on a screen of that size.
+
+    Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted size stands in for it.
+    """
+    write = "const text=document.createElement('pre');text.id='measured';text.textContent=JSON.stringify(measure());"
+    script = f"const measure=()=>{{{script}}};addEventListener('load',()=>setTimeout(()=>{{{write}"
+    script = f"<script>{script}document.body.append(text)}},300))</script></body>"
+    copy = page.with_name("measured.html")
+    copy.write_text(page.read_text(encoding="utf-8").replace(POLICY, "").replace("</body>", script), encoding="utf-8")
+    frame = f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
+    read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
+    read += '.contentDocument.querySelector("#measured")),900))'
+    around = page.with_name("frame.html")
+    around.write_text(f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    waits = ("--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
+    shown = chromium(*waits, scheme, around.as_uri())
+    text = re.search(r'<pre id="measured">(.*?)</pre>', shown, re.DOTALL)
+    assert text is not None, shown[:2000]
+    return json.loads(unescape(text[1]))
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+MEASURE = """
+  const wide = document.documentElement.scrollWidth;
+  const found = {asked: innerWidth, wide: wide, out: [], overlaps: [], small: [], shown: {}};
+  for (const element of document.querySelectorAll("main *")) {
+    const box = element.getBoundingClientRect();
+    const scrolls = element.closest(".box");
+    if (box.width && box.right > innerWidth + 1 && !scrolls) found.out.push(element.tagName + " " + element.className);
+  }
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const name = svg.closest("figure").id, edge = svg.getBoundingClientRect();
+    found.shown[name] = [edge.width, edge.height];
+    const texts = [...svg.querySelectorAll("text")].filter(text => !text.closest('[id*="class-name"]'));
+    const boxes = texts.map(text => [text.textContent, text.getBoundingClientRect()]);
+    for (const [text, box] of boxes) {
+      const beside = box.left < edge.left - 3 || box.right > edge.right + 3;
+      if (beside || box.top < edge.top - 3 || box.bottom > edge.bottom + 3)
+        found.out.push(name + ": " + text);
+      if (Math.min(box.height, box.width) < 5 && text.length > 1) found.small.push(name + ": " + text);
+    }
+    for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
+      const [one, a] = boxes[i], [other, b] = boxes[j];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1.5 && down > 2.5)
+        found.overlaps.push(name + ": " + one + " / " + other);
+    }
+  }
+  return found;
+"""
+"""Overlaps are of the boxes of texts inside a drawing; names of classes in a t-SNE may lie where they must."""
+
+
+FIRST_SCREEN = (
+    CONTRAST
+    + """
+  const verdict = document.querySelector(".gain"), table = verdict.nextElementSibling;
+  const heads = [...table.querySelectorAll("thead tr > *")].slice(0, 3);
+  const columns = heads.map(head => head.getBoundingClientRect().right);
+  const found = {
+    pale: pale("main"), wide: document.documentElement.scrollWidth, page: light(ground(document.body)),
+    verdict: verdict.getBoundingClientRect().bottom, table: table.getBoundingClientRect().bottom,
+    columns: Math.max(...columns), edge: table.getBoundingClientRect().right,
+  };
+  return found;
+"""
+)
+"""Texts of too little contrast (WCAG 2: below 4.5), and where the comparison and its first columns end."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """FedTGP with 20 clients; FedPLVM on four domains; FedPCL with its backbones."""
+    folder = tmp_path_factory.mktemp("pages")
+    mixed = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "train_samples": 0}
+    runs = {
+        "fedtgp": (20, {"rounds": 4, "fedtgp__server_epochs": 10, **mixed}),
+        "fedplvm": (4, {"rounds": 3, "test_samples": 60}),
+        "fedpcl": (5, {"rounds": 2, "test_samples": 60}),
+    }
+    found = {}
+    for algo, (clients, settings) in runs.items():
+        outcome = run_federation(run_config(folder / algo, algo=algo, report=True, **settings), clients)
+        found[algo] = outcome.folder / "report.html"
+    return found
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
+def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+    found = measured(pages[algo], MEASURE, WIDTHS[device], 900)
+    assert found["asked"] == WIDTHS[device]
+    assert found["wide"] == WIDTHS[device]
+    assert found["out"] == []
+    assert found["overlaps"] == []
+    assert found["small"] == []
+    assert len(found["shown"]) >= 8
+    assert all(width > 250 and height > 100 for width, height in found["shown"].values())
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm"])
+def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
+    picture = tmp_path / "page.png"
+    chromium(f"--screenshot={picture}", f"--window-size={WIDTHS[device]},4000", pages[algo].as_uri())
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    assert pixels.shape == (4000, WIDTHS[device], 3)
+    for top in range(0, 4000, 800):
+        part = pixels[top : top + 800].reshape(-1, 3)
+        assert (np.abs(part - np.median(part, axis=0)).max(axis=1) > 40).mean() > 0.01
+        assert len(np.unique(part // 32, axis=0)) > 20
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with the baselines of `make run`."""
+    small = {"dataset": "digits", "partition": "iid", "total_samples": 90, "rounds": 1, "run_name": "first"}
+    config = run_config(tmp_path_factory.mktemp("compared"), algo="fedproto-avg", baselines="local,fedavg,fedproto",
+        report=True, **small)  # fmt: skip
+    return run_federation(config, clients=3).folder / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
+def test_the_first_screen_shows_the_comparison(width: int, height: int, scheme: str, compared: Path) -> None:
+    found = measured(compared, FIRST_SCREEN, width, height, dark=scheme == "dark")
+    assert (found["page"] < 0.1) == (scheme == "dark")
+    assert found["pale"] == []
+    assert found["wide"] <= width
+    assert found["verdict"] < found["table"] < height
+    assert found["columns"] <= found["edge"] <= width
+
+
+# -- the documents ----------------------------------------------------------------------------------------------------
+SHOWN = (
+    CONTRAST
+    + r"""
+  const article = document.querySelector("article");
+  const scrolls = [...article.querySelectorAll("pre code, .md-typeset__scrollwrap, .katex-display, table")];
+  return {
+    pale: pale("article"), wide: document.documentElement.scrollWidth, page: light(ground(article)),
+    unreachable: scrolls.filter(box => box.scrollWidth > box.clientWidth + 1 && !box.closest("[tabindex]")).length,
+    unnamed: [...article.querySelectorAll("img:not([alt]), svg[role=img]:not([aria-label])")].length,
+    equations: article.querySelectorAll(".katex-html").length, raw: /\\[([]/.test(article.innerText),
+  };
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize(("page", "has_equations"), [("index", False), ("algorithms/fedtgp", True)])
+def test_a_page_fits_and_can_be_read(page: str, has_equations: bool, device: str, scheme: str, site: Path) -> None:
+    found = measured(site / f"{page}.html", SHOWN, WIDTHS[device], 900, dark=scheme == "dark")
+    assert (found["page"] < 0.1) == (scheme == "dark")
+    assert found["wide"] <= WIDTHS[device]
+    assert found["pale"] == []
+    assert found["unreachable"] == found["unnamed"] == 0
+    assert (found["equations"] > 0) == has_equations
+    assert not found["raw"]
