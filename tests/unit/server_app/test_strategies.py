@@ -1,17 +1,24 @@
-"""By hand: what a server remembers of clients and classes that a round lacks, who teaches whom, FedTGP's margins."""
+"""By hand: what a server remembers of clients and classes that a round lacks, who teaches whom, FedTGP's margins.
+
+And on how many threads a server trains; what it computes is in tests/unit/reference.
+"""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.replies import Upload
 from server_app.strategies.feddistill import FedDistill
 from server_app.strategies.fedtgp import FedTGP
+from server_app.training import train
 from tests.support.fakes import server_of
 
 
@@ -112,3 +119,31 @@ def test_the_loss_of_fedtgps_server_falls() -> None:
     sent = [upload(f"site-{i}", dict(enumerate(means))) for i, means in enumerate(around)]
     first, last = (fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"] for epochs in (1, 300))
     assert last < first / 2
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("dim", "batch", "passed", "threads"),
+    [(512, 10, 10, 1), (512, 10, 100, 4), (512, 10, 0, 1), (512, 0, 0, 4), (8, 0, 0, 1)],
+    ids=["ten classes", "a hundred classes", "the minibatch itself", "all at once", "all at once, narrow"],
+)
+@pytest.mark.usefixtures("four_threads")
+def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, threads: int) -> None:
+    layer, seen = nn.Linear(dim, dim), set()
+
+    def loss(rows: Tensor) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return layer(rows).square().mean()
+
+    hparams = ServerTrainingHparams(server_epochs=1, server_lr=0.1, server_batch_size=batch)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    train(loss, [torch.randn(100, dim)], optimizer, hparams, torch.Generator(), passed=passed)
+    assert seen == {threads}
+    assert torch.get_num_threads() == 4
