@@ -65,31 +65,31 @@ def fill_the_disk(three: Three, patch: Patch) -> None:
     patch.setattr("client_app.audit.os.fsync", full)
 
 
-LEFT_OUT: dict[str, tuple[Callable[[Three, Patch], Any], dict[str, Any], str, str]] = {
-    "misspelt class, named so by its operator": (name_the_misspelt, {},
+LEFT_OUT: dict[str, tuple[Callable[[Three, Patch], Any], str, str]] = {
+    "misspelt class, named so by its operator": (name_the_misspelt,
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
         "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n"),
-    "misspelt class": (misspell, {}, r"south cannot take part: DataError \(classes\): ",
+    "misspelt class": (misspell, r"south cannot take part: DataError \(classes\): ",
         "does not list the folder 'malingant'"),
-    "truncated image": (truncate, {}, "south cannot take part: DataError: its data cannot be read",
+    "truncated image": (truncate, "south cannot take part: DataError: its data cannot be read",
         "benign/0.png is not a readable image"),
-    "no data": (lambda three, _: (three.south / "data").rename(three.south / "moved"), {},
+    "no data": (lambda three, _: (three.south / "data").rename(three.south / "moved"),
         r"south cannot take part: DataError \(data-dir\)", "there is no such folder"),
-    "unwritable folder": (lambda three, _: (three.south / "state").write_text("not even root writes below a file"), {},
+    "unwritable folder": (lambda three, _: (three.south / "state").write_text("not even root writes below a file"),
         r"south cannot take part: AuditError \(state-dir\): its audit log cannot be written", "cannot be written"),
-    "full disk": (fill_the_disk, {}, r"south cannot take part: AuditError \(state-dir\)",
+    "full disk": (fill_the_disk, r"south cannot take part: AuditError \(state-dir\)",
         "south/state/.* cannot be written .*No space left on device"),
-    "full disk of the cache": (fill_the_cache, {}, r"south cannot take part: DataError \(cache-dir\)",
+    "full disk of the cache": (fill_the_cache, r"south cannot take part: DataError \(cache-dir\)",
         "cannot be written .*No space left on device.*; set cache-dir to a folder with room"),
 }  # fmt: skip
-"""What is done -> (how, settings of the run, what the server says, what the site's log says)."""
+"""What is done -> (how, what the server says, what the site's log says)."""
 
 
 @pytest.mark.parametrize("fault", LEFT_OUT)
 def test_a_faulty_site_is_named_and_left_out(fault: str, three: Three, monkeypatch: Patch, capfd: Printed) -> None:
-    strike, settings, at_server, at_site = LEFT_OUT[fault]
+    strike, at_server, at_site = LEFT_OUT[fault]
     strike(three, monkeypatch)
-    outcome = three.run(**settings)
+    outcome = three.run()
     said = capfd.readouterr()
     assert set(outcome.summary["clients"]) == {"east", "north"}
     assert re.search(at_server, said.out), said.out
