@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from server_app.protections.bounds import Bounds
+from server_app.protections.bounds import bounds_of
 from server_app.strategies.base import server_half
 
 Accuracies = dict[str, dict[str, float]]
@@ -23,8 +23,9 @@ def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
     """The server's half of an algorithm with these settings, without a federation; feature-dim is 2 unless given."""
     config = default_run_config() | {"algo": algo, "feature-dim": 2, "models": "mlp-1"}
     config |= {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    card = SimpleNamespace(classes=tuple(classes), arch="mlp-1", input_shape=(3,))
-    facts = {"settings": Settings.from_run_config(config), "reference": card, "bounds": Bounds()}
+    settings = Settings.from_run_config(config)
+    card: Any = SimpleNamespace(classes=tuple(classes), arch="mlp-1", input_shape=(3,), real=False)
+    facts = {"settings": settings, "cards": {"site-0": card}, "reference": card, "bounds": bounds_of(settings, [card])}
     return server_half(CATALOG[algo])(SimpleNamespace(**facts))
 
 

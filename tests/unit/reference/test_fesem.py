@@ -2,36 +2,25 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
 
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.protections.bounds import bounds_of
 from server_app.replies import Upload
 from server_app.strategies.base import StateDict
-from server_app.strategies.fesem import FeSEM
 from tests.support import plain
 from tests.support.declaration import Declared
+from tests.support.fakes import server_of
 from tests.support.harness import Outcome, run_config, run_federation
 
 DECLARED = Declared(weights=True, acts={"centres": 1})
 
 SITES, K = 4, 2
 Division = list[list[int]]
-
-
-class FeSEMClient(plain.PlainClient):
-    def train(self, number: int, weights: plain.State) -> plain.State:
-        self.model.load_state_dict(weights)
-        self.sgd(number)
-        return plain.copied(self.model)
 
 
 def vector(weights: plain.State) -> np.ndarray:
@@ -66,7 +55,7 @@ def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]
 @pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
 def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
     more = {"rounds": 3, "feature_dim": 16, "fesem__centres": K, "clients_per_domain": domains, "test_samples": 20}
-    outcome, clients = plain.side_by_side(tmp_path, FeSEMClient, "htcnn-1", SITES, algo="fesem", **more)
+    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more)
     centres, centre_of = [plain.copied(clients[0].model_of("global"))] * K, [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
@@ -90,18 +79,9 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         plain.assert_close(one, centre)
 
 
-def server_of(**changed: Any) -> FeSEM:
-    config = {"algo": "fesem", "fesem.centres": K, "models": "mlp-1", "feature-dim": 2} | changed
-    settings = Settings.from_run_config(default_run_config() | config)
-    card = SimpleNamespace(classes=("a", "b"), arch="mlp-1", input_shape=(3,), real=False)
-    bounds = bounds_of(settings, [card])  # type: ignore[list-item]
-    federation = SimpleNamespace(settings=settings, cards={"site-0": card}, reference=card, bounds=bounds)
-    return FeSEM(federation)  # type: ignore[arg-type]
-
-
 def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
     """Five sites, three of the centre at 0 and two at 10; training moves each by 0.1, the liar by more."""
-    server, sites = server_of(liars=1), [f"site-{i}" for i in range(5)]
+    server, sites = server_of("fesem", fesem__centres=K, liars=1), [f"site-{i}" for i in range(5)]
 
     def at(place: float, index: int = 7) -> StateDict:
         return server.weights | {"head.bias": torch.tensor([place, 0.0]), "body.index": torch.tensor([index])}
@@ -117,7 +97,7 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
     """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
-    server = server_of()
+    server = server_of("fesem", fesem__centres=K)
     first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
 
     def merge(*places: float) -> list[list[str]]:
