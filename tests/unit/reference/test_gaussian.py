@@ -38,10 +38,7 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     """A run, and all training features [N, F] with their labels [N]."""
     config = run_config(folder, **SMALL | settings)
     outcome = run_federation(config, clients)
-    sets = []
-    for client in range(clients):
-        node = {"partition-id": client, "num-partitions": clients}
-        sets.append(client_of(config, **node).train_set)
+    sets = [client_of(config, client, clients).train_set for client in range(clients)]
     x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
     return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
 
