@@ -41,19 +41,13 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(algo: str, tmp_pa
 
         monkeypatch.setattr(ClientAlgorithm, name, noted)
 
-    for name in ("restore", "receive", "evaluation_model", "fit", "packed_state"):
+    of_a_round = ("receive", "evaluation_model", "fit", "packed_state")
+    for name in ("restore", *of_a_round):
         watch(name)
     run_federation(run_config(tmp_path, algo=algo, rounds=2, **SMALL), clients=2)
     own = [call[1:] for call in calls if call[0] == "site-1"]
-    first = [("receive", 1, None), ("evaluation_model", 1, None), ("fit", 1, None), ("packed_state", 1, None)]
-    second = [
-        ("restore", 2, None),
-        ("receive", 2, 1),
-        ("evaluation_model", 2, 1),
-        ("fit", 2, 1),
-        ("packed_state", 2, 1),
-    ]
-    assert own[:9] == first + second
+    first, second = [(name, 1, None) for name in of_a_round], [(name, 2, 1) for name in of_a_round]
+    assert own[:9] == [*first, ("restore", 2, None), *second]
     assert own[9:11] == [("restore", 2, None), ("receive", 2, 2)]
     assert {call[0] for call in own[11:]} == {"evaluation_model"}
 
