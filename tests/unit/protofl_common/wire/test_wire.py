@@ -67,6 +67,7 @@ from tests.support.given import Patch
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
 LOSSES = CATALOG["fedproto"].reported_losses
+CARD = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
 REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
 
 
@@ -404,8 +405,7 @@ def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
-    assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
+    assert unpack_site_card(RecordDict({"site": pack_site_card(CARD)})) == CARD
     report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
     packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
     assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
@@ -413,8 +413,7 @@ def test_instructions_and_site_cards_survive_a_round_trip() -> None:
 
 @pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
 def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
-    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "", "cpu")
-    record = ConfigRecord({**pack_site_card(card), "input_shape": shape})
+    record = ConfigRecord({**pack_site_card(CARD), "input_shape": shape})
     with pytest.raises(RefusedMessage, match="input_shape"):
         unpack_site_card(RecordDict({"site": record}))
 
