@@ -312,11 +312,7 @@ def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
     ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
     ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
-    (
-        "lg-fedavg",
-        {"arch": "resnet34-imagenet-stem+fc512"},
-        "its arch and input_shape do not give the weights",
-    ),
+    ("lg-fedavg", {"arch": "resnet34-imagenet-stem+fc512"}, "its arch and input_shape do not give the weights"),
     ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
 ])  # fmt: skip
 def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed) -> None:
