@@ -1,14 +1,32 @@
-"""A few of the embedded digit-domains' images."""
+"""A few of the embedded digit-domains' images, and files like those of the embedded backbones."""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from safetensors.torch import save
+from torch import Tensor
 
+from protofl_common.backbones.load import SIZE
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import Settings, default_run_config
 
 NAMES = ("glyphs", "fractals", "scenes")
+HALF = (0.5, 0.5, 0.5)
 
 
 @pytest.fixture(scope="session")
 def digit_domains() -> RawData:
     return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
+
+
+def write_weights(
+    file: Path, state: Mapping[str, Tensor], mean: tuple[float, ...] = HALF, std: tuple[float, ...] = HALF
+) -> None:
+    """Write the state dict of a `SmallResNet`, its kernels in float16, with its images' mean and deviation."""
+    packed = {name: value.half() if value.ndim > 1 else value for name, value in state.items()}
+    content = {"size": SIZE, "mean": mean, "std": std, "weights": base64.b64encode(save(packed)).decode()}
+    file.write_text(json.dumps(content), encoding="utf-8")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone, SmallResNet
 from protofl_common.data.raw import DataError, Images
-from tests.support.weightfile import write_weights
+from tests.unit.protofl_common.backbones.conftest import write_weights
 
 CPU = torch.device("cpu")
 NAMES = ("glyphs", "scenes")

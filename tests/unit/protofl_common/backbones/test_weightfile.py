@@ -10,7 +10,7 @@ import torch
 
 from protofl_common.backbones.load import WEIGHTS, WIDTH, Backbone, BackboneError, SmallResNet, load_backbone
 from protofl_common.config.backbones import EMBEDDED
-from tests.support.weightfile import write_weights
+from tests.unit.protofl_common.backbones.conftest import write_weights
 
 LARGEST = 500 * 1024
 """Bytes; pre-commit's check-added-large-files refuses more."""
