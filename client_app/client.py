@@ -238,14 +238,14 @@ def with_public_scale(data: ClientData) -> ClientData:
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:
-    """Return the data without test and validation samples of classes with fewer than ``least`` training samples.
+    """Return the data without test and validation samples of classes with fewer than ``least`` of them, or to train on.
 
     A server could else count them: it chooses what is evaluated, such as weights that take each sample for one of them.
     """
     large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
     for part in ("test", "validation"):
         inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")
-        rows = np.flatnonzero(np.isin(labels, large))
+        rows = np.flatnonzero(np.isin(labels, np.intersect1d(large, release.large_classes(labels, least))))
         if len(rows) < len(labels):
             changes |= {f"{part}_inputs": StoredRows(inputs, rows), f"{part}_labels": labels[rows]}
             changes["found"] -= len(labels) - len(rows)

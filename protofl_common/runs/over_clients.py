@@ -113,7 +113,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     if failures := [reason for row in rows for reason in row["failed"].values() if reason != DROPPED]:
         yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
-    silent = [site for site in final["clients"] if site not in tested and final.get("liars")]
+    silent = [site for site in final["clients"] if site not in tested]
     if tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
