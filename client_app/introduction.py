@@ -83,8 +83,7 @@ def _about_model(client: Client) -> tuple[int, str]:
     if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    parameters = sum(parameter.numel() for parameter in client.model.parameters())
-    about = parameters, digest(weights) if weights else ""
+    about = sum(parameter.numel() for parameter in client.model.parameters()), digest(weights) if weights else ""
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about

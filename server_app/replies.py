@@ -83,8 +83,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
     for name, value in payload.entries.items():
-        entry = (payload.declared or {}).get(name, Entry())
-        _check_entry(entry.claims(value), report, card)
+        _check_entry((payload.declared or {}).get(name, Entry()).claims(value), report, card)
 
 
 def _check_entry(value: Value, report: Report, card: SiteCard) -> None:

@@ -241,8 +241,7 @@ def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: Da
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     try:
         if images:
-            size = settings.image_size or DEFAULT_SIZE
-            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+            return np.stack([square_rgb(image, settings.image_size or DEFAULT_SIZE) for image in whole[images[0]]])
         if texts:
             joined = zip(*(whole[column][:] for column in texts), strict=True)
             return tokens((" ".join(parts) for parts in joined), settings.text_length)

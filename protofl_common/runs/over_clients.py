@@ -63,8 +63,7 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     validated = any(kind in _choosing(row, validated=True) for row in considered)
     figures = [(_choosing(row, validated).get(kind), row) for row in considered]
     candidates = [(of_kind.get("trimmed", of_kind["mean"]), row) for of_kind, row in figures if of_kind]
-    best = max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1]
-    return best, "validation" if validated else "test"
+    return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1], "validation" if validated else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:

@@ -232,8 +232,7 @@ class Federation:
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
         if new := due[: max(0, AT_ONCE - len(self.online & waiting))]:
-            settings = pack_settings(digest_of(self.settings.given))
-            content = RecordDict({**pack_baseline(self.baseline), **settings})
+            content = RecordDict({**pack_baseline(self.baseline), **pack_settings(digest_of(self.settings.given))})
             questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in new]
             sent = [message for message, taken in push_each(self.grid, questions) if taken]
             self._ask_at |= {message.metadata.dst_node_id: math.inf for message in sent}
