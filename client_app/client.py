@@ -225,6 +225,16 @@ class Client:
         """Labels of the classes with ``min-class-samples`` training samples."""
         return release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples)
 
+    @property
+    def classes_present(self) -> tuple[int, ...]:
+        """Labels of its large classes, as prototypes or label counts will show them; SettingsError for none."""
+        if self.plan is not None:
+            return tuple(range(self.num_classes))  # which of them it has shows with noise only
+        if not len(large := self.large_classes):
+            least = self.settings.privacy.min_class_samples
+            raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
+        return tuple(large.tolist())
+
 
 def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation for each channel or feature that no sample has a part in.

@@ -39,6 +39,11 @@ class SmallClasses(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.min_class_samples > 1
 
+    def charge(self) -> None:
+        """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
+        if not self.client.settings.privacy.sums_only:
+            _ = self.client.classes_present
+
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
         return evaluation if len(labels_N) >= max(self.least, FEWEST_TESTED) else Evaluation()

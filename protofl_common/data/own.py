@@ -62,8 +62,7 @@ def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
     """The folder of the file, with the images in it, and the images that are elsewhere."""
     file = file_of(settings, (".csv",))
     named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
-    below = os.path.join(file.parent, "")
-    return (file.parent, *(Path(name) for name in named if not name.startswith(below)))
+    return (file.parent, *(Path(name) for name in named if not name.startswith(os.path.join(file.parent, ""))))
 
 
 def read_arrays(settings: DataSettings) -> RawData:

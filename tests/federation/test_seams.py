@@ -115,6 +115,12 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
     assert "losses.prototype" in free.content["report"]
 
 
+def test_no_server_goes_around_the_introduction_which_refuses_small_classes_alone(tmp_path: Path) -> None:
+    node, config = site(tmp_path, **{"min-class-samples": 31}), table(tmp_path, algo="fedavg")
+    for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
+        assert "min-class-samples = 31: this client has no class of" in asked(node, config, kind).error.reason
+
+
 def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:
     """The ledger was not charged for that model, which the uploads of the private run would tell."""
     node = site(tmp_path)
