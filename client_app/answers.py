@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cache, wraps
 from typing import Any
@@ -17,15 +18,17 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 from client_app import audit
+from client_app.consent import site_key
 from client_app.state import LedgerError, StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, read_section
+from protofl_common.config.sections import StudySettings
 from protofl_common.data import DataError
 from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site_name
 from protofl_common.experiment.settings import digest_of, known_keys
-from protofl_common.experiment.study import id_of
+from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import AUDIT
@@ -34,6 +37,7 @@ from protofl_common.wire.schema import RefusedMessage
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
 OPEN = (SettingsError, TrainingError, RefusedMessage)  # Texts of settings, the model's names, and what the server sent
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
+FULL_MACHINE = "the machine has no memory left; take a smaller batch-size, image-size, text-length or feature-dim"
 KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its state (models, requests, counts) cannot be read or written",
@@ -67,11 +71,21 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
                     reason = audit.refuse(site_folder(node), reason, **about)
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
-            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name := site_name(node)):
-                reason = f"site {name}: {reason}"  # the server does not know yet who this is
+            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(site_name(node)):
+                reason = f"{_signed_name(context)}: {reason}"  # the server does not know yet who this is
             return Message(Error(ERROR_CODE, reason), reply_to=message)
 
     return handler
+
+
+def _signed_name(context: Context) -> str:
+    """Return ``site north``, with its signature where a study names sites: no other ends the wait for it."""
+    name, study = site_name(context.node_config), read_section(StudySettings, context.run_config, [])
+    with suppress(OSError, ValueError):
+        if study and study.study_sites:
+            about = about_site(study, name, context.run_id, "refusal")
+            return f"site {name} signed {site_key(site_folder(context.node_config)).sign(about).hex()}"
+    return f"site {name}"
 
 
 def _about(message: Message, context: Context) -> dict[str, Any]:
@@ -102,6 +116,8 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)
+    elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # of NumPy, of PyTorch on a CPU
+        error = TrainingError(FULL_MACHINE)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)

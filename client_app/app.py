@@ -129,9 +129,9 @@ class Visit:
 
     def evaluate(self) -> Evaluated:
         client, algorithm, settings = self.client, self.algorithm, self.client.settings
-        adds_balanced = client.data.uneven and not client.node.is_site
+        least, adds_balanced = settings.privacy.min_class_samples, client.data.uneven and not client.node.is_site
         metrics = settings.reported_metrics if adds_balanced else settings.metrics
-        how = algorithm.similarity, algorithm.predicts_with_head, metrics, client.num_classes
+        how = algorithm.similarity, algorithm.predicts_with_head, metrics, client.num_classes, least
 
         def figures(data: Samples) -> Evaluation:
             return evaluate(algorithm.evaluation_model(), data, settings.training.eval_batch_size, prototypes, *how)

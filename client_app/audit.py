@@ -78,8 +78,7 @@ def hash_of(line: bytes) -> str:
 
 def _last_line(log: IO[bytes]) -> bytes:
     """Return the last whole line, and stand behind it; half a line, of a kill or a full disk, is cut off."""
-    start = max(0, log.seek(0, os.SEEK_END) - _LONGEST)
-    log.seek(start)
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST))
     *lines, half = log.read().split(b"\n")
     if half:
         log.truncate(log.tell() - len(half))

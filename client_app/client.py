@@ -225,6 +225,16 @@ class Client:
         """Labels of the classes with ``min-class-samples`` training samples."""
         return release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples)
 
+    @property
+    def classes_present(self) -> tuple[int, ...]:
+        """Labels of its large classes, as prototypes or label counts will show them; SettingsError for none."""
+        if self.plan is not None:
+            return tuple(range(self.num_classes))  # which of them it has shows with noise only
+        if not len(large := self.large_classes):
+            least = self.settings.privacy.min_class_samples
+            raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
+        return tuple(large.tolist())
+
 
 def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation for each channel or feature that no sample has a part in.
@@ -238,14 +248,14 @@ def with_public_scale(data: ClientData) -> ClientData:
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:
-    """Return the data without test and validation samples of classes with fewer than ``least`` training samples.
+    """Return the data without test and validation samples of classes with fewer than ``least`` of them, or to train on.
 
     A server could else count them: it chooses what is evaluated, such as weights that take each sample for one of them.
     """
     large, changes = release.large_classes(data.train_labels, least), dict[str, Any](found=data.found)
     for part in ("test", "validation"):
         inputs, labels = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_labels")
-        rows = np.flatnonzero(np.isin(labels, large))
+        rows = np.flatnonzero(np.isin(labels, np.intersect1d(large, release.large_classes(labels, least))))
         if len(rows) < len(labels):
             changes |= {f"{part}_inputs": StoredRows(inputs, rows), f"{part}_labels": labels[rows]}
             changes["found"] -= len(labels) - len(rows)

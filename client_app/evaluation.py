@@ -10,6 +10,7 @@ from torch import Tensor
 from client_app.data import Samples
 from protofl_common.maths.prototypes import Prototypes, class_scores, distances
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy.release import tested_classes
 from protofl_common.runs.evaluation_metrics import evaluate_metrics
 
 
@@ -34,8 +35,9 @@ def evaluate(
     with_head: bool = True,
     metrics: Sequence[str] = (),
     num_classes: int = 0,
+    least: int = 1,
 ) -> Evaluation:
-    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`."""
+    """Predict by head and nearest prototype; `distances` explains ``similarity``, `tested_classes` ``least``."""
     model.eval()
     hits: dict[str, Tensor] = {}
     scores: dict[str, list[Tensor]] = {}
@@ -54,10 +56,12 @@ def evaluate(
                 scores.setdefault("prototype", []).append(class_scores(distances_BP, prototypes.labels, num_classes))
         for name, labels_found in predicted.items():
             hits[name] = hits.get(name, 0) + (labels_found == labels).sum()
+    labels_N = data.labels.cpu().numpy()
+    rows_N = np.isin(labels_N, tested_classes(labels_N, least))
     figures = {
         f"{name}/{metric}": value
         for name, parts in scores.items()
-        for metric, value in evaluate_metrics(metrics, _finite(torch.cat(parts)), data.labels.cpu().numpy()).items()
+        for metric, value in evaluate_metrics(metrics, _finite(torch.cat(parts))[rows_N], labels_N[rows_N]).items()
     }
     return Evaluation({name: int(count) for name, count in hits.items()}, figures)
 

@@ -41,7 +41,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
     refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
-    present = _classes_present(client) if refuses else ()
+    present = client.classes_present if refuses else ()
     return SiteCard(
         name=client.name,
         partition=client.node.partition,
@@ -83,8 +83,7 @@ def _about_model(client: Client) -> tuple[int, str]:
     if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    parameters = sum(parameter.numel() for parameter in client.model.parameters())
-    about = parameters, digest(weights) if weights else ""
+    about = sum(parameter.numel() for parameter in client.model.parameters()), digest(weights) if weights else ""
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
@@ -106,13 +105,3 @@ def _zeros(client: Client, number: int) -> Tensor:
     """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
     dtype = torch.float32 if client.data.mean or client.settings.backbones else torch.int64
     return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)
-
-
-def _classes_present(client: Client) -> tuple[int, ...]:
-    """Labels of its large classes, as prototypes or label counts will show them; SettingsError for none."""
-    if client.plan is not None:
-        return tuple(range(client.num_classes))  # which of them it has shows with noise only
-    if not len(large := client.large_classes):
-        least = client.settings.privacy.min_class_samples
-        raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
-    return tuple(large.tolist())

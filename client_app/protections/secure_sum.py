@@ -107,8 +107,7 @@ class SecureSum:
         halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
         pair, own = (masks.split(half, threshold, points.values()) for half in halves)
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
-        mine = {self.name: shares.pop(self.name)}
-        self._write(replace(progress, stage="share", keys=keys, shares=mine))
+        self._write(replace(progress, stage="share", keys=keys, shares={self.name: shares.pop(self.name)}))
         sealed = {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
         return pack_by_site(sealed, record)
 

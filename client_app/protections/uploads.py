@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.release import large_enough, noised
-from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report
 
@@ -41,15 +39,14 @@ class SmallClasses(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.min_class_samples > 1
 
+    def charge(self) -> None:
+        """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
+        if not self.client.settings.privacy.sums_only:
+            _ = self.client.classes_present
+
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
-        """Drop the recall of small classes, and all figures of few samples."""
-        fewest = max(self.least, FEWEST_TESTED)
-        if len(labels_N) < fewest:
-            return Evaluation()
-        small = np.bincount(labels_N, minlength=self.client.num_classes) < fewest
-        few = {f"{RECALL}/{label}" for label in small.nonzero()[0]}
-        metrics = {name: value for name, value in evaluation.metrics.items() if name.partition("/")[2] not in few}
-        return Evaluation(evaluation.correct, metrics)
+        """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
+        return evaluation if len(labels_N) >= max(self.least, FEWEST_TESTED) else Evaluation()
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""

@@ -215,7 +215,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
     if (least := settings.get("min-class-samples", 1)) != 1:
         classes = f"nothing is sent of classes and clusters of fewer than {least} training samples"
         figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
-        lines.append(f"small classes: {classes}, {figures}")
+        lines.append(f"small classes: {classes}, {figures}; metrics are of classes of as many")
     if settings.get("secagg", False):
         hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
         lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")

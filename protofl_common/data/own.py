@@ -62,8 +62,7 @@ def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
     """The folder of the file, with the images in it, and the images that are elsewhere."""
     file = file_of(settings, (".csv",))
     named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
-    below = os.path.join(file.parent, "")
-    return (file.parent, *(Path(name) for name in named if not name.startswith(below)))
+    return (file.parent, *(Path(name) for name in named if not name.startswith(os.path.join(file.parent, ""))))
 
 
 def read_arrays(settings: DataSettings) -> RawData:
@@ -241,8 +240,7 @@ def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: Da
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     try:
         if images:
-            size = settings.image_size or DEFAULT_SIZE
-            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+            return np.stack([square_rgb(image, settings.image_size or DEFAULT_SIZE) for image in whole[images[0]]])
         if texts:
             joined = zip(*(whole[column][:] for column in texts), strict=True)
             return tokens((" ".join(parts) for parts in joined), settings.text_length)

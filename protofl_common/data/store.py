@@ -73,8 +73,7 @@ def data_key(settings: DataSettings) -> str:
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
     shaping = (settings.image_size, settings.text_length, settings.classes, *table)
-    key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
-    return f"{as_file_name(settings.dataset)}-{key}"
+    return f"{as_file_name(settings.dataset)}-{digest(FORMAT, settings.dataset, shaping, listing, made_by)}"
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

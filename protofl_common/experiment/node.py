@@ -29,11 +29,13 @@ LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaul
     "max-steps": 10_000,
     "max-batch-size": 1024,
     "max-image-size": 512,
+    "max-text-length": 4096,
 }
 LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
     "local-steps": "max-steps",
     "image-size": "max-image-size",
+    "text-length": "max-text-length",
     **dict.fromkeys(("local-epochs", "new-client-epochs", "fedrep.head-epochs", "pfedme.personal-steps"), "max-epochs"),
     **dict.fromkeys(("batch-size", "eval-batch-size"), "max-batch-size"),
 }

@@ -84,7 +84,7 @@ def is_signed(key: str, signature: str, about: bytes) -> bool:
 
 
 def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> bytes:
-    """Return what a site signs for one study and Flower run: that it introduces itself, or its keys for a sum."""
+    """Return what a site signs for one study and Flower run: its introduction, a refusal of it, or keys for a sum."""
     return f"protofl {purpose} of {name} in run {run_id} of study {study.study_signature}".encode()
 
 

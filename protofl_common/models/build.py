@@ -24,6 +24,7 @@ IMAGES = (
     f"square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} pixels a side (set image-size for "
     "others)"
 )
+MOST_PARAMETERS = 2**29  # 2 GiB: a run's feature-dim and image-size, or a card, could ask for a hundred times as many
 GAUSSIAN = "gaussian-"  # the architecture of a Gaussian head behind frozen backbones, before the kind of head
 HEADS_BESIDE = ("googlenet", "inception_v3")  # in training they would return the scores of auxiliary heads as well
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
@@ -79,18 +80,31 @@ def build_model(
     ``head`` is as the setting. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can
     have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
 
-    Raises ValueError for an unknown architecture, and for inputs that it cannot have.
+    Raises ValueError for an unknown architecture, for inputs that it cannot have, and for too many parameters.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
+    if arch in ARCHITECTURES and input_shape:
+        _check_size(arch, input_shape, num_classes, feature_dim)
     with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim) if input_shape else nn.Identity()
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
 
 
 _shared_model = lru_cache(maxsize=4)(build_model)
+
+
+@lru_cache(maxsize=64)
+def _check_size(arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int) -> None:
+    """SettingsError for a network with more than `MOST_PARAMETERS`, before it takes memory."""
+    with seeded(0), torch.device("meta"):
+        body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
+        model = SplitModel(body, _head(arch, num_classes, feature_dim, "trainable", None))
+    if (number := sum(each.numel() for each in model.parameters())) > MOST_PARAMETERS:
+        many = f"{arch} would have {number:,} parameters for inputs {list(input_shape)}, above {MOST_PARAMETERS:,}"
+        raise SettingsError(f"feature-dim = {feature_dim}: {many}; choose a smaller feature-dim, image-size or arch")
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.config.sections import PrivacySettings
+from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
 from protofl_common.data import UNLABELLED
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
@@ -21,6 +21,18 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
     """Labels of the classes with ``least`` samples: nothing that leaves may name others."""
     labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
     return np.asarray(labels[counts >= least])
+
+
+def tested_classes(labels_N: Ints, least: int) -> Ints:
+    """Labels of the classes of which metrics may leave: of enough samples each, and as many in all others, if any.
+
+    Fewer would show in the number of right predictions of all classes. ``least``: ``min-class-samples``, 1 for all.
+    """
+    labels, counts = np.unique(labels_N, return_counts=True)
+    large = counts >= (fewest := max(least, FEWEST_TESTED) if least > 1 else 1)
+    if 0 < counts[~large].sum() < fewest:
+        large[np.where(large, counts, counts.max() + 1).argmin()] = False
+    return np.asarray(labels[large])
 
 
 def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:

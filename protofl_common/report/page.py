@@ -151,8 +151,7 @@ def _hidden(run: RecordedRun) -> str:
 
 def _metrics(run: RecordedRun) -> Markup:
     note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{_hidden(run)}"
-    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
-    rows = figures.metric_rows(last, 4)
+    rows = figures.metric_rows(next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {}), 4)
     return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
 
 

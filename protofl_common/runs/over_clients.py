@@ -63,8 +63,7 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     validated = any(kind in _choosing(row, validated=True) for row in considered)
     figures = [(_choosing(row, validated).get(kind), row) for row in considered]
     candidates = [(of_kind.get("trimmed", of_kind["mean"]), row) for of_kind, row in figures if of_kind]
-    best = max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1]
-    return best, "validation" if validated else "test"
+    return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1], "validation" if validated else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
@@ -113,7 +112,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     if failures := [reason for row in rows for reason in row["failed"].values() if reason != DROPPED]:
         yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
-    silent = [site for site in final["clients"] if site not in tested and final.get("liars")]
+    silent = [site for site in final["clients"] if site not in tested]
     if tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]

@@ -45,8 +45,7 @@ class Artifacts(Callback):
 
     def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        before = run.files.sites().get("sites", {})
-        _write_sites(run, before if run.federation.simulated else {})
+        _write_sites(run, run.files.sites().get("sites", {}) if run.federation.simulated else {})
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         sent, classes = result.prototypes, run.strategy.num_classes

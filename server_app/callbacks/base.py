@@ -41,8 +41,7 @@ class ActiveRun:
     @property
     def best(self) -> BestRound | None:
         """The best round so far by ``early-stopping-metric``; "": by the accuracy of the head, else the prototypes'."""
-        usual = "head" if "head" in measured(self.rows) else "prototype"
-        name = self.settings.run.early_stopping_metric or usual
+        name = self.settings.run.early_stopping_metric or ("head" if "head" in measured(self.rows) else "prototype")
         row, on = best_evaluation(self.rows, name)
         return {"metric": name, "after": row["evaluated-after-round"], "on": on} if row else None
 

@@ -1,6 +1,7 @@
 """Who takes part: finding the sites, letting them introduce themselves, and knowing them again when they come back."""
 
 import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -37,6 +38,7 @@ class Federation:
         self.owners = dict(start.owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
+        self._contested: set[str] = set()  # Names with which two nodes began: they are nobody's, nor a third's
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
         self._ask_at: dict[int, float] = {}  # Node that was asked who it is -> when it is asked again; infinity: never
         self._waiting: dict[str, Message] = {}
@@ -130,8 +132,8 @@ class Federation:
         problems = {node: why for node, why in self.problems.items() if node in self.online}
         if wanted and ready >= wanted:
             return True
-        reasons = " ".join(problems.values())
-        unheard = [name for name in self.named if name not in self.cards and f"site {name}: " not in reasons]
+        heard = {why.partition(": ")[0] for why in problems.values()}
+        unheard = [name for name in self.named if name not in self.cards and f"site {name}" not in heard]
         if unheard or any(why.partition(": ")[2].startswith(WAITING) for why in problems.values()):
             return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
@@ -230,8 +232,7 @@ class Federation:
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
         if new := due[: max(0, AT_ONCE - len(self.online & waiting))]:
-            settings = pack_settings(digest_of(self.settings.given))
-            content = RecordDict({**pack_baseline(self.baseline), **settings})
+            content = RecordDict({**pack_baseline(self.baseline), **pack_settings(digest_of(self.settings.given))})
             questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in new]
             sent = [message for message, taken in push_each(self.grid, questions) if taken]
             self._ask_at |= {message.metadata.dst_node_id: math.inf for message in sent}
@@ -241,7 +242,7 @@ class Federation:
             if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 del self._ask_at[node]  # it died over the question; once it is back, it is asked again
             elif reply.has_error():
-                why, before = printable(str(reply.error.reason)), self.problems.get(node)
+                why, before = self._reason(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):
                     self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
@@ -250,19 +251,30 @@ class Federation:
             else:
                 self._take_card(node, reply.content)
 
+    def _reason(self, text: str) -> str:
+        """Return why a site refuses, without its signature; who has none of a site of the study is a stranger."""
+        if not (claim := re.match(r"site (\S+?)(?: signed ([0-9a-f]{128}))?: ", text)):
+            return printable(text)
+        name, run_id, signature = claim[1], self.run_history.run_id, bytes.fromhex(claim[2] or "")
+        who = "site" if is_from_site(self.settings.study, name, run_id, "refusal", signature) else "a stranger as"
+        return printable(f"{who} {name}: {text[claim.end() :]}")
+
     def _take_card(self, node: int, content: RecordDict) -> None:
         try:
             card = unpack_site_card(content)
         except RefusedMessage as refusal:
             record = content.config_records.get("site")
             name = str(record.get("name")) if record else ""
-            self.problems[node] = f"{f'site {name}: ' if is_site_name(name) else ''}an introduction with {refusal}"
+            who = f"site {name}: " if is_site_name(name) and not self.named else ""
+            self.problems[node] = f"{who}an introduction with {refusal}"
             return
         self._card_of[node] = card
         self.problems.pop(node, None)  # it may have waited for approval
         signature, run_id = bytes.fromhex(card.signature), self.run_history.run_id
         if not is_from_site(self.settings.study, card.name, run_id, "introduction", signature):
             self.problems[node] = f"{card.name}: not signed by a site of the study"
+        elif card.name in self._contested:
+            self.problems[node] = f"{card.name}: two clients began with this name, so it is nobody's in this run"
         elif card.name not in self.cards:
             self.cards[card.name], self.node_of[card.name] = card, node
 
@@ -281,6 +293,7 @@ class Federation:
                     say(f"  back: {name}, on its own node")
             elif owner is None and len(nodes) > 1:
                 del self.cards[name], self.node_of[name]
+                self._contested.add(name)
                 both = f"two clients call themselves {name}, nodes {' and '.join(map(str, nodes))}"
                 self.problems |= dict.fromkeys(nodes, f"{both}: give each its own site-name or partition-id")
             elif now not in nodes and len(nodes) == 1 and self._admit(name, nodes[0], self._card_of[nodes[0]]):

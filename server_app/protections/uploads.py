@@ -46,8 +46,7 @@ def _norm(value: Value) -> float:
     if isinstance(value, Prototypes):
         return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
     tensors = value.values() if isinstance(value, dict) else ()
-    squares = [float(tensor.double().square().sum()) for tensor in tensors if tensor.is_floating_point()]
-    return math.sqrt(sum(squares))
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors if tensor.is_floating_point()))
 
 
 def bound_samples(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:

@@ -24,7 +24,7 @@ from tests.support.attacks import Change, by, card_with, extra, from_node, proto
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
-from tests.support.sites import real_sites
+from tests.support.sites import Three, real_sites
 
 HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
 GIGABYTE = 2**30
@@ -330,12 +330,25 @@ def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, t
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
-    """Before round 1 nobody knows which is right; the others go on, and the message names both nodes."""
-    config = run_config(tmp_path, rounds=1, min_clients=3, **DIGITS)
+    """Before round 1 nobody knows which is right, nor which of three; the others go on, and the message names them."""
+    config, nodes = run_config(tmp_path, rounds=2, min_clients=3, **DIGITS), real_sites(5)
     taken = by({1000: card_with(name="site-3")}, MessageType.QUERY)
-    outcome = run_federation(config, nodes=real_sites(5), tamper=taken)
+
+    def third_comes(message: Message, reply: Message) -> Message | None:
+        nodes[9] = nodes[1003]
+        return taken(message, reply)
+
+    outcome = run_federation(config, nodes=nodes, tamper=third_comes)
     assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
-    assert "two clients call themselves site-3, nodes 1000 and 1003" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "two clients call themselves site-3, nodes 1000 and 1003" in said
+    assert "site-3: two clients began with this name" in said
+
+
+def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:
+    (sites := Three(tmp_path)).nodes[3]["data-dir"] = str(tmp_path)
+    outcome = sites.run(tamper=by({1: card_with(num_partitions=3)}, MessageType.QUERY))
+    assert sorted(outcome.summary["clients"]) == ["east", "north"]
 
 
 def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:

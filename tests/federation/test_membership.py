@@ -71,10 +71,7 @@ def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
 
 
 def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path, monkeypatch: Patch) -> None:
-    """At ε = 10⁶ there is as good as none, and members are named; at ε = 1 not; without what was sent it says so.
-
-    The noise has a seed: of ten samples it may bring shares that add up to more than ten, which are refused.
-    """
+    """At ε = 10⁶ there is as good as none, and members are named; at ε = 1 not; without what was sent it says so."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
     noisy: dict[str, Any] = {"algo": "gaussian", "backbones": "glyphs", "dp": "sample", "gaussian__revocable": True}

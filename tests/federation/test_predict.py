@@ -218,6 +218,12 @@ def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_pa
         assert said in (told := capsys.readouterr().err), (name, told)
         assert "\x1b" not in told
         (out / WEIGHTS).write_bytes(whole)
+    before = (client := run / "clients" / "site-0" / WEIGHTS).read_bytes()
+    crafted(client.parent, CRAFTED["a file as a backbone"][0])
+    for command in ("predict", "audit"):
+        assert main([command, str(run)]) == 1
+        assert CRAFTED["a file as a backbone"][1] in capsys.readouterr().err
+    client.write_bytes(before)
     tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
     write_tensors(out / WEIGHTS, tensors | {"prototypes.labels": tensors["prototypes.labels"][None]}, facts)
     assert main(["predict", str(out), image]) == 1

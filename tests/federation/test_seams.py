@@ -23,20 +23,23 @@ from tests.support.harness import CACHE, RUN_ID, LocalGrid, refusal, run_config
 PATIENTS = 120
 
 
-def records(folder: Path, rare: int = 0) -> Path:
-    """A table of which ``rare`` training and test samples are of the class 2, and all others of 0 and 1."""
+def records(folder: Path, rare: int = 0, tested: int | None = None, sign: int = 1) -> Path:
+    """A table of which ``rare`` training and ``tested`` test samples are of the class 2, and all others of 0 and 1."""
     draw = np.random.default_rng(5)
     labels = (np.arange(PATIENTS) % 2).astype(np.int64)
     split = np.array(["train", "test"])[(np.arange(PATIENTS) // 2) % 2]
     labels[np.flatnonzero(split == "train")[:rare]] = 2
-    labels[np.flatnonzero((split == "test") & (labels == 1))[:rare]] = 2
-    np.savez(folder / "data.npz", inputs=draw.normal(size=(PATIENTS, 6)).astype(np.float32), labels=labels, split=split)
+    labels[few := np.flatnonzero((split == "test") & (labels == 1))[: rare if tested is None else tested]] = 2
+    inputs = draw.normal(size=(PATIENTS, 6)).astype(np.float32)
+    inputs[few] *= sign
+    np.savez(folder / "data.npz", inputs=inputs, labels=labels, split=split)
     return folder / "data.npz"
 
 
-def site(folder: Path, rare: int = 0, **more: Any) -> dict[str, Any]:
+def site(folder: Path, rare: int = 0, *of_tests: int, **more: Any) -> dict[str, Any]:
     """The node config of a hospital with a table of its own."""
-    node = {"site-name": "north", "data-dir": str(records(folder, rare)), "dataset": "arrays", "classes": "0,1,2"}
+    node = {"site-name": "north", "dataset": "arrays", "classes": "0,1,2"}
+    node |= {"data-dir": str(records(folder, rare, *of_tests))}
     return node | {"test-from": "official-own", "state-dir": str(folder / "state"), **CACHE, **more}
 
 
@@ -75,6 +78,21 @@ def test_figures_do_not_tell_a_small_class(among: str, sent: tuple[int, ...], ri
     assert [reply.content["report"]["correct.prototype"] for reply in replies] == [right, right]
 
 
+@pytest.mark.parametrize(("tested", "told", "recalls"), [(3, 57, 2), (12, 60, 1)])
+def test_no_metric_tells_a_small_class(tested: int, told: int, recalls: int, tmp_path: Path) -> None:
+    """Other samples of it make no difference; where there are 12, to the number of right predictions of all alone."""
+    figures, telling = [], ("metrics", "test_samples", "correct")[: 3 - (tested > 5)]
+    for sign in (1, -3):
+        (folder := tmp_path / str(sign)).mkdir()
+        node = site(folder, 9, tested, sign, **{"min-class-samples": 5})
+        config = table(folder, algo="fedproto", metrics="balanced-accuracy,macro-f1,auc,recall")
+        report = asked(node, config, MessageType.TRAIN, **prototypes_of(0, 1, 2)).content["report"]
+        figures.append({name: report[name] for name in report if name.startswith(telling)})
+    assert figures[0] == figures[1]
+    assert figures[0]["test_samples"] == told
+    assert len([name for name in figures[0] if name.startswith("metrics.head/")]) == 3 + recalls
+
+
 def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
     """Both data sets have as many samples; whether a class is large enough depends on a single one."""
     stated = []
@@ -95,6 +113,12 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
     assert not [name for name in reply.content["report"] if name.startswith("losses.")]
     free = asked(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
     assert "losses.prototype" in free.content["report"]
+
+
+def test_no_server_goes_around_the_introduction_which_refuses_small_classes_alone(tmp_path: Path) -> None:
+    node, config = site(tmp_path, **{"min-class-samples": 31}), table(tmp_path, algo="fedavg")
+    for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
+        assert "min-class-samples = 31: this client has no class of" in asked(node, config, kind).error.reason
 
 
 def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys: Printed, 
     reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
     assert len(reason) < 600
     assert reason.isprintable()
+    with pytest.raises(RuntimeError) as huge:
+        torch.empty(2**50)
+    assert "the machine has no memory left; take a smaller batch-size" in reason_of(huge.value, at_site)
     full = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
     assert "protofl run --gpus 1" in full
     assert "batch-size" in full

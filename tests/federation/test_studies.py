@@ -18,7 +18,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
 from client_app import audit, consent
@@ -34,7 +34,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
 from server_app.network.membership import FederationError
-from tests.support.attacks import when
+from tests.support.attacks import by, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
@@ -289,6 +289,17 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospital
     hospitals.ask_and_decide(config, "south", words=("deny",))
     assert set(run_federation(config, nodes=hospitals.nodes).summary["clients"]) == {"east", "north"}
     assert sum(pauses) < 30
+
+
+def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    config, nodes = signed(hospitals.config(num_clients=0), sites=hospitals.keys(*NAMES)), hospitals.nodes
+    hospitals.ask_and_decide(config)
+    nodes[9], south = nodes[1], nodes.pop(3)
+    monkeypatch.setattr("server_app.network.membership.time.sleep", lambda seconds: nodes.update({3: south}))
+    said = by({9: lambda message, _: Message(Error(2, "site south: denied at south"), reply_to=message)}, "query")
+    outcome = run_federation(config, nodes=nodes, tamper=said)
+    assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
+    assert "1 client cannot take part: a stranger as south: denied at south" in hospitals.capsys.readouterr().out
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:

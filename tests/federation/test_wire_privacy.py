@@ -371,7 +371,8 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
         node = outcome.grid.nodes[message.metadata.dst_node_id]
         tested = client_of(outcome.grid.run_config, **node).data.test_labels
         names = {name.rpartition("/")[2] for name in reply.content["report"] if "/recall/" in name}
-        assert names == {str(label) for label in range(10) if (tested == label).sum() >= max(least, 20)}
+        large = sorted((counts := np.bincount(tested))[counts >= max(least, 20)])  # all, or all but the smallest
+        assert names == {str(label) for label in range(10) if (tested == label).sum() >= large[0]}
         assert "metrics.head/auc" in reply.content["report"]
         found += names
     assert found

@@ -25,8 +25,8 @@ def facts(folder: Path, site: str) -> str:
     said += ' text-length=64 test-from="split" train-fraction=0.8 validation-fraction=0.1 arch="mlp-1" device="cpu"'
     said += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}"'
     said += ' approve=true allow-download=false allow-backbones="" allow-python="" allow-algorithms="fedproto,fedavg"'
-    said += " max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256 max-image-size=64 min-class-samples=5"
-    said += ' allow-arch="" columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"'
+    said += " max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256 max-image-size=64 max-text-length=64"
+    said += ' min-class-samples=5 allow-arch="" columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"'
     return said + ' require-secagg=true require-dp="epsilon<=8 delta<=1e-4"'
 
 

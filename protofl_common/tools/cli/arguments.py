@@ -28,8 +28,11 @@ DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus":
 """Ten clients, one process of one thread per core: what small models at small batches run best with."""
 
 
-def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
-    """The option, for a command that reads ``source``; `protofl_common.tools.cli.parsed` obeys it."""
+def add_allow_python(parser: argparse.ArgumentParser, source: str, *, backbones: bool = False) -> None:
+    """The option, maybe with that for ``backbones``, for a command that reads ``source``; `cli.parsed` obeys it."""
+    if backbones:
+        about = f"frozen backbones, beside the embedded ones, that {source} may read or download: torchvision:, file:…"
+        parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=about)
     about = f"Python modules, with commas, that {source} may name and that then run here"
     parser.add_argument("--allow-python", default="", metavar="NAMES", help=about)
 

@@ -50,11 +50,11 @@ Floats = NDArray[np.float64]
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
-    add_allow_python(parser, "the run")
+    add_allow_python(parser, "the run", backbones=True)
 
 
 def act(arguments: argparse.Namespace) -> None:
-    Console().print(audit_table(audit(run_named(arguments.run))).on_terminal())
+    Console().print(audit_table(audit(run_named(arguments.run), arguments.allow_backbones)).on_terminal())
 
 
 class Candidates(NamedTuple):
@@ -104,7 +104,7 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
 Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 
 
-def audit(folder: Path) -> list[dict[str, Any]]:
+def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
@@ -115,7 +115,7 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     if of_moments and settings.privacy.dp != "none":
         noisy = sent_in(newest_whole(folder, without=f"{folder}: no folder of a run").state)
     for number, site in enumerate(in_order(run.sites)):
-        data, predictor = _of_site(run, settings, number, site)
+        data, predictor = _of_site(run, settings, number, site, allow_backbones)
         means = _class_means(folder, settings, site, data, predictor, noisy) if of_moments else _sent(run, site)
         scored += _scores(data, predictor, means, settings)
     rows = []
@@ -130,7 +130,7 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_site(run: RecordedRun, settings: Settings, number: int, site: str) -> tuple[ClientData, Predictor]:
+def _of_site(run: RecordedRun, settings: Settings, number: int, site: str, allow: str) -> tuple[ClientData, Predictor]:
     file = run.folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
@@ -138,7 +138,7 @@ def _of_site(run: RecordedRun, settings: Settings, number: int, site: str) -> tu
     stated = stated_samples(data.train_labels, settings.privacy)
     if stated != run.sites[site].get("train-samples"):
         raise SettingsError(f"{run.folder}: {site} has other data here than in the run")
-    return data, Predictor(TrainedModel.read(file))
+    return data, Predictor(TrainedModel.read(file), allow=allow)
 
 
 def _class_means(

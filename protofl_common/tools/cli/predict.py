@@ -47,12 +47,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", default="", help="head or prototype (default: right more often); of a run both, always")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="a row per sample (of a run: RUN/predictions.csv)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
-    parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
-    add_allow_python(parser, "the model")
+    add_allow_python(parser, "the model", backbones=True)
 
 
-_BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
 _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models of numbers or texts also CSV"
 
 
@@ -103,7 +101,7 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     with rows_file(out) as add:
         for site in in_order(files):
-            if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device):
+            if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments):
                 add(rows)
             count += len(rows)
     if arguments.json:
@@ -113,7 +111,7 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[Row]:
+def _rows_of(file: Path, settings: Settings, clients: int, arguments: argparse.Namespace) -> list[Row]:
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference.predictor import Predictor
 
@@ -126,7 +124,8 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
     if len(rows_N) != card.test_samples:
         wanted = f"not {card.test_samples} as in the run; the data changed"
         raise DataError(f"{card.site}: {len(rows_N)} test samples, {wanted}")
-    labels_N, scores = data.labels[rows_N], Predictor(trained, device=device).scores(data.inputs[rows_N])
+    predictor = Predictor(trained, device=arguments.device, allow=arguments.allow_backbones)
+    labels_N, scores = data.labels[rows_N], predictor.scores(data.inputs[rows_N])
     named = {"client": card.site, "domain": card.domain}
     rows: list[Row] = [
         named | {"sample": row, "label": label, "name": card.classes[label]}

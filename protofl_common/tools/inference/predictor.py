@@ -40,10 +40,16 @@ class Predictor:
     """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
     ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
+    ``allow``: frozen backbones that it may read or download, beside the embedded ones; SettingsError for another.
     """
 
-    def __init__(self, trained: TrainedModel, threshold: float | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, trained: TrainedModel, threshold: float | None = None, device: str = "cpu", allow: str = ""
+    ) -> None:
         self.card = trained.card
+        if odd := [name for name in self.card.backbones if not is_allowed(name, allow)]:
+            asks = f"the model of {self.card.site} asks for the backbone {odd[0]}"
+            raise SettingsError(f"{asks}; give --allow-backbones {odd[0]} to let it")
         self.device = torch.device(device)
         self.model = trained.build().to(self.device)
         self.prototypes = None if trained.prototypes is None else trained.prototypes.to(self.device)
@@ -65,15 +71,13 @@ class Predictor:
         except (RuntimeError, AssertionError) as error:
             raise SettingsError(f"device = {device!r}: not usable here ({str(error).splitlines()[0]})") from error
         trained = TrainedModel.read(folder / WEIGHTS)
-        if odd := [name for name in trained.card.backbones if not is_allowed(name, allow_backbones)]:
-            raise SettingsError(f"{folder} asks for the backbone {odd[0]}; give --allow-backbones {odd[0]} to let it")
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
             threshold = float("inf") if limit is None else float(limit)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
         with allowing(names_in(allow_python)):
-            return cls(trained, threshold, device)
+            return cls(trained, threshold, device, allow_backbones)
 
     @property
     def inferences(self) -> tuple[str, ...]:

@@ -159,8 +159,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     names, by_upload = allowed_algorithms(node), dict[str, list[str]]()
     for name in names:
         if name in CATALOG and isinstance(modest(node, name), Settings):  # the others miss a demand, whatever they ask
-            entries = CATALOG[name].exchange.up.values()
-            sent = " and ".join(entry.words for entry in entries) or "nothing of the model"
+            sent = " and ".join(entry.words for entry in CATALOG[name].exchange.up.values()) or "nothing of the model"
             by_upload.setdefault(sent, []).append(name)
     for sent, those in by_upload.items():
         yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
@@ -197,8 +196,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         folders = {"cache-dir": cache, "state-dir": cache}
         config, open_node = openly({**default_run_config(), **asked}, {**node, **folders})
         context = Context(1, 1, open_node, RecordDict(), config)
-        question = RecordDict({**pack_settings(digest_of(config))})
-        reply = app(Message(question, 1, MessageType.QUERY), context)
+        reply = app(Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY), context)
     if reply.has_error():
         yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+: ", "", str(reply.error.reason)))
         return

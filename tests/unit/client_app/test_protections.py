@@ -31,20 +31,17 @@ SITE = SIMULATED | {"site-name": "north"}
 PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
 
 
-@pytest.mark.parametrize(
-    ("node", "settings", "wanted"),
-    [
-        (SIMULATED, {}, []),
-        (SITE, {}, ["one reply to each question"]),
-        (SIMULATED, {"min_class_samples": 2}, ["small classes"]),
-        (SITE | {"min-class-samples": 2}, {}, ["one reply to each question", "small classes"]),
-        (SIMULATED, {"prototype_noise": "gaussian 0.1 0.1"}, ["a paper's noise"]),
-        (SIMULATED, PRIVATE, ["differential privacy"]),
-        (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
-    ],
-)
-def test_the_protections_of_a_client_follow_from_settings_and_node_config(
-    node: dict[str, Any], settings: dict[str, Any], wanted: list[str], tmp_path: Path
+@pytest.mark.parametrize(("node", "settings", "wanted"), [
+    (SIMULATED, {}, []),
+    (SITE, {}, ["one reply to each question"]),
+    (SIMULATED, {"min_class_samples": 2}, ["small classes"]),
+    (SITE | {"min-class-samples": 2}, {}, ["one reply to each question", "small classes"]),
+    (SIMULATED, {"prototype_noise": "gaussian 0.1 0.1"}, ["a paper's noise"]),
+    (SIMULATED, PRIVATE, ["differential privacy"]),
+    (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
+])  # fmt: skip
+def test_protections_follow_from_settings_and_node_config(
+    node: Any, settings: Any, wanted: Any, tmp_path: Path
 ) -> None:
     client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
     assert [protection.name for protection in protections_of(client)] == wanted

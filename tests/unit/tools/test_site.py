@@ -187,17 +187,14 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     assert waits[60:] == pytest.approx([0.05, 0.3])
 
 
-@pytest.mark.parametrize(
-    ("node", "option", "reason"),
-    [
-        ("partition-id=0 num-partitions=2", "--insecure", "node config without a site-name"),
-        ('site-name="north" alow-download=true', "--insecure", "alow-download: unknown key"),
-        ('site-name="north" data-dir = "data"', "--insecure", "Flower reads only site-name; no spaces at ="),
-        ('site-name="north" allow-algorithms="fedprotto"', "--insecure", "'fedprotto': choose from"),
-        (NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
-        (NODE, "--allow-runtime-dependency-installation", "dependency-installation: not together with protofl site"),
-    ],
-)
+@pytest.mark.parametrize(("node", "option", "reason"), [
+    ("partition-id=0 num-partitions=2", "--insecure", "node config without a site-name"),
+    ('site-name="north" alow-download=true', "--insecure", "alow-download: unknown key"),
+    ('site-name="north" data-dir = "data"', "--insecure", "Flower reads only site-name; no spaces at ="),
+    ('site-name="north" allow-algorithms="fedprotto"', "--insecure", "'fedprotto': choose from"),
+    (NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
+    (NODE, "--allow-runtime-dependency-installation", "dependency-installation: not together with protofl site"),
+])  # fmt: skip
 def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_would_undo_it(
     node: str, option: str, reason: str, capsys: Printed
 ) -> None:
@@ -256,26 +253,23 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     assert not missing & named
 
 
-@pytest.mark.parametrize(
-    ("options", "node", "level", "text"),
-    [
-        ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
-        ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
-        ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
-        ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
-        ([], NODE + " allow-download=true", "warning", "downloads a run may"),
-        ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-        ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
-        ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
-        ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
-        ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
-        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
-        (["--insecure"], NODE, "warning", "anybody on the way"),
-        (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
-        (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
-        (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
-    ],
-)
+@pytest.mark.parametrize(("options", "node", "level", "text"), [
+    ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
+    ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
+    ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
+    ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
+    ([], NODE + " allow-download=true", "warning", "downloads a run may"),
+    ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
+    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
+    ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
+    ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
+    ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
+    ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
+    (["--insecure"], NODE, "warning", "anybody on the way"),
+    (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
+    (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
+    (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
+])  # fmt: skip
 @pytest.mark.usefixtures("site")
 def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: str, level: str, text: str) -> None:
     said = found(*options, node=node)
@@ -288,16 +282,13 @@ NAMED = f"always: {NAMED}, "
 FIGURES = "numbers of samples, numbers of right predictions"
 
 
-@pytest.mark.parametrize(
-    ("demand", "told"),
-    [
-        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
-        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
-        (' require-dp="epsilon<=8"', FIGURES),
-        (" require-secagg=true", "seconds"),
-        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
-    ],
-)
+@pytest.mark.parametrize(("demand", "told"), [
+    ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+    (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+    (' require-dp="epsilon<=8"', FIGURES),
+    (" require-secagg=true", "seconds"),
+    (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+])  # fmt: skip
 def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
     said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
     assert said == [NAMED + told]
@@ -411,15 +402,12 @@ def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_loo
 
 
 @pytest.mark.usefixtures("site")
-@pytest.mark.parametrize(
-    ("demand", "node", "run", "said"),
-    [
-        ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
-        ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
-        ("dp", "", ONE, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
-        ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
-    ],
-)
+@pytest.mark.parametrize(("demand", "node", "run", "said"), [
+    ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
+    ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
+    ("dp", "", ONE, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
+    ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
+])  # fmt: skip
 def test_an_unmet_demand_says_what_would(demand: str, node: str, run: dict[str, Any], said: str, site: Path) -> None:
     (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
     assert said in wrong.text

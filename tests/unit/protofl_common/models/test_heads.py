@@ -36,18 +36,15 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
     torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("classes", "width", "largest", "smallest"),
-    [
-        (3, 2, -1 / 2, -1 / 2),  # triangle
-        (4, 3, -1 / 3, -1 / 3),  # tetrahedron
-        (11, 10, -1 / 10, -1 / 10),  # simplex
-        (5, 2, 0.309017, -0.809017),  # pentagon: cos 72°, cos 144°
-        (6, 3, 0.0, -1.0),  # octahedron
-        (12, 3, 0.447214, -1.0),  # icosahedron
-        (3, 1, 1.0, -1.0),  # more than one direction can tell apart
-    ],
-)
+@pytest.mark.parametrize(("classes", "width", "largest", "smallest"), [
+    (3, 2, -1 / 2, -1 / 2),  # triangle
+    (4, 3, -1 / 3, -1 / 3),  # tetrahedron
+    (11, 10, -1 / 10, -1 / 10),  # simplex
+    (5, 2, 0.309017, -0.809017),  # pentagon: cos 72°, cos 144°
+    (6, 3, 0.0, -1.0),  # octahedron
+    (12, 3, 0.447214, -1.0),  # icosahedron
+    (3, 1, 1.0, -1.0),  # more than one direction can tell apart
+])  # fmt: skip
 def test_directions_are_spread_where_there_is_not(classes: int, width: int, largest: float, smallest: float) -> None:
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))

@@ -68,15 +68,12 @@ def test_resnets_of_up_to_ten_layers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arch", "own", "width"),
-    [
-        ("resnet18-imagenet-stem", torchvision.resnet18, 512),
-        ("resnet50-imagenet-stem", torchvision.resnet50, 2048),
-        ("mobilenet-v2", torchvision.mobilenet_v2, 1280),
-        ("googlenet", torchvision.googlenet, 1024),
-    ],
-)
+@pytest.mark.parametrize(("arch", "own", "width"), [
+    ("resnet18-imagenet-stem", torchvision.resnet18, 512),
+    ("resnet50-imagenet-stem", torchvision.resnet50, 2048),
+    ("mobilenet-v2", torchvision.mobilenet_v2, 1280),
+    ("googlenet", torchvision.googlenet, 1024),
+])  # fmt: skip
 def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int) -> None:
     """With our trunk's weights in their model; then neighbours are averaged."""
     more = {"aux_logits": False, "init_weights": False} if arch == "googlenet" else {}
@@ -199,17 +196,14 @@ def test_it_is_the_network_of_that_name() -> None:
     torch.testing.assert_close(named(images), ours(images))
 
 
-@pytest.mark.parametrize(
-    ("arch", "shape", "said"),
-    [
-        ("torchvision:resnet19", (3, 32, 32), "resnet19' is not one of alexnet"),
-        ("torchvision:fasterrcnn_resnet50_fpn", (3, 32, 32), "is not one of alexnet"),
-        ("torchvision:get_model", (3, 32, 32), "is not one of alexnet"),
-        ("torchvision:vgg11", (3, 16, 16), r"arch = 'torchvision:vgg11': .* \(images \[3, 16, 16\]; image-size"),
-        ("torchvision:resnet18", (5,), "is for square images"),
-        ("timm:resnet18", (3, 32, 32), r"timm is not installed; pip install 'protofl\[timm\]'"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "shape", "said"), [
+    ("torchvision:resnet19", (3, 32, 32), "resnet19' is not one of alexnet"),
+    ("torchvision:fasterrcnn_resnet50_fpn", (3, 32, 32), "is not one of alexnet"),
+    ("torchvision:get_model", (3, 32, 32), "is not one of alexnet"),
+    ("torchvision:vgg11", (3, 16, 16), r"arch = 'torchvision:vgg11': .* \(images \[3, 16, 16\]; image-size"),
+    ("torchvision:resnet18", (5,), "is for square images"),
+    ("timm:resnet18", (3, 32, 32), r"timm is not installed; pip install 'protofl\[timm\]'"),
+])  # fmt: skip
 def test_what_does_not_fit_is_named(arch: str, shape: tuple[int, ...], said: str, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=said):

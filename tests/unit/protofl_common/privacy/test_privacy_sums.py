@@ -177,20 +177,17 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
         to_sums(Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)}), {"weights": Weights()}, LIMITS, 9, 3)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (0, 0.0, "sums of 0 training samples"),
-        (0, 2.5, "sums of 2.5 training samples"),
-        (0, -3.0, "sums of -3 training samples"),
-        (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
-        (2, -1.0, "weights bn.running_var: below 0"),
-        (13, 0.5, "prototypes of less than one sample of a class"),
-        (13, -2.0, "prototypes of less than one sample of a class"),
-        (10, 1e9, "above 10000"),
-        (-1, -2.0, "label_counts below 0"),
-    ],
-)
+@pytest.mark.parametrize(("place", "value", "said"), [
+    (0, 0.0, "sums of 0 training samples"),
+    (0, 2.5, "sums of 2.5 training samples"),
+    (0, -3.0, "sums of -3 training samples"),
+    (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
+    (2, -1.0, "weights bn.running_var: below 0"),
+    (13, 0.5, "prototypes of less than one sample of a class"),
+    (13, -2.0, "prototypes of less than one sample of a class"),
+    (10, 1e9, "above 10000"),
+    (-1, -2.0, "label_counts below 0"),
+])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
     upload = Payload(weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64))
@@ -240,18 +237,15 @@ def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
     assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "n", "said"),
-    [
-        ("correct.head", 2.5, 4, "a sum of 2.5 over 4 samples"),
-        ("correct.head", 5, 4, "correct.head of 1.25, outside of 0 to 1"),
-        ("validation.head", -1, 4, "outside of 0 to 1"),
-        ("metrics.head/auc", 9, 4, "outside of 0 to 1"),
-        ("losses.total", 1, 0, "a sum of 1 over 0 samples"),
-        ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
-        ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
-    ],
-)
+@pytest.mark.parametrize(("name", "total", "n", "said"), [
+    ("correct.head", 2.5, 4, "a sum of 2.5 over 4 samples"),
+    ("correct.head", 5, 4, "correct.head of 1.25, outside of 0 to 1"),
+    ("validation.head", -1, 4, "outside of 0 to 1"),
+    ("metrics.head/auc", 9, 4, "outside of 0 to 1"),
+    ("losses.total", 1, 0, "a sum of 1 over 0 samples"),
+    ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
+    ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
+])  # fmt: skip
 def test_figures_that_no_honest_sites_have_are_refused(name: str, total: float, n: float, said: str) -> None:
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n

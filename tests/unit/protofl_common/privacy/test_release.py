@@ -23,6 +23,11 @@ def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
     assert release.large_enough(CLUSTERS, 1) is CLUSTERS
 
 
+def test_metrics_are_of_classes_beside_which_none_or_many_samples_are() -> None:
+    for sizes, told in (([30, 25, 12], [0]), ([30, 12, 9], [0]), ([25, 30], [0, 1]), ([12, 9], [])):
+        assert release.tested_classes(np.repeat([*range(len(sizes))], sizes), 5).tolist() == told
+
+
 @pytest.mark.parametrize(("noise", "deviation"), [("gaussian 0.05 0.1", 0.05), ("laplace 0.05 0.1", 0.05 * 2**0.5)])
 def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> None:
     found = release.noised(torch.ones(200, 100), noise, seed=1)

@@ -202,19 +202,16 @@ def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> N
     assert_refused(content, declared, "3 prototypes with the same label", Limits(10, 3, max_per_class=2))
 
 
-@pytest.mark.parametrize(
-    ("array", "values", "said"),
-    [
-        ("owners", np.array([0, 0, 2]), "not numbered 0, 1, 2"),
-        ("owners", np.array([1, 1, 2]), "not numbered 0, 1, 2"),
-        ("owners", np.array([0, 1, 0]), "not numbered 0, 1, 2"),
-        ("owners", np.array([0, 1]), "shape 2 instead of 3"),
-        ("labels", np.array([3, 3, 1]), "same label"),
-        ("labels", np.array([3, 10, 1]), "label outside"),
-        ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
-        ("counts", np.array([1, 1, 1]), "local_sets whose arrays do not fit: counts"),
-    ],
-)
+@pytest.mark.parametrize(("array", "values", "said"), [
+    ("owners", np.array([0, 0, 2]), "not numbered 0, 1, 2"),
+    ("owners", np.array([1, 1, 2]), "not numbered 0, 1, 2"),
+    ("owners", np.array([0, 1, 0]), "not numbered 0, 1, 2"),
+    ("owners", np.array([0, 1]), "shape 2 instead of 3"),
+    ("labels", np.array([3, 3, 1]), "same label"),
+    ("labels", np.array([3, 10, 1]), "label outside"),
+    ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
+    ("counts", np.array([1, 1, 1]), "local_sets whose arrays do not fit: counts"),
+])  # fmt: skip
 def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
     declared = {"local_sets": VectorSets()}
     sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
@@ -295,15 +292,12 @@ def test_entries_of_one_kind_under_several_names() -> None:
 COUNTS: Declared = {"label_counts": Counts()}
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (np.array([3] * 9, np.int64), "label_counts counts: shape 9 instead of 10"),
-        (np.array([3.0] * 10, np.float32), "label_counts counts: raw-little-endian float32 instead of"),
-        (np.array([3] * 9 + [-1], np.int64), "label_counts below 0, or all 0"),
-        (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
-    ],
-)
+@pytest.mark.parametrize(("values", "said"), [
+    (np.array([3] * 9, np.int64), "label_counts counts: shape 9 instead of 10"),
+    (np.array([3.0] * 10, np.float32), "label_counts counts: raw-little-endian float32 instead of"),
+    (np.array([3] * 9 + [-1], np.int64), "label_counts below 0, or all 0"),
+    (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
+])  # fmt: skip
 def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     content = RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})})
     assert_refused(content, COUNTS, said)
@@ -320,20 +314,17 @@ def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_ei
     assert_refused(content, COUNTS, "label_counts whose arrays do not fit: means")
 
 
-@pytest.mark.parametrize(
-    ("entry", "one"),
-    [
-        (Weights(), True),
-        (Weights(parts=("body.",)), True),
-        (Weights(parts=("body.conv1.",)), True),
-        (Weights(parts=("head.", "body.")), True),
-        (Weights(parts=("head.",)), False),
-        (Weights(of="critic"), False),
-        (Vectors(counts=True), False),
-        (Counts(), False),
-        (VectorSets(), False),
-    ],
-)
+@pytest.mark.parametrize(("entry", "one"), [
+    (Weights(), True),
+    (Weights(parts=("body.",)), True),
+    (Weights(parts=("body.conv1.",)), True),
+    (Weights(parts=("head.", "body.")), True),
+    (Weights(parts=("head.",)), False),
+    (Weights(of="critic"), False),
+    (Vectors(counts=True), False),
+    (Counts(), False),
+    (VectorSets(), False),
+])  # fmt: skip
 def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: Entry, one: bool) -> None:
     assert Exchange(up={"it": entry}).needs_one_architecture == one
     assert Exchange(down={"other": VectorSets(), "it": entry}).needs_one_architecture == one
@@ -358,24 +349,21 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
     return RecordDict({"report": record})
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
-        (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
-        (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
-        (changed(train_samples=-3), "odd entry train_samples"),
-        (changed(validation_samples=-3), "odd entry validation_samples"),
-        (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),
-        (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
-        (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
-        (changed(validation__head=0.5), "without validation samples"),
-        (changed(seconds__train=-1.0), "odd entry seconds.train"),
-        (changed(class_counts=[1, 2]), "class_counts"),
-        (changed(secret=3), "odd entry secret"),
-        (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "odd entry losses.0"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
+    (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
+    (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
+    (changed(train_samples=-3), "odd entry train_samples"),
+    (changed(validation_samples=-3), "odd entry validation_samples"),
+    (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),
+    (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
+    (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
+    (changed(validation__head=0.5), "without validation samples"),
+    (changed(seconds__train=-1.0), "odd entry seconds.train"),
+    (changed(class_counts=[1, 2]), "class_counts"),
+    (changed(secret=3), "odd entry secret"),
+    (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "odd entry losses.0"),
+])  # fmt: skip
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
     with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_report(content, 2, LOSSES)
@@ -454,23 +442,20 @@ def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
 ONE_LEFT, ONE_RIGHT = torch.ones(4, 1), torch.ones(1, 6)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)}, "3 factors of weights w, not from 1 to 2"),
-        ({"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)}, "0 factors of weights w, not from 1 to 2"),
-        ({"w__left": torch.ones(4, 2), "w__right": ONE_RIGHT}, "w:left: shape 4×2 instead of 4×1"),
-        ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 5)}, "w:right: shape 1×5 instead of 1×6"),
-        ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 3, 2)}, "w:right: shape 1×3×2 instead of 1×6"),
-        ({"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT}, "int64 instead of raw-little-endian float32"),
-        ({"w__left": ONE_LEFT * math.nan, "w__right": ONE_RIGHT}, "w:left: NaN or infinity"),
-        ({"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30}, "w: factors whose product is not finite"),
-        ({"w__left": ONE_LEFT}, "arrays do not fit: w, w:left"),
-        ({"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT}, "do not fit: w:right:left"),
-        ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "arrays do not fit: w"),
-        ({}, "arrays do not fit: w"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "said"), [
+    ({"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)}, "3 factors of weights w, not from 1 to 2"),
+    ({"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)}, "0 factors of weights w, not from 1 to 2"),
+    ({"w__left": torch.ones(4, 2), "w__right": ONE_RIGHT}, "w:left: shape 4×2 instead of 4×1"),
+    ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 5)}, "w:right: shape 1×5 instead of 1×6"),
+    ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 3, 2)}, "w:right: shape 1×3×2 instead of 1×6"),
+    ({"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT}, "int64 instead of raw-little-endian float32"),
+    ({"w__left": ONE_LEFT * math.nan, "w__right": ONE_RIGHT}, "w:left: NaN or infinity"),
+    ({"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30}, "w: factors whose product is not finite"),
+    ({"w__left": ONE_LEFT}, "arrays do not fit: w, w:left"),
+    ({"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT}, "do not fit: w:right:left"),
+    ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "arrays do not fit: w"),
+    ({}, "arrays do not fit: w"),
+])  # fmt: skip
 def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -> None:
     with pytest.raises(RefusedMessage, match=re.escape(said)):
         unpack_change(**arrays, seen=SEEN)
