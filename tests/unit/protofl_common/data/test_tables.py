@@ -16,6 +16,7 @@ from protofl_common.data import ClientData, DataError
 from protofl_common.data.raw import from_arrays, normalised
 from protofl_common.data.store import open_data
 from protofl_common.data.table import read_columns
+from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 MESSY = """id,admitted,sex,age,chol,client,label
@@ -59,6 +60,13 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     one_and_one_point_nought = {"cp": ["1", "1.0", "2", " 2"]}
     found = read_columns(one_and_one_point_nought, ["cp:1|2"], "here", "line {}".format, gaps=False)
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
+
+
+def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened: Any, capsys: Printed) -> None:
+    rows = "".join(f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2}\n" for row in range(60))
+    assert opened(f"id,amount,same,label\n{rows}").inputs[1, 0] == 16777216
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "line 3, column 'id': 16777217 is 16777216 to a model" in line
 
 
 @pytest.mark.parametrize(
