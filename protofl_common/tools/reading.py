@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
 from protofl_common.data.images import read_image
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import DataError, Inputs
+from protofl_common.data.raw import DataError, Inputs, is_number
 from protofl_common.data.table import Rows, name_and_categories, read_columns
 
 if TYPE_CHECKING:
@@ -100,8 +101,14 @@ def rows_file(path: Path) -> Iterator[Add]:
             def add(rows: Sequence[Row]) -> None:
                 if not file.tell():
                     writer.writerow(rows[0])
-                writer.writerows(row.values() for row in rows)
+                writer.writerows(map(_cell, row.values()) for row in rows)
 
             yield add
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error})") from error
+
+
+def _cell(value: Any) -> Any:
+    """Return the value; of a text that a spreadsheet would take for a formula, as a text: a file's name may be one."""
+    formula = isinstance(value, str) and re.match(r"[=+\-@\t\r].", value, re.DOTALL) and not is_number(value)
+    return f"'{value}" if formula else value
