@@ -30,7 +30,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.findings import FACT, FULL, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
@@ -141,7 +141,7 @@ def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding
     else:
         yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
     if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
-        yield Finding(WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
+        yield Finding(WRONG if free < FULL else WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
 
 
 def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -330,6 +331,10 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
             assert level_of(said, "key: no private key that Flower takes") == "WRONG"
             protected = MagicMock(side_effect=TypeError("Key is password-protected"))
             patch.setattr("protofl_common.tools.site.check.load_ssh_private_key", protected)
+        patch.setattr("protofl_common.tools.site.check.FEW_BYTES", 2**30)
+        for free, level in (10**5, "WRONG"), (10**7, "warning"):
+            patch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+            assert level_of(found(), f"{site / 'state'}: {free / 1e6:.0f} MB free") == level
     for name in ("data", "state", "cache"):
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
