@@ -189,21 +189,27 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
 
 
 @pytest.mark.parametrize(
-    ("node", "option", "reason"),
+    ("action", "node", "option", "reason"),
     [
-        ("partition-id=0 num-partitions=2", "--insecure", "node config without a site-name"),
-        ('site-name="north" alow-download=true', "--insecure", "alow-download: unknown key"),
-        ('site-name="north" data-dir = "data"', "--insecure", "Flower reads only site-name; no spaces at ="),
-        ('site-name="north" allow-algorithms="fedprotto"', "--insecure", "'fedprotto': choose from"),
-        (NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
-        (NODE, "--allow-runtime-dependency-installation", "dependency-installation: not together with protofl site"),
+        ("run", "partition-id=0 num-partitions=2", "", "node config without a site-name"),
+        ("run", 'site-name="north" alow-download=true', "", "alow-download: unknown key"),
+        ("run", 'site-name="north" data-dir = "data"', "", "Flower reads only site-name; no spaces at ="),
+        ("run", 'site-name="north" allow-algorithms="fedprotto"', "", "'fedprotto': choose from"),
+        ("run", NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
+        ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
+        ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
+        ("key", "", "", "node config without a site-name"),
+        ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
+        ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
+        ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
     ],
 )
-def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_would_undo_it(
-    node: str, option: str, reason: str, capsys: Printed
+def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
+    action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
-    assert main(["site", "run", "--insecure", "--node-config", node, option]) == 1
+    assert main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
     assert reason in capsys.readouterr().err
+    assert not [*site.rglob("sites")]
 
 
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
