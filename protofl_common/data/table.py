@@ -156,9 +156,8 @@ def read_columns(
         change, known = np.nan_to_num(np.abs(exact - part)), exact[np.isfinite(exact)]
         if known.size and change.max() > MOST_ROUNDED * np.ptp(known) > 0:
             row = int(change.argmax())
-            seen = f"{values[row]} is {part[row, 0]:.17g} to a model, whose numbers have seven digits"
-            cure = f'leave an id out (drop="{name}"), and subtract from large numbers what all have in common'
-            print(f"protofl: {where}, {place(row)}, column {name!r}: {seen}; {cure}", file=sys.stderr, flush=True)
+            seen = f"{values[row]} is {part[row, 0]:.17g} to a model (float32); drop an id, or subtract what all share"
+            print(f"protofl: {where}, {place(row)}, column {name!r}: {seen}", file=sys.stderr, flush=True)
         parts.append(part)
     if problems:
         raise DataError(_together(where, problems))

@@ -8,7 +8,6 @@ from protofl_common.tools.cli.arguments import print_json
 
 WRONG, WARNING, FACT = "WRONG", "warning", ""
 LEVELS = (WRONG, WARNING, FACT)
-FULL = 1e6  # a disk with fewer free bytes is full
 
 
 @dataclass(frozen=True)

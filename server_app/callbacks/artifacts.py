@@ -45,9 +45,7 @@ class Artifacts(Callback):
 
     def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        sites = _sites(run)
-        if run.federation.simulated:
-            _check_same(run.files.sites().get("sites", {}), sites)
+        _check_same(run, sites := _sites(run))
         _write_sites(run, sites)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
@@ -75,9 +73,9 @@ def _sites(run: ActiveRun) -> dict[str, SiteFacts]:
     return {site: {**_facts(card), **facts.get(site, {})} for site, card in run.federation.cards.items()}
 
 
-def _check_same(before: Mapping[str, SiteFacts], sites: Mapping[str, SiteFacts]) -> None:
-    """SettingsError where a site has other samples than ``before`` the run was stopped."""
-    for site, was in before.items():
+def _check_same(run: ActiveRun, sites: Mapping[str, SiteFacts]) -> None:
+    """SettingsError where a simulated client has other samples than before the run was stopped."""
+    for site, was in run.files.sites().get("sites", {}).items() if run.federation.simulated else ():
         now = {**was, **sites.get(site, {})}
         if odd := [key for key, value in was.items() if key.endswith(("samples", "classes")) and value != now[key]]:
             changed = f"{site} has {odd[0]} = {now[odd[0]]}, and had {was[odd[0]]}"  # type: ignore[literal-required]

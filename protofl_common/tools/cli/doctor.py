@@ -30,7 +30,7 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
-from protofl_common.tools.findings import FACT, FULL, WARNING, WRONG, Finding, existing, show
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
 OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
@@ -123,8 +123,7 @@ def _folders(asked: argparse.Namespace) -> Found:
         except OSError as error:
             yield WRONG, f"{name} {path}: cannot be written ({error.strerror})", f"chown it, or {other}"
             continue
-        level = WRONG if free < FULL else WARNING if free < FEW_BYTES else FACT
-        size = f"{free / 1e6:.0f} MB" if level else f"{free / 1e9:.0f} GB"
+        level, size = (WARNING, f"{free / 1e6:.0f} MB") if free < FEW_BYTES else (FACT, f"{free / 1e9:.0f} GB")
         yield level, f"{name} {path}: {size} free", f"remove what is not needed, or {other} on another disk"
 
 

@@ -30,12 +30,12 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
-from protofl_common.tools.findings import FACT, FULL, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
-FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk that is free: less is worth a warning
+FEW_DAYS, FEW_BYTES, FULL = 30, 2**30, 10**6  # left of a certificate, free on a disk: less is a warning, or wrong
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:

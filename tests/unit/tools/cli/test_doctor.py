@@ -65,8 +65,6 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "out-dir=FOLDER"),
     "a full disk": (planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)), "warning", "10 MB free",
         "out-dir=FOLDER on another disk"),
-    "no room at all": (planted("shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(total=10**9, free=0))),
-        "wrong", "0 MB free", "out-dir=FOLDER on another disk"),
     "little shared memory": (planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)), "warning",
         "100 MB of shared memory", "--shm-size=1g"),
     "no data": (asked("dataset=image-folder", "data-dir=FOLDER/none"), "wrong", "there is no such folder",
