@@ -18,13 +18,14 @@ from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
 from protofl_common.data.images import read_image
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import DataError, Inputs, is_number
+from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.table import Rows, name_and_categories, read_columns
 
 if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds
 
 ARRAYS = (".npy", ".npz")
+_FORMULA = re.compile(r"\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")  # before what a spreadsheet would compute: a file's name
 FILES = 256  # of a batch; the next one is decoded ahead
 
 Row = dict[str, Any]  # column -> text, number, truth value, or None
@@ -101,14 +102,9 @@ def rows_file(path: Path) -> Iterator[Add]:
             def add(rows: Sequence[Row]) -> None:
                 if not file.tell():
                     writer.writerow(rows[0])
-                writer.writerows(map(_cell, row.values()) for row in rows)
+                cells = ([_FORMULA.sub("'", of) if isinstance(of, str) else of for of in row.values()] for row in rows)
+                writer.writerows(cells)
 
             yield add
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error})") from error
-
-
-def _cell(value: Any) -> Any:
-    """Return the value; of a text that a spreadsheet would take for a formula, as a text: a file's name may be one."""
-    formula = isinstance(value, str) and re.match(r"[=+\-@\t\r].", value, re.DOTALL) and not is_number(value)
-    return f"'{value}" if formula else value
