@@ -20,7 +20,9 @@ from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
+from client_app.audit import AuditError
 from client_app.consent import APPROVED, DENIED, FOLDER, site_key
+from client_app.state import LedgerError, StateError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import in_text
@@ -67,7 +69,10 @@ def act(arguments: argparse.Namespace) -> int | None:
         site_folders(arguments.node)  # of another node config it would be another site
     if arguments.words and action not in ("check", "purge", "approve", "deny"):
         raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
-    return ACTIONS[action](arguments)
+    try:
+        return ACTIONS[action](arguments)
+    except (AuditError, LedgerError, StateError) as error:
+        raise SettingsError(str(error)) from error
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -122,13 +127,12 @@ def requests(arguments: argparse.Namespace) -> None:
 
 
 def decide(arguments: argparse.Namespace) -> None:
-    decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
+    decision, until = {"approve": APPROVED, "deny": DENIED}[arguments.action], str(arguments.until or "")
     if len(arguments.words) != 1:
         raise SettingsError(f"site {arguments.action}: give one id of protofl site requests, or one file of settings")
     if arguments.runs is not None and arguments.runs < 1:
         raise SettingsError(f"--runs {arguments.runs}: must be at least 1; any number of runs without it")
-    word, until = arguments.words[0], str(arguments.until or "")
-    print(approvals.decide(arguments.node, word, decision, until, arguments.runs or 0))
+    print(approvals.decide(arguments.node, arguments.words[0], decision, until, arguments.runs or 0))
 
 
 def audit(arguments: argparse.Namespace) -> int:

@@ -188,22 +188,19 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     assert waits[60:] == pytest.approx([0.05, 0.3])
 
 
-@pytest.mark.parametrize(
-    ("action", "node", "option", "reason"),
-    [
-        ("run", "partition-id=0 num-partitions=2", "", "node config without a site-name"),
-        ("run", 'site-name="north" alow-download=true', "", "alow-download: unknown key"),
-        ("run", 'site-name="north" data-dir = "data"', "", "Flower reads only site-name; no spaces at ="),
-        ("run", 'site-name="north" allow-algorithms="fedprotto"', "", "'fedprotto': choose from"),
-        ("run", NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
-        ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
-        ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
-        ("key", "", "", "node config without a site-name"),
-        ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
-        ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
-        ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("action", "node", "option", "reason"), [
+    ("run", "partition-id=0 num-partitions=2", "", "node config without a site-name"),
+    ("run", 'site-name="north" alow-download=true', "", "alow-download: unknown key"),
+    ("run", 'site-name="north" data-dir = "data"', "", "Flower reads only site-name; no spaces at ="),
+    ("run", 'site-name="north" allow-algorithms="fedprotto"', "", "'fedprotto': choose from"),
+    ("run", NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
+    ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
+    ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
+    ("key", "", "", "node config without a site-name"),
+    ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
+    ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
+    ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
+])  # fmt: skip
 def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
     action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
@@ -263,26 +260,23 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     assert not missing & named
 
 
-@pytest.mark.parametrize(
-    ("options", "node", "level", "text"),
-    [
-        ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
-        ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
-        ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
-        ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
-        ([], NODE + " allow-download=true", "warning", "downloads a run may"),
-        ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-        ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
-        ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
-        ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
-        ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
-        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
-        (["--insecure"], NODE, "warning", "anybody on the way"),
-        (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
-        (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
-        (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
-    ],
-)
+@pytest.mark.parametrize(("options", "node", "level", "text"), [
+    ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
+    ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
+    ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
+    ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
+    ([], NODE + " allow-download=true", "warning", "downloads a run may"),
+    ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
+    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
+    ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
+    ([], NODE.replace("fedproto", "fedbn"), "warning", "of the model but its normalisation layers: fedbn"),
+    ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
+    ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
+    (["--insecure"], NODE, "warning", "anybody on the way"),
+    (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
+    (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
+    (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
+])  # fmt: skip
 @pytest.mark.usefixtures("site")
 def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: str, level: str, text: str) -> None:
     said = found(*options, node=node)
@@ -295,16 +289,13 @@ NAMED = f"always: {NAMED}, "
 FIGURES = "numbers of samples, numbers of right predictions"
 
 
-@pytest.mark.parametrize(
-    ("demand", "told"),
-    [
-        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
-        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
-        (' require-dp="epsilon<=8"', FIGURES),
-        (" require-secagg=true", "seconds"),
-        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
-    ],
-)
+@pytest.mark.parametrize(("demand", "told"), [
+    ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+    (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+    (' require-dp="epsilon<=8"', FIGURES),
+    (" require-secagg=true", "seconds"),
+    (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+])  # fmt: skip
 def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
     said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
     assert said == [NAMED + told]
@@ -370,6 +361,10 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     assert "0.png is not a readable image" in said.err
     assert main(["site", "check", "--node-config", NODE]) == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
+    (site / "first.toml").write_text('partition="own"')
+    (site / "state/sites/north/audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
+    assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
+    assert "audit.jsonl cannot be written" in capsys.readouterr().err
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------
@@ -422,15 +417,12 @@ def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_loo
 
 
 @pytest.mark.usefixtures("site")
-@pytest.mark.parametrize(
-    ("demand", "node", "run", "said"),
-    [
-        ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
-        ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
-        ("dp", "", ONE, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
-        ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
-    ],
-)
+@pytest.mark.parametrize(("demand", "node", "run", "said"), [
+    ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
+    ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
+    ("dp", "", ONE, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
+    ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
+])  # fmt: skip
 def test_an_unmet_demand_says_what_would(demand: str, node: str, run: dict[str, Any], said: str, site: Path) -> None:
     (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
     assert said in wrong.text
