@@ -153,8 +153,8 @@ def read_columns(
                 problems += [("", GAP[1])] * bool(missing.any())
         if problems:
             continue
-        change, known = np.nan_to_num(np.abs(exact - part)), exact[np.isfinite(exact)]
-        if known.size and change.max() > MOST_ROUNDED * np.ptp(known) > 0:
+        change, finite = np.nan_to_num(np.abs(exact - part)), exact[np.isfinite(exact)]
+        if finite.size and change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
             row = int(change.argmax())
             seen = f"{values[row]} is {part[row, 0]:.17g} to a model (float32); drop an id, or subtract what all share"
             print(f"protofl: {where}, {place(row)}, column {name!r}: {seen}", file=sys.stderr, flush=True)
