@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.files import TensorFileError
+from protofl_common.basics.files import TensorFileError, remove
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
@@ -124,7 +124,7 @@ def _text(settings: dict[str, Scalar], key: str) -> str:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else may run or resume this run meanwhile; SettingsError if somebody does."""
+    """Nobody else may run or resume this run meanwhile, SettingsError if somebody does; a killed one's leftovers go."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(RunFolder(folder).lock)
     try:
@@ -132,6 +132,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     except Timeout:
         busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
         raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
+    for leftover in (*folder.glob("*.tmp"), *folder.glob(f"{FOLDER}/*.tmp")):
+        remove(leftover)
     try:
         yield
     finally:

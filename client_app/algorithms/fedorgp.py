@@ -7,7 +7,7 @@ Loss                L = CE + λ · mean of (1 − cos(z, P̂^y)) over the batch
 Upload              P_i^c = mean of z over this client's training samples of class c, after training
 Inference           the label of the P̂^c of the largest cosine; the head's prediction is reported beside it
 
-Down: P̂. Up: local prototypes, *without* how many samples stand behind them. Stays: model and optimizer.
+Down: P̂. Up: local prototypes, *without* how many samples stand behind them. Stays: the model.
 
 Deviations: the equations are those of the authors' code of November 2024 (aaaf664), which predicts by the head. Since
 July 2025 it weighs both terms by similarity and leaves outliers out of the means. The first round has no second term.

@@ -8,7 +8,7 @@ Loss (Eq. 5, 6)     L = L_S(g(z), y) + λ · Σ_j d(C_i^(j), C̄^(j)), with cros
 Upload (Eq. 1)      C_i^(j) = mean of f(x) over this client's training samples of class j, after training
 Inference (Eq. 2)   the label of the nearest global prototype in L2; the head's prediction is reported beside it
 
-Down: global prototypes. Up: local prototypes and how many samples stand behind each. Stays: model and optimizer.
+Down: global prototypes. Up: local prototypes and how many samples stand behind each. Stays: the model.
 
 Deviations: the mean of Eq. 1 over all data cannot be differentiated batch by batch. ``granularity = "class"`` takes
 C_i^(j) of Eq. 6 over the batch; ``"sample"`` (default; the authors' code, with ``distance = "mse"``) takes every

@@ -12,8 +12,8 @@ Loss                L = CE + ``regularization`` · L_R + ``contrast`` · L_MCL +
 Upload              P_i^c = mean of z over this client's training samples of class c, after training
 Inference           the label of the nearest global prototype in L2; the head's prediction is reported beside it
 
-Down: anchors and global prototypes. Up: local prototypes, never how many samples stand behind them. Stays: model,
-optimizer and own prototypes.
+Down: anchors and global prototypes. Up: local prototypes, never how many samples stand behind them. Stays: model
+and own prototypes.
 
 Deviations: the equations are those of the authors' code. There the features of P_i^c are those met in training, from
 models that change with every batch. A client that has not trained, or has one class, has d(P_i) = 0.

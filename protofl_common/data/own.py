@@ -203,15 +203,17 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(kinds)}")
         label = "label" if "label" in kinds else names[0]
         split = [part if part in ("test", "validation") else "train" for part in parts]
+        inputs, joined = _inputs(datasets, whole, {label, "client", "domain"}, name, settings)
         arrays: dict[str, Any] = {
-            "inputs": _inputs(datasets, whole, {label, "client", "domain"}, name, settings),
+            "inputs": inputs,
             "labels": np.array(whole[label][:]),
             "split": np.repeat(split, [len(part) for part in parts.values()]),
             "classes": kinds[label].names if label in names else None,
         }
         for column in {"client", "domain"} & set(kinds):
             arrays["client"] = np.array(whole[column][:])
-    return from_arrays(arrays, f"dataset = {name!r}", settings.classes)
+    where = f"dataset = {name!r}"
+    return replace(from_arrays(arrays, where, settings.classes), columns=checked_names(joined, where))
 
 
 def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -234,18 +236,20 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         return datasets.load_dataset(name.removeprefix("hf:"))
 
 
-def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> Any:
+def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> tuple[Any, list[str]]:
+    """The inputs, and the columns of text that were joined for them."""
     kinds = {column: kind for column, kind in whole.features.items() if column not in others}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     try:
         if images:
-            return np.stack([square_rgb(image, settings.image_size or DEFAULT_SIZE) for image in whole[images[0]]])
+            size = settings.image_size or DEFAULT_SIZE
+            return np.stack([square_rgb(image, size) for image in whole[images[0]]]), []
         if texts:
             joined = zip(*(whole[column][:] for column in texts), strict=True)
-            return tokens((" ".join(parts) for parts in joined), settings.text_length)
+            return tokens((" ".join(parts) for parts in joined), settings.text_length), texts
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
-        return np.concatenate(columns, axis=1)
+        return np.concatenate(columns, axis=1), []
     except ValueError as error:
         what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
         raise DataError(f"dataset = {name!r}: {what} cannot be used: {error}") from error

@@ -7,6 +7,7 @@ unless ``impute`` fills gaps: then it is NaN here, which each client replaces, o
 import csv
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ MOST_CATEGORIES = 12  # different texts of a column up to which an error propose
 GAP = "is not a finite number but a gap; have it filled in, or leave the column out", "impute=median"
 _SIGNS = frozenset(",|:")  # that no category may have
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
+MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by more is worth a line
 Floats = NDArray[np.float32]
 
 
@@ -130,12 +132,15 @@ def read_columns(
 ) -> Floats:
     """float32 [N, F] of the ``chosen`` columns, texts or values; with ``gaps``, NaN where one is missing.
 
-    DataError names each column that cannot be used, its first such value, where that stands, and what to do.
+    DataError names each column that cannot be used, its first such value, where that stands, and what to do. A line on
+    standard error names a column whose numbers lose the digits in which they differ.
     """
     parts, problems = list[Floats](), list[tuple[str, str]]()
     for name, categories in map(name_and_categories, chosen):
         values = columns[name]
-        part = _one_hot(values, categories) if categories else _numbers(values)
+        exact: NDArray[Any] = _one_hot(values, categories) if categories else _numbers(values)
+        with np.errstate(over="ignore"):
+            part = exact.astype(np.float32)
         if (wrong := ~np.isfinite(part).all(axis=1)).any():
             missing = np.array([value is None or str(value).strip().lower() in GAPS for value in values])
             part[missing] = 0.0 if categories else np.nan
@@ -146,18 +151,24 @@ def read_columns(
                 many = f"{(odd if odd.any() else missing).sum()} of {len(values)} values"
                 problems.append((f"{place(row)}, column {name!r}: {values[row]!r} {why} ({many}): {cure}", cure))
                 problems += [("", GAP[1])] * bool(missing.any())
+        if problems:
+            continue
+        change, finite = np.nan_to_num(np.abs(exact - part)), exact[np.isfinite(exact)]
+        if finite.size and change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
+            row = int(change.argmax())
+            seen = f"{values[row]} is {part[row, 0]:.17g} to a model (float32); drop an id, or subtract what all share"
+            print(f"protofl: {where}, {place(row)}, column {name!r}: {seen}", file=sys.stderr, flush=True)
         parts.append(part)
     if problems:
         raise DataError(_together(where, problems))
     return np.concatenate(parts, axis=1)
 
 
-def _numbers(values: Sequence[Any]) -> Floats:
+def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     try:
-        with np.errstate(over="ignore"):
-            return np.array(values, dtype=np.float32)[:, None]
+        return np.array(values, dtype=np.float64)[:, None]
     except (ValueError, TypeError):
-        return np.array([[value] if is_number(value) else [math.nan] for value in values], dtype=np.float32)
+        return np.array([[value] if is_number(value) else [math.nan] for value in values], dtype=np.float64)
 
 
 def _one_hot(values: Sequence[Any], categories: Sequence[str]) -> Floats:

@@ -13,6 +13,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
-    return Run(simulate(config, clients, on_line or (lambda line: None), workers))
+    return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
 
 def try_method(
@@ -119,8 +120,9 @@ def try_method(
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
-    chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
-    return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | flatten(chosen)
+    chosen = flatten({key if "." in key else key.replace("_", "-"): value for key, value in settings.items()})
+    chosen = {key: value.item() if isinstance(value, np.generic) else value for key, value in chosen.items()}
+    return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | chosen
 
 
 def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:

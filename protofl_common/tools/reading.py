@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds
 
 ARRAYS = (".npy", ".npz")
+_FORMULA = re.compile(r"\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")  # before what a spreadsheet would compute: a file's name
 FILES = 256  # of a batch; the next one is decoded ahead
 
 Row = dict[str, Any]  # column -> text, number, truth value, or None
@@ -100,7 +102,8 @@ def rows_file(path: Path) -> Iterator[Add]:
             def add(rows: Sequence[Row]) -> None:
                 if not file.tell():
                     writer.writerow(rows[0])
-                writer.writerows(row.values() for row in rows)
+                cells = ([_FORMULA.sub("'", of) if isinstance(of, str) else of for of in row.values()] for row in rows)
+                writer.writerows(cells)
 
             yield add
     except OSError as error:

@@ -12,7 +12,7 @@ Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
 Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)} / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
 Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
 
-Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: model and optimizer.
+Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 
 Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``transform = false`` (w/o F).
 

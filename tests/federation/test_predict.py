@@ -296,6 +296,11 @@ def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys
     out = images.parent / "a.csv"
     assert main(["predict", str(model), str(name), "--out", str(out)]) == 0
     assert re.search(r"\\xff\.png,(prototype|head)", out.read_text())
+    monkeypatch.chdir(images.parent)
+    Path("=1+1.png").write_bytes(strange.read_bytes())
+    assert main(["predict", str(model), "=1+1.png", "--out", str(out)]) == 0
+    assert out.read_text().splitlines()[1].startswith("'=1+1.png,"), "no formula of a spreadsheet"
+    assert [reading._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "")] == ["-1", "+", "'+a", ""]
 
 
 def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:

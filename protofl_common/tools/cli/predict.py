@@ -7,7 +7,8 @@ protofl predict runs/mine --out mine.csv             # all clients of a simulate
 
 An input that is farther from every prototype than the site's own ones are is called unknown. A file that cannot be read
 is left out and named at the end, with the reason. Exits with 0 where all files were read, 3 where some were left out, 1
-where none could be read. Of a folder, files are read whose names end as those of images do.
+where none could be read. Of a folder, files are read whose names end as those of images do. In a CSV file a text that
+a spreadsheet would take for a formula, as the name =1+1.png, has an apostrophe before it.
 
 Columns for a run: client, domain, sample (its row in the data set), label, name; where the model predicts by its head:
 head (the label) and head-0, head-1, … (logits of the classes); where by prototypes: prototype and prototype-0, …

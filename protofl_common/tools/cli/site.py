@@ -20,14 +20,16 @@ from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
+from client_app.audit import AuditError
 from client_app.consent import APPROVED, DENIED, FOLDER, site_key
+from client_app.state import LedgerError, StateError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import in_text
 from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
 from protofl_common.tools.findings import WRONG, show
 from protofl_common.tools.site import approvals, stored
-from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
@@ -38,9 +40,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
     words = "check: settings of a run; purge: runs, or caches/; approve, deny: a request's id, or a run's file"
     parser.add_argument("words", nargs="*", help=words)
-    parser.add_argument("--until", type=date.fromisoformat, metavar="DAY", help="approve: the last day, as 2027-06-30")
-    parser.add_argument("--runs", type=int, default=0, metavar="N", help="approve: that many runs (the study's)")
-    parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="audit: only lines from that day on")
+    parser.add_argument("--until", type=day, metavar="DAY", help="approve: the last day, as 2027-06-30")
+    parser.add_argument("--runs", type=int, metavar="N", help="approve: that many runs (the study's)")
+    parser.add_argument("--since", type=day, metavar="DAY", help="audit: only lines from that day on")
     parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
     forks = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork" if forks else "spawn", help=_START)
@@ -53,10 +55,24 @@ _START = (
 )
 
 
+def day(text: str) -> date:  # by whose name an error calls what is none
+    return date.fromisoformat(text)
+
+
 def act(arguments: argparse.Namespace) -> int | None:
-    arguments.options = supernode_options(arguments.flowers)
-    arguments.node = node_config(arguments.options.node_config)
-    return ACTIONS[arguments.action](arguments)
+    action, arguments.options = arguments.action, supernode_options(arguments.flowers)
+    arguments.node, others = node_config(arguments.options.node_config), arguments.options.others
+    if action not in ("run", "check"):  # whose other options are Flower's
+        if odd := [word for word in others if word.startswith("-")]:
+            raise SettingsError(f"site {action}: {odd[0]}: unknown option")
+        arguments.words += others
+        site_folders(arguments.node)  # of another node config it would be another site
+    if arguments.words and action not in ("check", "purge", "approve", "deny"):
+        raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
+    try:
+        return ACTIONS[action](arguments)
+    except (AuditError, LedgerError, StateError) as error:
+        raise SettingsError(str(error)) from error
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -111,10 +127,12 @@ def requests(arguments: argparse.Namespace) -> None:
 
 
 def decide(arguments: argparse.Namespace) -> None:
-    decision = {"approve": APPROVED, "deny": DENIED}[arguments.action]
+    decision, until = {"approve": APPROVED, "deny": DENIED}[arguments.action], str(arguments.until or "")
     if len(arguments.words) != 1:
         raise SettingsError(f"site {arguments.action}: give one id of protofl site requests, or one file of settings")
-    print(approvals.decide(arguments.node, arguments.words[0], decision, str(arguments.until or ""), arguments.runs))
+    if arguments.runs is not None and arguments.runs < 1:
+        raise SettingsError(f"--runs {arguments.runs}: must be at least 1; any number of runs without it")
+    print(approvals.decide(arguments.node, arguments.words[0], decision, until, arguments.runs or 0))
 
 
 def audit(arguments: argparse.Namespace) -> int:

@@ -151,7 +151,9 @@ def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
 def in_words(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     if "decision" in entry:
-        what = f"{entry['decision']} by {entry.get('by')}; for {entry.get('signed')}, {entry.get('purpose')}"
+        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs") if entry.get(key))
+        signed = f"signed by {entry.get('signed') or 'nobody'}: {entry.get('purpose') or 'no purpose'}"
+        what = f"{entry['decision']} by {entry.get('by')}{limits}; {signed}"
     elif "refused" in entry:
         what = f"refused: {entry['refused']}" + f" ({entry['times']} times that day)" * (entry.get("times", 1) != 1)
     else:

@@ -35,7 +35,7 @@ from protofl_common.tools.site.node import allowed_algorithms, modest, site_fold
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
-FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk that is free: less is worth a warning
+FEW_DAYS, FEW_BYTES, FULL = 30, 2**30, 10**6  # left of a certificate, free on a disk: less is a warning, or wrong
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
@@ -141,7 +141,7 @@ def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding
     else:
         yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
     if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
-        yield Finding(WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
+        yield Finding(WRONG if free < FULL else WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
 
 
 def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:

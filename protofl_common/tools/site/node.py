@@ -25,6 +25,7 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
     options, others = parser.parse_known_args(words)
+    options.others = others
     if odd := [word for word in others if not word.startswith("-") and "=" in word]:
         raise SettingsError(f"{odd[0]}: settings of a run come before the options")
     return options

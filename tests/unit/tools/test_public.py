@@ -61,8 +61,8 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
     """Runs of several algorithms may share tables."""
-    tables = {"fedproto": {"lambda": 0.25}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
-    run = public.run(clients=2, out_dir=str(tmp_path), **SMALL, **tables)
+    tables = {"fedproto": {"lambda": np.float32(0.25)}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
+    run = public.run(clients=np.int64(2), out_dir=str(tmp_path), seed=np.int64(3), **SMALL, **tables)  # type: ignore
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
     with pytest.raises(public.SettingsError, match=r"fedproto\.lambda = 2: has no effect on fedavg"):
         public.run(algo="fedavg", **{"fedproto.lambda": 2})

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -187,19 +188,25 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     assert waits[60:] == pytest.approx([0.05, 0.3])
 
 
-@pytest.mark.parametrize(("node", "option", "reason"), [
-    ("partition-id=0 num-partitions=2", "--insecure", "node config without a site-name"),
-    ('site-name="north" alow-download=true', "--insecure", "alow-download: unknown key"),
-    ('site-name="north" data-dir = "data"', "--insecure", "Flower reads only site-name; no spaces at ="),
-    ('site-name="north" allow-algorithms="fedprotto"', "--insecure", "'fedprotto': choose from"),
-    (NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
-    (NODE, "--allow-runtime-dependency-installation", "dependency-installation: not together with protofl site"),
+@pytest.mark.parametrize(("action", "node", "option", "reason"), [
+    ("run", "partition-id=0 num-partitions=2", "", "node config without a site-name"),
+    ("run", 'site-name="north" alow-download=true', "", "alow-download: unknown key"),
+    ("run", 'site-name="north" data-dir = "data"', "", "Flower reads only site-name; no spaces at ="),
+    ("run", 'site-name="north" allow-algorithms="fedprotto"', "", "'fedprotto': choose from"),
+    ("run", NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
+    ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
+    ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
+    ("key", "", "", "node config without a site-name"),
+    ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
+    ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
+    ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
 ])  # fmt: skip
-def test_site_run_does_not_start_with_a_wrong_node_config_or_an_option_that_would_undo_it(
-    node: str, option: str, reason: str, capsys: Printed
+def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
+    action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
-    assert main(["site", "run", "--insecure", "--node-config", node, option]) == 1
+    assert main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
     assert reason in capsys.readouterr().err
+    assert not [*site.rglob("sites")]
 
 
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
@@ -321,6 +328,10 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
             assert level_of(said, "key: no private key that Flower takes") == "WRONG"
             protected = MagicMock(side_effect=TypeError("Key is password-protected"))
             patch.setattr("protofl_common.tools.site.check.load_ssh_private_key", protected)
+        patch.setattr("protofl_common.tools.site.check.FEW_BYTES", 2**30)
+        for free, level in (10**5, "WRONG"), (10**7, "warning"):
+            patch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+            assert level_of(found(), f"{site / 'state'}: {free / 1e6:.0f} MB free") == level
     for name in ("data", "state", "cache"):
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
@@ -350,6 +361,10 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     assert "0.png is not a readable image" in said.err
     assert main(["site", "check", "--node-config", NODE]) == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
+    (site / "first.toml").write_text('partition="own"')
+    (site / "state/sites/north/audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
+    assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
+    assert "audit.jsonl cannot be written" in capsys.readouterr().err
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------

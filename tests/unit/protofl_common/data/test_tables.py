@@ -16,6 +16,7 @@ from protofl_common.data import ClientData, DataError
 from protofl_common.data.raw import from_arrays, normalised
 from protofl_common.data.store import open_data
 from protofl_common.data.table import read_columns
+from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 MESSY = """id,admitted,sex,age,chol,client,label
@@ -61,29 +62,30 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
-        (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
-        (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
-        (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
-        (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
-    ],
-)
+def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened: Any, capsys: Printed) -> None:
+    rows = "".join(f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2}\n" for row in range(60))
+    assert opened(f"id,amount,same,label\n{rows}").inputs[1, 0] == 16777216
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "line 3, column 'id': 16777217 is 16777216 to a model" in line
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
+    (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
+    (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
+    (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
+    (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
+])  # fmt: skip
 def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         opened(MESSY, **settings)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"one_hot": "sex"}, "one-hot = 'sex': 'sex' must be COLUMN:CATEGORY"),
-        ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
-        ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"one_hot": "sex"}, "one-hot = 'sex': 'sex' must be COLUMN:CATEGORY"),
+    ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
+    ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
+])  # fmt: skip
 def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
@@ -172,17 +174,14 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(opened: Any, open
 
 
 # -- labels that are no classes
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
-        ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
-        ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
-        (np.arange(60), "no classes, but quantities or names of samples"),
-        (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
-        ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "said"), [
+    (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
+    ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
+    ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
+    (np.arange(60), "no classes, but quantities or names of samples"),
+    (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
+    ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
+])  # fmt: skip
 def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here")
