@@ -1,6 +1,8 @@
 """Data of the user's own: manifests, arrays, texts, functions, Hugging Face folders; and errors that say where."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -332,6 +334,30 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
             open_data(data_settings(dataset=name))
     with pytest.raises(DataError, match=r"it failed \(ZeroDivisionError"):
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
+    (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
+    data_key.cache_clear()
+    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': its code was edited after it was imported"):
+        open_data(data_settings(dataset=f"{own_module}:load"))
+
+
+def test_data_of_a_package_are_read_again_when_any_of_its_files_changes(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (package := tmp_path / "pack_age").mkdir()
+    (package / "__init__.py").touch()
+    (package / "load.py").write_text("from pack_age.more import *\ndef load(_):\n  return {'inputs': X, 'labels': [0, 1]}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    allow(["pack_age", "note_book"])
+    for number in (1.0, 12.0):
+        (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
+        data_key.cache_clear()
+        assert open_data(data_settings(dataset="pack_age.load:load")).inputs[0].tolist() == [number]
+        for module in [name for name in sys.modules if name.startswith("pack_age")]:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "note_book", notebook := ModuleType("note_book"))
+    exec("def load(data_dir): ...", vars(notebook))
+    with pytest.raises(DataError, match="dataset = 'note_book:load': stands in no file, as in a notebook"):
+        open_data(data_settings(dataset="note_book:load"))
 
 
 def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
