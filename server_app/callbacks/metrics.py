@@ -13,6 +13,7 @@ from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
@@ -52,6 +53,9 @@ class Metrics(Callback):
 class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
+    def on_start(self, run: ActiveRun) -> None:
+        self.own_code = own_code(run.settings.given, without=("callback", "metrics"))  # which may be edited meanwhile
+
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         strategy = run.strategy
         if (prototypes := strategy.prototypes) is not None:
@@ -59,7 +63,9 @@ class Conclusion(Callback):
             write_tensors(run.folder / "prototypes.safetensors", arrays, {})
         if strategy.global_weights is not None:
             write_tensors(run.folder / "weights.safetensors", strategy.global_weights, {})
-        run.files.write(SUMMARY, _summary(run, row), indent=2)
+        summary = _summary(run, row)
+        summary["versions"] |= self.own_code
+        run.files.write(SUMMARY, summary, indent=2)
 
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:

@@ -56,7 +56,7 @@ def act(arguments: argparse.Namespace) -> None:
     else:
         console.print(table_of(groups).on_terminal())
         if extra := len(folders) - sum(len(group.runs) for group in groups):
-            print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
+            print(f"{extra} runs repeat another with the same settings and seed; of each the latest counts.")
         differences = {group.name: group.beyond(groups[0])[0] for group in groups[1:]}
         tested = {name: than.p for name, than in differences.items() if than and than.n > 1}
         if len(tested) > 1:
@@ -77,7 +77,7 @@ def table_of(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         than, note = group.beyond(groups[0])
-        cells = estimated(group.values.values(), than)
+        cells = estimated(group.values.values(), than, group.digits)
         if group is groups[0]:
             cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
         rows.append([printable(group.name), *cells, note])

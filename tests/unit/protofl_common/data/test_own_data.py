@@ -345,7 +345,9 @@ def test_data_of_a_package_are_read_again_when_any_of_its_files_changes(
 ) -> None:
     (package := tmp_path / "pack_age").mkdir()
     (package / "__init__.py").touch()
-    (package / "load.py").write_text("from pack_age.more import *\ndef load(_):\n  return {'inputs': X, 'labels': [0, 1]}\n")
+    (package / "load.py").write_text(
+        "from pack_age.more import *\ndef load(_): return {'inputs': X, 'labels': [0, 1]}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     allow(["pack_age", "note_book"])
     for number in (1.0, 12.0):

@@ -1,6 +1,8 @@
 """``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
 
+import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +67,22 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Print
     assert (first["n"], second["n"]) == (2, 2)
     assert first["name"].endswith("easy.csv")
     assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
+
+
+def test_of_equal_runs_the_latest_counts_and_of_edited_code_is_another_group(tmp_path: Path, capsys: Printed) -> None:
+    old, new = (write(tmp_path / name, "mine", OURS[:1], dataset="mine:load")[0] for name in ("old", "new"))
+    (new / "summary.json").write_text((new / "summary.json").read_text().replace("0.55", "0.65"))
+    for first, other in ((old, new), (new, old)):
+        os.utime(first / "summary.json", ns=(1, 1))
+        (group,) = compared(capsys, str(old), str(new))
+        assert group["runs"] == {"1": str(other)}
+        os.utime(first / "summary.json")
+    for folder, code in ((old, "1a"), (new, "2b")):
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"versions": {"torch": "2", "mine": code}}))
+    one, two = compared(capsys, str(old), str(new))
+    assert (one["name"], two["name"]) == ("mine code of mine=1a", "mine code of mine=2b")
+    assert two["note"] == "not paired: other data, or divided otherwise"
 
 
 def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:

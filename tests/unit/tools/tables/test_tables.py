@@ -507,7 +507,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
     low: dict[str, dict[str, float]] = {"0": {"head": 0.0}, "1": {"head": 0.9}, "2": {"head": 0.9}}
     write_run(tmp_path, {}, [half, low, half | {"2": {"head": 0.3}}], domains=DOMAINS)
     assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
-    assert Figure(when="best").described(tmp_path).endswith("among the 2 of 3 evaluations that all clients took part in")
+    assert Figure(when="best").described(tmp_path).endswith(", among the 2 of 3 evaluations that all clients made")
     assert Figure(when="best", over="std").read(tmp_path) == pytest.approx(100 * 0.08**0.5)
 
 
