@@ -63,9 +63,7 @@ class Conclusion(Callback):
             write_tensors(run.folder / "prototypes.safetensors", arrays, {})
         if strategy.global_weights is not None:
             write_tensors(run.folder / "weights.safetensors", strategy.global_weights, {})
-        summary = _summary(run, row)
-        summary["versions"] |= self.own_code
-        run.files.write(SUMMARY, summary, indent=2)
+        run.files.write(SUMMARY, _summary(run, row, self.own_code), indent=2)
 
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
@@ -110,7 +108,7 @@ def _without_empty(row: Row) -> Row:
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
-def _summary(run: ActiveRun, final: RoundRow) -> Summary:
+def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
     cards = run.federation.cards.items()
@@ -137,7 +135,7 @@ def _summary(run: ActiveRun, final: RoundRow) -> Summary:
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")} | own_code,
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),

@@ -40,7 +40,8 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
         raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
-    groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
+    figure = Figure.of(parts, "compare")
+    groups = grouped(folders, figure if parts else None)
     if arguments.against:
         against = run_named(arguments.against).resolve()
         groups.sort(key=lambda group: against not in map(Path.resolve, group.runs.values()))
@@ -65,7 +66,8 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %", arguments.figure)
+        unit = f"{figure}{', %' if figure.digits == 2 else ''}" if parts else "accuracy, %"
+        draw_groups(groups, unit, arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 

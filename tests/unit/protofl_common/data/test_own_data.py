@@ -201,23 +201,20 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
 
 
-@pytest.mark.parametrize(
-    ("contents", "said"),
-    [
-        ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
-        ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
-        ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
-        ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
-        ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
-        ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
-        ("a,label\n", "has no rows"),
-        ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
-        ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
-        (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
-        ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
-        ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
-    ],
-)
+@pytest.mark.parametrize(("contents", "said"), [
+    ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
+    ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
+    ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
+    ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
+    ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
+    ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
+    ("a,label\n", "has no rows"),
+    ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
+    ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
+    (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
+    ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
+    ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
+])  # fmt: skip
 def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         opened("arrays", "wrong.csv", contents)
@@ -235,25 +232,22 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
         divided(2, text, partition="n-way-k-shot")
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"labels": [1]}, "has no 'inputs', only 'labels'"),
-        ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
-        ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
-        ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
-        ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
-        ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
-        ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
-        ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
-        ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
-        ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
-        ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
-        ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
-        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
-        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "said"), [
+    ({"labels": [1]}, "has no 'inputs', only 'labels'"),
+    ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
+    ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
+    ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
+    ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
+    ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
+    ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
+    ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
+    ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
+    ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
+    ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
+    ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
+    ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
+    ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
+])  # fmt: skip
 def test_wrong_arrays_are_refused(arrays: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         from_arrays(arrays, "here")

@@ -61,29 +61,23 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
-        (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
-        (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
-        (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
-        (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
+    (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
+    (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
+    (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
+    (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
+])  # fmt: skip
 def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         opened(MESSY, **settings)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"one_hot": "sex"}, "one-hot = 'sex': 'sex' must be COLUMN:CATEGORY"),
-        ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
-        ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"one_hot": "sex"}, "one-hot = 'sex': 'sex' must be COLUMN:CATEGORY"),
+    ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
+    ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
+])  # fmt: skip
 def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
@@ -172,17 +166,14 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(opened: Any, open
 
 
 # -- labels that are no classes
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
-        ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
-        ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
-        (np.arange(60), "no classes, but quantities or names of samples"),
-        (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
-        ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "said"), [
+    (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
+    ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
+    ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
+    (np.arange(60), "no classes, but quantities or names of samples"),
+    (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
+    ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
+])  # fmt: skip
 def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here")

@@ -310,23 +310,20 @@ name another, or set download = true
 """
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("title: A small table", ""), "title: missing"),
-        (("rows:", "rows: {a: }\nrows:"), "not YAML: 'rows' stands twice"),
-        (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
-        (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
-        (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
-        (("clients: 3", "clients: 0"), "column few: clients = 0: must be a whole number, at least 1"),
-        (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
-        (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
-        (("{paper: [97.5]}", "{paper: 97.5}"), "row FedRep: paper = 97.5: must be a number for each column"),
-        (("{paper: [97.5]}", "fedrep"), "row FedRep = 'fedrep': must be key: value pairs"),
-        (("  all:\n", "  all: 5\n"), "column all = 5: must be key: value pairs"),
-        (("rounds: 2,", "rounds: 2, seed: 9,"), "settings: seed: must not be there; list them under seeds"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (("title: A small table", ""), "title: missing"),
+    (("rows:", "rows: {a: }\nrows:"), "not YAML: 'rows' stands twice"),
+    (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
+    (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
+    (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
+    (("clients: 3", "clients: 0"), "column few: clients = 0: must be a whole number, at least 1"),
+    (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
+    (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
+    (("{paper: [97.5]}", "{paper: 97.5}"), "row FedRep: paper = 97.5: must be a number for each column"),
+    (("{paper: [97.5]}", "fedrep"), "row FedRep = 'fedrep': must be key: value pairs"),
+    (("  all:\n", "  all: 5\n"), "column all = 5: must be key: value pairs"),
+    (("rounds: 2,", "rounds: 2, seed: 9,"), "settings: seed: must not be there; list them under seeds"),
+])  # fmt: skip
 def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(SMALL.replace(*change), encoding="utf-8")
@@ -412,18 +409,15 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypa
     assert not (small.parent / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
-        (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
-        (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
-        (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
-        *((["--shard", it], f"--shard {it!r}: must be I/N with I from 1 to N") for it in ("0/4", "5/4", "2", "a/b")),
-        (["--shard", "1/2/3"], "--shard '1/2/3': must be I/N with I from 1 to N"),
-        (["rounds=3"], "which table? Give a YAML file"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
+    (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
+    (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
+    (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
+    *((["--shard", it], f"--shard {it!r}: must be I/N with I from 1 to N") for it in ("0/4", "5/4", "2", "a/b")),
+    (["--shard", "1/2/3"], "--shard '1/2/3': must be I/N with I from 1 to N"),
+    (["rounds=3"], "which table? Give a YAML file"),
+])  # fmt: skip
 def test_a_wrong_command_line_is_named(words: list[str], said: str, small: Path, capsys: Printed) -> None:
     table = [] if words == ["rounds=3"] else [str(small), "--dry-run"]
     assert main(["table", *table, *words]) == 1
@@ -477,26 +471,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("parts", "value"),
-    [
-        ({}, 60.0),
-        ({"when": "best"}, 70.0),
-        ({"when": "last-2"}, 65.0),
-        ({"when": "last-9"}, (20 + 70 + 60) / 3),
-        ({"domain": "amazon"}, 55.0),
-        ({"domain": "a dslr", "when": "best"}, 70.0),
-        ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60),
-        ({"over": "std"}, 8.16496580927726),
-        ({"over": "worst-10%"}, 50.0),
-        ({"over": "worst-67%"}, 55.0),
-        ({"over": "best-10%"}, 70.0),
-        ({"what": "prototypes-received"}, 12.0),
-        ({"what": "prototypes-sent"}, 10.0),
-        ({"what": "numbers"}, (400 + 800) / 4),
-        ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
-    ],
-)
+@pytest.mark.parametrize(("parts", "value"), [
+    ({}, 60.0), ({"when": "best"}, 70.0), ({"when": "last-2"}, 65.0), ({"when": "last-9"}, (20 + 70 + 60) / 3),
+    ({"domain": "amazon"}, 55.0), ({"domain": "a dslr", "when": "best"}, 70.0),
+    ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60), ({"over": "std"}, 8.16496580927726),
+    ({"over": "worst-10%"}, 50.0), ({"over": "worst-67%"}, 55.0), ({"over": "best-10%"}, 70.0),
+    ({"what": "prototypes-received"}, 12.0), ({"what": "prototypes-sent"}, 10.0),
+    ({"what": "numbers"}, (400 + 800) / 4), ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+])  # fmt: skip
 def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
@@ -521,15 +503,12 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
         Figure(domain="webcam").read(folder)
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"when": "first"}, "here: figure.when = 'first': choose final, best, last-N"),
-        ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
-        ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
-        ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "said"), [
+    ({"when": "first"}, "here: figure.when = 'first': choose final, best, last-N"),
+    ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
+    ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
+    ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
+])  # fmt: skip
 def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as error:
         Figure.of(parts, "here")
@@ -540,18 +519,12 @@ PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
 """On validation data the first evaluation is the best, which on test data is the worst."""
 
 
-@pytest.mark.parametrize(
-    ("parts", "value"),
-    [
-        ({"when": "best"}, 20.0),
-        ({"when": "best", "over": "worst-10%"}, 10.0),
-        ({"when": "best", "domain": "a dslr"}, 30.0),
-        ({"when": "best", "what": "validation/head"}, 90.0),
-        ({"what": "validation/head"}, 60.0),
-        ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
-        ({}, 60.0),
-    ],
-)
+@pytest.mark.parametrize(("parts", "value"), [
+    ({"when": "best"}, 20.0), ({"when": "best", "over": "worst-10%"}, 10.0),
+    ({"when": "best", "domain": "a dslr"}, 30.0), ({"when": "best", "what": "validation/head"}, 90.0),
+    ({"what": "validation/head"}, 60.0), ({}, 60.0),
+    ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+])  # fmt: skip
 def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
     tested, validated = (
         [{f"{i}": {"head": one} for i, one in enumerate(row)} for row in rows] for rows in (HEADS, PLANTED)
