@@ -173,13 +173,11 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     package = sys.modules[name.partition(":")[0].partition(".")[0]]
     files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
     if not files and not (files := [Path(getattr(package, "__file__", None) or "")])[0].is_file():
-        hint = "so nobody sees when it changes; save it as a module, or give protofl.run its arrays"
-        raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook, {hint}")
+        raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
     stamps = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     now = id(function), getattr(function, "__code__", None)  # another one after a reload
     if _IMPORTED.setdefault(now, (function, stamps))[1] != stamps:
-        again = "start Python again (in a notebook: the kernel)"
-        raise DataError(f"dataset = {name!r}: its code was edited after it was imported; {again}")
+        raise DataError(f"dataset = {name!r}: its code was edited after its import; start Python (the kernel) again")
     return (*files, *((Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()))
 
 

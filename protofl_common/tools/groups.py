@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +137,8 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
         empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
         group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
-        if seed in group.runs and max(folder, group.runs[seed], key=_written) != folder:
+        both = folder, group.runs.get(seed, folder)
+        if max(both, key=lambda run: os.stat(run / SUMMARY).st_mtime) != folder:
             continue
         try:
             group.values[seed] = chosen.read(folder)
@@ -144,10 +146,6 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
         group.runs[seed] = folder
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
-
-
-def _written(folder: Path) -> int:
-    return (folder / SUMMARY).stat().st_mtime_ns
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:

@@ -66,8 +66,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        unit = f"{figure}{', %' if figure.digits == 2 else ''}" if parts else "accuracy, %"
-        draw_groups(groups, unit, arguments.figure)
+        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if parts else "accuracy, %", arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 

@@ -148,8 +148,7 @@ def own_files(data: DataSettings) -> list[int]:
     Folders, as those of images, are not looked through; a Python function is code, which `own_code` covers.
     """
     try:
-        in_files = data.dataset in OWN_FORMATS
-        paths = source_of(data.dataset).locate(data) if in_files else (Path(data.data_dir).expanduser(),)
+        paths = source_of(data.dataset).locate(data) if data.dataset in OWN_FORMATS else (Path(data.data_dir),)
     except DataError:  # they are missing, and the cell is skipped
         paths = ()
     facts = [path.stat() for path in paths if path.is_file()]

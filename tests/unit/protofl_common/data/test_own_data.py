@@ -330,7 +330,7 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
     (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
     data_key.cache_clear()
-    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': its code was edited after it was imported"):
+    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': its code was edited after its import"):
         open_data(data_settings(dataset=f"{own_module}:load"))
 
 
@@ -338,7 +338,6 @@ def test_data_of_a_package_are_read_again_when_any_of_its_files_changes(
     data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (package := tmp_path / "pack_age").mkdir()
-    (package / "__init__.py").touch()
     (package / "load.py").write_text(
         "from pack_age.more import *\ndef load(_): return {'inputs': X, 'labels': [0, 1]}\n"
     )
