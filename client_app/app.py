@@ -19,6 +19,8 @@ from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
+from protofl_common.basics.devices import seed_torch
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
@@ -85,7 +87,9 @@ class Visit:
             self.protections = protections_of(client)
             for protection in self.protections:
                 protection.before()
-            self.algorithm = client_half(client.settings.row)(client, client.instructions.round)
+            number = client.instructions.round
+            seed_torch(derive_seed(client.settings.run.seed, "visit", client.name, number))  # for a package's half
+            self.algorithm = client_half(client.settings.row)(client, number)
             self._restore()
             declared = client.settings.exchange.down
             limits = client.limits(self.algorithm.templates(declared))

@@ -130,7 +130,7 @@ def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
 
 def code_of(settings: Values) -> str:
     """The version of this process's code, and of each package that the settings name."""
-    return "-".join([CODE, *own_code(settings)])
+    return "-".join([CODE, *own_code(settings).values()])
 
 
 def requests(folder: Path) -> Iterator[Request]:

@@ -97,7 +97,7 @@ def check_free(folder: Path) -> None:
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Return where a run begins: before round 1 or, with ``resume``, after its last; SettingsError where it cannot."""
-    code = "-".join([code_version(), *own_code(settings.given)])
+    code = "-".join([code_version(), *own_code(settings.given, without=("callback",)).values()])
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from flwr.app import MessageType
 
+from protofl_common.basics.devices import seeded
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
@@ -66,7 +68,8 @@ def _uploads(
     able, uploads = [site for site in result.asked if site not in result.failed], list[Upload]()
     opened = list(channel.opened_for(able).items())
     for start in range(0, len(opened), at_once):
-        contents = _contents(strategy, dict(opened[start : start + at_once]), more)
+        with seeded(derive_seed(strategy.seed, "payload", result.number)):
+            contents = _contents(strategy, dict(opened[start : start + at_once]), more)
         for site, content in exchange.ask(kind, contents, result).items():
             try:
                 uploads.append(channel.read(content, cards[site]))
@@ -96,7 +99,8 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
     before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
-        metrics = strategy.merge(uploads)
+        with seeded(derive_seed(strategy.seed, "merge", result.number)):
+            metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
         odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
         why = f"{odd[0]} of the server would no longer be finite" if odd else ""

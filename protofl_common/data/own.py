@@ -2,9 +2,9 @@
 function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
 """
 
-import inspect
 import os
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_colum
 
 ARRAYS = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
+_IMPORTED: dict[tuple[int, Any], tuple[Any, list[tuple[int, int]]]] = {}  # functions, with their files at first
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
@@ -59,10 +60,11 @@ def read_manifest(settings: DataSettings) -> RawData:
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
-    """The folder of the file, with the images in it, and the images that are elsewhere."""
+    """The file, its folder, with the images in it, and the images that are elsewhere."""
     file = file_of(settings, (".csv",))
     named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
-    return (file.parent, *(Path(name) for name in named if not name.startswith(os.path.join(file.parent, ""))))
+    below = os.path.join(file.parent, "")
+    return (file, file.parent, *(Path(name) for name in named if not name.startswith(below)))
 
 
 def read_arrays(settings: DataSettings) -> RawData:
@@ -150,7 +152,7 @@ def _npz(file: Path) -> dict[str, Any]:
 def read_python(name: str, settings: DataSettings) -> RawData:
     """Data from a function of the user's: ``dataset = "module:function"``.
 
-    It is called as ``function(data_dir)``, once on a machine until its file, or a file in ``data-dir``, changes, and
+    It is called as ``function(data_dir)``, once on a machine until its package, or a file in ``data-dir``, changes, and
     returns a dictionary of arrays as `from_arrays` describes, or an object with attributes of these names.
     """
     function = load(name, "dataset")
@@ -166,11 +168,17 @@ def read_python(name: str, settings: DataSettings) -> RawData:
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    folder = (Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()
-    try:
-        return (Path(inspect.getfile(inspect.unwrap(load(name, "dataset")))), *folder)
-    except TypeError:  # made by no file of Python: a class's instance, a builtin
-        return folder
+    """The files of the function's package, or its module's one file, and ``data-dir``."""
+    function = load(name, "dataset")
+    package = sys.modules[name.partition(":")[0].partition(".")[0]]
+    files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
+    if not files and not (files := [Path(getattr(package, "__file__", None) or "")])[0].is_file():
+        raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
+    stamps = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    now = id(function), getattr(function, "__code__", None)  # another one after a reload
+    if _IMPORTED.setdefault(now, (function, stamps))[1] != stamps:
+        raise DataError(f"dataset = {name!r}: its code was edited after its import; start Python (the kernel) again")
+    return (*files, *((Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()))
 
 
 # -- Hugging Face

@@ -1,7 +1,7 @@
 """The node config: who a client is, and what the operator of its machine demands and allows."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -247,16 +247,16 @@ def _not_named(allowed: Values, config: Values, own_choice: Values) -> Iterator[
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
 
 
-def _modules_named(config: Values) -> list[tuple[str, str]]:
+def _modules_named(config: Values, without: Collection[str] = AT_THE_SERVER) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    names = [(key, name) for key, name in _named_in(config) if key not in AT_THE_SERVER]
+    names = [(key, name) for key, name in _named_in(config) if key not in without]
     return named + [(f"{key} = {name!r}", python_names.module_of(name)) for key, name in names]
 
 
-def own_code(config: Values) -> list[str]:
-    """Return the versions of the other packages that these settings name: with other code a run is another run."""
-    return [version_of(module) for _, module in _modules_named(config)]
+def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[str, str]:
+    """Return the versions of other packages' modules that these settings name, but for the keys ``without``."""
+    return {module: version_of(module) for _, module in _modules_named(config, without)}
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ run configuration chooses no folders, and nothing that its operator does not all
 """
 
 import pickle
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -383,6 +384,12 @@ def app_folder() -> Path:
     """The Flower app: the folder of this package, in a checkout and in a bundle; in a wheel, the copy that it holds."""
     package = Path(__file__).resolve().parents[1]
     return package / "app" if (package / "app").is_dir() else package.parent
+
+
+def with_halves() -> None:
+    """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
+    if (folder := str(app_folder())) not in sys.path:
+        sys.path.append(folder)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

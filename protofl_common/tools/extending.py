@@ -1,22 +1,4 @@
-"""All that a method, a network or a metric of your own imports, under one name: ``from protofl.extend import …``."""
+"""The names of `protofl/extend.py`, where an installation of an earlier version looks for them."""
 
-from protofl_common.tools.local import with_halves
-
-with_halves()
-
-from client_app.algorithms.base import ClientAlgorithm  # noqa: E402
-from client_app.algorithms.fedavg import FedAvg as FedAvgClient  # noqa: E402
-from client_app.client import Client  # noqa: E402
-from client_app.training import Batch, LossTerms, Step  # noqa: E402
-from protofl_common.config.options import option  # noqa: E402
-from protofl_common.experiment.catalog import Algorithm, Hparams  # noqa: E402
-from protofl_common.maths.prototypes import Prototypes, by_class, class_means  # noqa: E402
-from protofl_common.wire.payloads import Payload  # noqa: E402
-from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights  # noqa: E402
-from server_app.replies import Upload  # noqa: E402
-from server_app.strategies.base import ServerStrategy  # noqa: E402
-from server_app.strategies.fedavg import FedAvg as FedAvgServer  # noqa: E402
-
-__all__ = ["Algorithm", "Batch", "Client", "ClientAlgorithm", "Counts", "Exchange", "FedAvgClient", "FedAvgServer"]
-__all__ += ["Hparams", "LossTerms", "Payload", "Prototypes", "ServerStrategy", "Step", "Update", "Upload", "VectorSets"]
-__all__ += ["Vectors", "Weights", "by_class", "class_means", "option"]
+from protofl_common.tools.protofl.extend import *  # noqa: F403
+from protofl_common.tools.protofl.extend import __all__ as __all__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,14 @@ from scipy.special import stdtr, stdtrit
 from protofl_common.basics.files import replacing
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
+from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
 CONFIDENCE = 0.95
+OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # what every run notes the version of
 ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")  # heads of `estimated`
 
 
@@ -45,10 +48,9 @@ class Estimate:
         t = abs(mean) / error if error else math.inf if mean else 0.0
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
-    @property
-    def interval(self) -> str:
+    def interval(self, digits: int) -> str:
         """``"47.65 … 63.35"``."""
-        return f"{self.mean - self.half:.2f} … {self.mean + self.half:.2f}" if self.n > 1 else "–"
+        return f"{self.mean - self.half:.{digits}f} … {self.mean + self.half:.{digits}f}" if self.n > 1 else "–"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """For JSON, with p if this is a difference to ``test``; None where one figure tells nothing."""
@@ -57,14 +59,14 @@ class Estimate:
         return {"n": self.n, "mean": self.mean, "interval": interval, **p}
 
 
-def estimated(figures: Iterable[float], than: Estimate | None) -> list[str]:
+def estimated(figures: Iterable[float], than: Estimate | None, digits: int) -> list[str]:
     """Cells for the mean of ``figures`` and, if there is one, its difference from another."""
     estimate = Estimate.of(figures)
-    cells = [str(estimate.n), f"{estimate.mean:.2f}", estimate.interval]
+    cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
     if than is None:
         return [*cells, "–", "–", "–"]
     p = "–" if than.n == 1 else "< 0.001" if than.p < 0.001 else f"{than.p:.3f}"
-    return [*cells, f"{than.mean:+.2f}", than.interval, p]
+    return [*cells, f"{than.mean:+.{digits}f}", than.interval(digits), p]
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
@@ -88,11 +90,13 @@ class Group:
     values: dict[int, float]  # seed -> figure
     name: str = ""
     figure: str = ""  # which one
+    digits: int = 2  # that it is shown with
 
     @property
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
-        settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
+        code = f"code of {module_of(str(self.settings.get('dataset')))}"
+        settings = {key: self.settings[key] for key in (*keys_of(DataSettings), code) if key in self.settings}
         return settings | {"clients": self.clients}
 
     def beyond(self, reference: Group) -> tuple[Estimate | None, str]:
@@ -117,17 +121,25 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
-    """The groups in the order of their first runs, by ``figure``, or accuracy by head, or else prototype."""
+    """The groups in the order of their first runs, by ``figure``, or accuracy by head, or else prototype.
+
+    Of several runs with the same settings and seed the latest counts.
+    """
     groups: dict[str, Group] = {}
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
         if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
             settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
+        versions = summary.get("versions", {}).items()  # of one's own code, too: an edited one is another experiment
+        settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
         seed = int(settings.pop("seed", 0))
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-        empty = Group(settings, clients, {}, {}, figure=chosen.described(folder))
+        empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
         group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
+        both = folder, group.runs.get(seed, folder)
+        if max(both, key=lambda run: os.stat(run / SUMMARY).st_mtime) != folder:
+            continue
         try:
             group.values[seed] = chosen.read(folder)
         except NoFigure as error:

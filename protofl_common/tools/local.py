@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.settings import app_folder
+from protofl_common.experiment.settings import with_halves
 
 Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
@@ -174,12 +174,6 @@ def simulate(
             process.kill()
         pool.cache_clear()
         raise
-
-
-def with_halves() -> None:
-    """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
-    if (folder := str(app_folder())) not in sys.path:
-        sys.path.append(folder)
 
 
 def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:

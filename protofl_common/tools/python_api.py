@@ -25,10 +25,10 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import default_run_config, flatten
-from protofl_common.runs.folder import RoundRow, RunFolder, Summary
+from protofl_common.experiment.settings import default_run_config, flatten, with_halves
+from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
-from protofl_common.tools.local import simulate, with_halves
+from protofl_common.tools.local import simulate
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
@@ -48,12 +48,14 @@ class Run:
     @property
     def rounds(self) -> list[RoundRow]:
         """Return the rows of ``metrics.jsonl``: one for each round, and one for the final evaluation."""
-        return RunFolder(Path(self.folder)).rows()
+        if not (rows := RunFolder(Path(self.folder)).rows()):
+            raise SettingsError(f"{self.folder}: no {METRICS} with a round in it; give the folder of a run")
+        return rows
 
     @property
     def accuracy(self) -> dict[str, float]:
         """Return the final mean over the clients for each way to predict, ``head`` or ``prototype``, in [0, 1]."""
-        return {kind: figures["mean"] for kind, figures in self.rounds[-1]["accuracy"].items()}
+        return {kind: figures["mean"] for kind, figures in self.summary["accuracy"].items()}
 
     def frame(self) -> Any:
         """Return a pandas data frame with a row for each round, client and way to predict."""

@@ -13,6 +13,7 @@ from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
@@ -52,6 +53,9 @@ class Metrics(Callback):
 class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
+    def on_start(self, run: ActiveRun) -> None:
+        self.own_code = own_code(run.settings.given, without=("callback", "metrics"))  # which may be edited meanwhile
+
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         strategy = run.strategy
         if (prototypes := strategy.prototypes) is not None:
@@ -59,7 +63,7 @@ class Conclusion(Callback):
             write_tensors(run.folder / "prototypes.safetensors", arrays, {})
         if strategy.global_weights is not None:
             write_tensors(run.folder / "weights.safetensors", strategy.global_weights, {})
-        run.files.write(SUMMARY, _summary(run, row), indent=2)
+        run.files.write(SUMMARY, _summary(run, row, self.own_code), indent=2)
 
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
@@ -104,7 +108,7 @@ def _without_empty(row: Row) -> Row:
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
-def _summary(run: ActiveRun, final: RoundRow) -> Summary:
+def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
     cards = run.federation.cards.items()
@@ -131,7 +135,7 @@ def _summary(run: ActiveRun, final: RoundRow) -> Summary:
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")},
+        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")} | own_code,
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),

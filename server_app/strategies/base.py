@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import printable
@@ -99,7 +100,8 @@ def built(federation: Federation) -> Strategy:
     exchange, ours = federation.settings.exchange, federation.settings.run.algo in CATALOG
     while True:
         try:
-            strategy = server_half(federation.settings.row)(federation)
+            with seeded(federation.settings.run.seed):  # for a package's half
+                strategy = server_half(federation.settings.row)(federation)
             templates = {"weights": template_of(strategy.global_weights or {}), **strategy.templates()}
             shared = weights_in({**exchange.down, **exchange.up})
             comparable = shared and ours and shared.keys() <= templates.keys()

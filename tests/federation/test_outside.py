@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partialmethod
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -169,7 +170,17 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     assert set(moon.loss(batch)) == {"cross-entropy"}
 
 
-def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path: Path) -> None:
+def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Though its halves draw from PyTorch's own generator: the client's as it receives, the server's as it merges."""
+
+    def drawing(owner: Any, given: Any, *, hook: Any) -> Any:
+        result, drawn = hook(owner, given), 0.01 * torch.randn(())
+        for value in owner.weights.values() if isinstance(owner, FedAvg) else owner.model.parameters():
+            value.data += drawn
+        return result
+
+    for half, name in ((client_half(row()), "receive"), (FedAvg, "merge")):
+        monkeypatch.setattr(half, name, partialmethod(drawing, hook=getattr(half, name)))
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)

@@ -54,6 +54,7 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
 @pytest.mark.slow
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
     bundle.extractall(tmp_path)
+    shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")  # which packages import
     script = """
 import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):

@@ -40,7 +40,8 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
         raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
-    groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
+    figure = Figure.of(parts, "compare")
+    groups = grouped(folders, figure if parts else None)
     if arguments.against:
         against = run_named(arguments.against).resolve()
         groups.sort(key=lambda group: against not in map(Path.resolve, group.runs.values()))
@@ -56,7 +57,7 @@ def act(arguments: argparse.Namespace) -> None:
     else:
         console.print(table_of(groups).on_terminal())
         if extra := len(folders) - sum(len(group.runs) for group in groups):
-            print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
+            print(f"{extra} runs repeat another with the same settings and seed; of each the latest counts.")
         differences = {group.name: group.beyond(groups[0])[0] for group in groups[1:]}
         tested = {name: than.p for name, than in differences.items() if than and than.n > 1}
         if len(tested) > 1:
@@ -65,7 +66,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %", arguments.figure)
+        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if parts else "accuracy, %", arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 
@@ -77,7 +78,7 @@ def table_of(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         than, note = group.beyond(groups[0])
-        cells = estimated(group.values.values(), than)
+        cells = estimated(group.values.values(), than, group.digits)
         if group is groups[0]:
             cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
         rows.append([printable(group.name), *cells, note])

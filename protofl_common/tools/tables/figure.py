@@ -52,6 +52,11 @@ class Figure:
             raise SettingsError("\n".join(problems))
         return cls(**{name: str(value) for name, value in parts.items()})
 
+    @property
+    def digits(self) -> int:
+        """How many decimals it is shown with: a metric in [0, 1] needs more than percent."""
+        return 1 if self.what in COUNTS else 2 if over_clients.in_percent(self.what) else 4
+
     def __str__(self) -> str:
         parts = [self.when, self.what, f"of {self.domain}" if self.domain else ""]
         return " ".join(part for part in [*parts, "" if self.over == "mean" else self.over] if part)
@@ -75,10 +80,11 @@ class Figure:
         return statistics.fmean(values[-last:])
 
     def described(self, folder: Path) -> str:
-        """The figure, and by which data its round was chosen in that run, if it is that of the best one."""
-        rows = RunFolder(folder).rows() if self.when == "best" else []
-        on = over_clients.best_evaluation(rows, self._kind)[1]
-        return f"{self}, its round chosen on {on} data" if rows else str(self)
+        """The figure, and by which data its round was chosen in that run, and among which, if it is the best one's."""
+        rows = [row for row in RunFolder(folder).rows() if self._kind in _figures(row)] if self.when == "best" else []
+        on, many = over_clients.best_evaluation(rows, self._kind)[1], len(over_clients.of_all_sites(rows))
+        few = f", among the {many} of {len(rows)} evaluations that all clients made" if many < len(rows) else ""
+        return f"{self}, its round chosen on {on} data{few}" if rows else str(self)
 
     @property
     def _kind(self) -> str:

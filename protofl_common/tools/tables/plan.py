@@ -135,7 +135,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    own = [*own_code(config), *own_files(settings.data)]
+    own = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
     mark = digest(sorted(what.items()), federation["num-supernodes"], where, *own)[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
@@ -145,10 +145,10 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 def own_files(data: DataSettings) -> list[int]:
     """Return the bytes and times of files of one's own data: with others a run is another run, as with `own_code`.
 
-    Folders, as those of images, are not looked through; a Python function's file is code, which `own_code` covers.
+    Folders, as those of images, are not looked through; a Python function is code, which `own_code` covers.
     """
     try:
-        paths = source_of(data.dataset).locate(data) if data.dataset in OWN_FORMATS else ()
+        paths = source_of(data.dataset).locate(data) if data.dataset in OWN_FORMATS else (Path(data.data_dir),)
     except DataError:  # they are missing, and the cell is skipped
         paths = ()
     facts = [path.stat() for path in paths if path.is_file()]

@@ -56,7 +56,7 @@ Results = dict[tuple[str, str], Result]
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
-    decimals = 1 if cell.figure.what in COUNTS else 2
+    decimals = cell.figure.digits
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
     values, reasons, absent, on, warnings = {}, [], dict[str, None](), dict[str, None](), dict[str, None]()
@@ -75,7 +75,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
     division = [(run.settings.data, run.federation["num-supernodes"]) for run in cell.runs.values()][:1]
     reason, wanted = "; ".join([*reasons, *absent]), len(cell.runs)
     ranked = state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std"
-    rank = round(statistics.fmean(values.values()), 2) if ranked else None
+    rank = round(statistics.fmean(values.values()), decimals) if ranked else None
     return Result(values, wanted, state, reason, figure, decimals, rank, cell.found, division, tuple(warnings))
 
 
@@ -122,8 +122,10 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
 
 def differences(table: TableFile, results: Results) -> Table:
     """A row for each cell, with n, and how much more it is than the row ``against`` of its column."""
-    shown = [place for place, result in results.items() if result.values]
-    rows = [[*place, *estimated(results[place].numbers, _beyond(table, *place, results))] for place in shown]
+    shown = [(place, result, _beyond(table, *place, results)) for place, result in results.items() if result.values]
+    rows = [[*place, *estimated(result.numbers, than, result.decimals)] for place, result, than in shown]
+    for row, (_, result, than) in zip(rows, shown, strict=True):
+        row[2] += f" ({than.n} paired)" if than and than.n < len(result.values) else ""
     return Table(("", "column", *ESTIMATED), rows, words=(0, 1))
 
 
@@ -141,7 +143,8 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
     for place, result in results.items():
         if search := result.found:
             settings = ", ".join(f"{key} = {value}" for key, value in search.settings.items())
-            rows.append([*place, settings, f"{search.value:.2f}", str(search.trials), str(search.failed)])
+            value = f"{search.value:.{result.decimals}f}"
+            rows.append([*place, settings, value, str(search.trials), str(search.failed)])
     if rows:
         seeds = ", ".join(map(str, table.trial_seeds))
         yield from ("", "## The search", "", f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}.", "")

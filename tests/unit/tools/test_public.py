@@ -31,6 +31,10 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert all(0 <= value <= 1 for value in run.accuracy.values())
     assert run.summary["rounds"] == 2
     assert any(line.startswith("round 2/2") for line in lines)
+    (run.folder / "summary.json").unlink()
+    for unfinished, figure in ((run, "accuracy"), (public.Run(tmp_path / "none"), "rounds")):
+        with pytest.raises(public.SettingsError, match=r"(summary\.json|metrics\.jsonl with a round) in it; give"):
+            getattr(unfinished, figure)
 
 
 def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

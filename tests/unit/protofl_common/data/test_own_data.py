@@ -1,6 +1,8 @@
 """Data of the user's own: manifests, arrays, texts, functions, Hugging Face folders; and errors that say where."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -199,23 +201,20 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
 
 
-@pytest.mark.parametrize(
-    ("contents", "said"),
-    [
-        ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
-        ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
-        ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
-        ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
-        ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
-        ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
-        ("a,label\n", "has no rows"),
-        ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
-        ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
-        (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
-        ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
-        ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
-    ],
-)
+@pytest.mark.parametrize(("contents", "said"), [
+    ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
+    ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
+    ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
+    ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
+    ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
+    ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
+    ("a,label\n", "has no rows"),
+    ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
+    ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
+    (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
+    ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
+    ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
+])  # fmt: skip
 def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         opened("arrays", "wrong.csv", contents)
@@ -233,25 +232,22 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
         divided(2, text, partition="n-way-k-shot")
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"labels": [1]}, "has no 'inputs', only 'labels'"),
-        ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
-        ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
-        ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
-        ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
-        ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
-        ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
-        ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
-        ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
-        ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
-        ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
-        ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
-        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
-        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "said"), [
+    ({"labels": [1]}, "has no 'inputs', only 'labels'"),
+    ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
+    ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
+    ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
+    ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
+    ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
+    ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
+    ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
+    ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
+    ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
+    ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
+    ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
+    ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
+    ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
+])  # fmt: skip
 def test_wrong_arrays_are_refused(arrays: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         from_arrays(arrays, "here")
@@ -332,6 +328,31 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
             open_data(data_settings(dataset=name))
     with pytest.raises(DataError, match=r"it failed \(ZeroDivisionError"):
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
+    (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
+    data_key.cache_clear()
+    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': its code was edited after its import"):
+        open_data(data_settings(dataset=f"{own_module}:load"))
+
+
+def test_data_of_a_package_are_read_again_when_any_of_its_files_changes(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (package := tmp_path / "pack_age").mkdir()
+    (package / "load.py").write_text(
+        "from pack_age.more import *\ndef load(_): return {'inputs': X, 'labels': [0, 1]}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    allow(["pack_age", "note_book"])
+    for number in (1.0, 12.0):
+        (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
+        data_key.cache_clear()
+        assert open_data(data_settings(dataset="pack_age.load:load")).inputs[0].tolist() == [number]
+        for module in [name for name in sys.modules if name.startswith("pack_age")]:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "note_book", notebook := ModuleType("note_book"))
+    exec("def load(data_dir): ...", vars(notebook))
+    with pytest.raises(DataError, match="dataset = 'note_book:load': stands in no file, as in a notebook"):
+        open_data(data_settings(dataset="note_book:load"))
 
 
 def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:

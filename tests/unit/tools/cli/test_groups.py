@@ -1,6 +1,8 @@
 """``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
 
+import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +69,19 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Print
     assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
 
 
+def test_of_equal_runs_the_latest_counts_and_of_edited_code_is_another_group(tmp_path: Path, capsys: Printed) -> None:
+    old, new = (write(tmp_path / name, "mine", OURS[:1], dataset="mine:load")[0] for name in ("old", "new"))
+    for time, later in enumerate((old, new, old), start=1):
+        os.utime(later / "summary.json", (2e9 + time, 2e9 + time))
+        assert compared(capsys, str(old), str(new))[0]["runs"] == {"1": str(later)}
+    for folder, code in ((old, "1a"), (new, "2b")):
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"versions": {"torch": "2", "mine": code}}))
+    one, two = compared(capsys, str(old), str(new))
+    assert (one["name"], two["name"]) == ("mine code of mine=1a", "mine code of mine=2b")
+    assert two["note"] == "not paired: other data, or divided otherwise"
+
+
 def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
@@ -95,10 +110,9 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     assert line in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("other", "first", "note"),
-    [({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common")],
-)
+@pytest.mark.parametrize(("other", "first", "note"), [
+    ({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common"),
+])  # fmt: skip
 def test_what_does_not_pair_is_said(
     tmp_path: Path, capsys: Printed, other: dict[str, Scalar], first: int, note: str
 ) -> None:
@@ -128,7 +142,7 @@ def test_the_files(tmp_path: Path, capsys: Printed) -> None:
     svg = figure.read_text(encoding="utf-8")
     assert 'xmlns="http://www.w3.org/2000/svg"' in svg.partition("<svg ")[2].partition(">")[0]
     assert "local (n = 2)" in svg
-    assert "final head worst-10%" in svg
+    assert "final head worst-10%, %" in svg
 
 
 def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:

@@ -94,21 +94,18 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
     assert run.program() == "protofl"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("algo=fedx rounds=0", ["algo = 'fedx': choose one of local,", "rounds = 0: must be a number at least 1"]),
-        ("roundz=3", ["roundz: unknown key; did you mean rounds?"]),
-        ("dataset=mnist partition=iid data-dir=/nowhere", ["data-dir = '/nowhere'"]),
-        ("partition=feature-shift dataset=digits", ["partition = 'feature-shift': dataset 'digits' has no domains"]),
-        ("--recipe fedprotto", ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
-        ("--clients 0", ["--clients 0: must be at least 1"]),
-        ("algo=fedtgp fedproto.lambda=2", ["fedproto.lambda = 2.0: has no effect on fedtgp, which reads fedtgp."]),
-        ("models=cnn4,torchvision:resnet19", ["arch = 'torchvision:resnet19': architecture 'resnet19' is not one of"]),
-        ("algo=fedkd fedkd.student=timm:resnet18", ["arch = 'timm:resnet18': timm is not installed; pip install"]),
-        ("arch=collections:Networks", ["arch = 'collections:Networks': collections has no Networks"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("algo=fedx rounds=0", ["algo = 'fedx': choose one of local,", "rounds = 0: must be a number at least 1"]),
+    ("roundz=3", ["roundz: unknown key; did you mean rounds?"]),
+    ("dataset=mnist partition=iid data-dir=/nowhere", ["data-dir = '/nowhere'"]),
+    ("partition=feature-shift dataset=digits", ["partition = 'feature-shift': dataset 'digits' has no domains"]),
+    ("--recipe fedprotto", ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
+    ("--clients 0", ["--clients 0: must be at least 1"]),
+    ("algo=fedtgp fedproto.lambda=2", ["fedproto.lambda = 2.0: has no effect on fedtgp, which reads fedtgp."]),
+    ("models=cnn4,torchvision:resnet19", ["arch = 'torchvision:resnet19': architecture 'resnet19' is not one of"]),
+    ("algo=fedkd fedkd.student=timm:resnet18", ["arch = 'timm:resnet18': timm is not installed; pip install"]),
+    ("arch=collections:Networks", ["arch = 'collections:Networks': collections has no Networks"]),
+])  # fmt: skip
 def test_what_is_wrong_is_named_before_anything_starts(
     words: str, said: list[str], attempts: list[Attempt], capsys: Any, monkeypatch: Patch
 ) -> None:

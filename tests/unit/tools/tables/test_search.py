@@ -175,25 +175,22 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     assert chosen(table)["Local"]["reason"] == "search: none of 7 trials ended well: it exploded; it exploded"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            ("validation-fraction: 0.25", "lr: 0.05"),
-            "validation-fraction = 0.0: --search chooses on validation data only",
-        ),
-        (("trials: 7", ""), "trials: missing"),
-        (("lr: {log: [0.001, 0.1]}", "alpha: [0.1, 0.2]"), "search: alpha: changes the data"),
-        (("lr: {log: [0.001, 0.1]}", "lr: {range: [-1, 1]}"), "Local / all: search: lr = -1: must be a number above 0"),
-        (("lr: {log: [0.001, 0.1]}", "fedtgp.tau: [1]"), "search: fedtgp.tau: unknown key"),
-        (("lr: {log: [0.001, 0.1]}", "fedtgp.lambda: [1]"), "row Local: search: fedtgp.lambda: is no setting of local"),
-        (("log: [0.001, 0.1]", "log: [0.1, 0.001]"), "search: lr = {'log': [0.1, 0.001]}: must be a list of values"),
-        (("momentum: [0, 0.9]", "momentum: 0"), "grid: momentum = 0: must be a list of values"),
-        (("trial-seeds: [11, 12]", "trial-seeds: [1]"), "trial-seeds = [1]: must be a list of whole numbers, none of"),
-        (("against: Local", "against: Nobody"), "against = 'Nobody': must be one of Local, FedProto"),
-        (("what: head}", "what: head, over: std}"), "--search looks for the largest accuracy or metric, not for"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (
+        ("validation-fraction: 0.25", "lr: 0.05"),
+        "validation-fraction = 0.0: --search chooses on validation data only",
+    ),
+    (("trials: 7", ""), "trials: missing"),
+    (("lr: {log: [0.001, 0.1]}", "alpha: [0.1, 0.2]"), "search: alpha: changes the data"),
+    (("lr: {log: [0.001, 0.1]}", "lr: {range: [-1, 1]}"), "Local / all: search: lr = -1: must be a number above 0"),
+    (("lr: {log: [0.001, 0.1]}", "fedtgp.tau: [1]"), "search: fedtgp.tau: unknown key"),
+    (("lr: {log: [0.001, 0.1]}", "fedtgp.lambda: [1]"), "row Local: search: fedtgp.lambda: is no setting of local"),
+    (("log: [0.001, 0.1]", "log: [0.1, 0.001]"), "search: lr = {'log': [0.1, 0.001]}: must be a list of values"),
+    (("momentum: [0, 0.9]", "momentum: 0"), "grid: momentum = 0: must be a list of values"),
+    (("trial-seeds: [11, 12]", "trial-seeds: [1]"), "trial-seeds = [1]: must be a list of whole numbers, none of"),
+    (("against: Local", "against: Nobody"), "against = 'Nobody': must be one of Local, FedProto"),
+    (("what: head}", "what: head, over: std}"), "--search looks for the largest accuracy or metric, not for"),
+])  # fmt: skip
 def test_a_search_that_cannot_work_is_refused(change: tuple[str, str], said: str, table: Path) -> None:
     table.write_text(TABLE.replace(*change), encoding="utf-8")
     with pytest.raises(SettingsError) as error:
