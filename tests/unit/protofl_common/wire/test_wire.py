@@ -422,8 +422,8 @@ def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[i
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         unpack_instructions(RecordDict())
-    right = {"round": 3, "run_name": "run", "run_history": "11:5,13"}
-    wrongs = [("round", "3")]
+    right = {"round": 3, "run_name": "run", "run_history": "11:5,13", "counted": 2, "part": 0.5}
+    wrongs = [("round", "3"), ("part", -0.1), ("part", 1.5), ("part", math.nan)]
     wrongs += [("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)]
     wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
     for key, value in wrongs:
