@@ -19,7 +19,7 @@ from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
 from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
-from tests.support.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
+from tests.support.attacks import Change, both, by, flipped, flooding, raw, reversed_update, scaled, values_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -140,6 +140,19 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
         outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
         received[merging] = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"]
     assert received["trimmed-mean"] < received["mean"]
+
+
+@pytest.mark.parametrize("algo", ["fedplvm", "mpft"])
+def test_who_floods_weighs_as_its_samples_or_twice_as_the_others(algo: str, tmp_path: Path) -> None:
+    """One of five sends as many vectors as it has samples; centres follow from samples, clusters of a class do not."""
+    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1, "train_samples": 60}
+    outcome = run_federation(run_config(tmp_path, algo=algo, liars=1, **data), 5, by({1004: flooding(60)}))
+    sent = [values_of(reply.content["prototypes"]["labels"]) for _, reply in outcome.exchanged()]
+    *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
+    most = min(flood.sum(), {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo])
+    counted = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"] - np.sum(honest)
+    assert counted == most < flood.sum()
+    assert "site-4: " in str(outcome.summary["bounded"])
 
 
 @pytest.mark.parametrize("at_once", [5, 2**18])

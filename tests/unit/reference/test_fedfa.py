@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Message, MessageType
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
+from tests.support.attacks import raw, when
 from tests.support.declaration import Declared
+from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9})
 
@@ -81,6 +84,28 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
     numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
     assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
+
+
+def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
+    """One of five puts all the spread into one channel: the smallest and the largest of each are left out."""
+    drawn = torch.Generator().manual_seed(0)
+
+    def lie(message: Message, reply: Message) -> Message:
+        record = reply.content["averages"]
+        for name, array in record.items():
+            spread = 0.1 * torch.randn(array.shape, generator=drawn)
+            spread[0] += message.metadata.dst_node_id == 1004
+            record[name] = raw(spread.numpy())
+        return reply
+
+    data = {"algo": "fedfa", "models": "cnn4", "feature_dim": 16, "train_samples": 20, "test_samples": 20}
+    outcome = run_federation(run_config(tmp_path, liars=1, **data), 5, when(lie, MessageType.TRAIN, number=1))
+    sent = [plain.tensors(reply.content.array_records["averages"]) for _, reply in outcome.exchanged(number=1)]
+    middle = {name: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1] for name in sent[0]}
+    gamma = coefficients([{name: rows[i] for name, rows in middle.items()} for i in range(3)])
+    received = plain.tensors(outcome.exchanged(number=2)[0][0].content.array_records["coefficients"])
+    for name, value in gamma.items():
+        torch.testing.assert_close(received[name.replace("averages", "coefficients")], value.float())
 
 
 def check_wire(training: list, gamma: Table) -> None:
