@@ -136,8 +136,8 @@ def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -
 
 
 def division_of(cards: Cards) -> int:
-    """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
-    claims = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
+    """Among how many clients the data set is divided, as most say; 0 where most bring data of their own."""
+    claims = Counter(card.num_partitions for card in cards.values())
     return max(claims, key=lambda number: (claims[number], number), default=0)
 
 
