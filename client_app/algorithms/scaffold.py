@@ -15,10 +15,7 @@ correction for ``momentum``, ``weight-decay`` or Adam. The step uses the setting
 paper has none.
 """
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
@@ -35,15 +32,11 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         super().__init__(client, round_number)
         self.own, self.control, self.change = (control_variate(self.model) for _ in range(3))
 
-    def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
-        """Renew c_i as far as the server has added Δc_i to c; a Δc_i that was lost or refused changes neither."""
-        super().restore(tensors, last_round)
-        if last_round == self.client.instructions.counted:
+    def fit(self) -> dict[str, float]:
+        """Add to c_i what the server counts of the last Δc_i, and train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
+        if self.last_round == self.client.instructions.counted:
             for own, change in zip(self.own, self.change, strict=True):
                 own.add_(change, alpha=self.client.instructions.part)
-
-    def fit(self) -> dict[str, float]:
-        """Train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         variates = list(zip(self.own, self.control, strict=True))
         sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were

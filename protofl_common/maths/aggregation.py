@@ -119,10 +119,10 @@ def clip_updates(
     sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
 ) -> list[Mapping[str, Tensor]]:
     """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
-    lengths = []
-    for sent, other in zip(sets, received, strict=True):
-        changes = [value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point()]
-        lengths.append(length_of(changes))
+    lengths = [
+        length_of(value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point())
+        for sent, other in zip(sets, received, strict=True)
+    ]
     limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
     pairs = zip(sets, received, lengths, strict=True)
     return [sent if length <= limit else _between(other, sent, limit / length) for sent, other, length in pairs]

@@ -43,10 +43,8 @@ class Prototypes:
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
 
     def thinned(self, most: float) -> Prototypes:
-        """Return these, or ⌊most⌋ of them at even distances in their order, at least one."""
-        if len(self) <= most:
-            return self
-        return self.only(torch.linspace(0, len(self) - 1, max(1, int(most))).round().long())
+        """Return these, or ⌊most⌋ of them at even distances in their order; at least one."""
+        return self if len(self) <= most else self.only(torch.linspace(0, len(self) - 1, int(most)).round().long())
 
     @classmethod
     def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:

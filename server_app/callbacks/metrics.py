@@ -162,10 +162,7 @@ def _of_new_client(report: Report) -> Report:
 def _figures(
     reports: Mapping[str, Report], means: Means | None, liars: int
 ) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
-    """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden.
-
-    A way to predict that only so many of them name as may lie is none of the algorithm's.
-    """
+    """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
     if means is not None:
         both = ("mean", "weighted")
         of_all = {group: {name: dict.fromkeys(both, mean) for name, mean in means[group].items()} for group in means}
@@ -177,7 +174,7 @@ def _figures(
     weights = {site: report.train_samples for site, report in reports.items() if report.losses}
     total = sum(weights.values())
     losses = _sums([{k: v * weights[site] / total for k, v in reports[site].losses.items()} for site in weights])
-    naming = {kind: sum(kind in correct for correct, _ in tested) for kind in shares}
+    naming = {kind: sum(kind in correct for correct, _ in tested) for kind in shares}  # liars alone name no true one
     true = [kind for kind in KINDS if kind in naming and not naming[kind] <= liars < max(naming.values())]
     return {kind: shares[kind] for kind in true}, losses, metrics, validation
 

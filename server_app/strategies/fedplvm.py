@@ -16,10 +16,12 @@ the one with the fewest clusters, as in the authors' code. With ``liars`` the bo
 P_k^m of a class a client has (`protections/uploads.py`), for they weigh it in the clusters' means.
 """
 
+from collections.abc import Iterable
+
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.prototypes import cluster_classes
 from server_app.protections.uploads import most_samples
-from server_app.strategies.base import Prototypes, Upload, together, vectors_of
+from server_app.strategies.base import Prototypes, Upload, vectors_of
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -30,21 +32,19 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        means_PD, labels_P = together(self._bounded(uploads))
-        merged, method = Prototypes(means_PD, labels_P), self.hparams.global_clusters
+        sent, method = Prototypes.joined(self._bounded(vectors_of(uploads))), self.hparams.global_clusters
+        merged = sent.without_counts()
         if method != "none":
-            merged = cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
+            merged = cluster_classes(sent.means, sent.labels, method, self.hparams.kmeans_clusters).without_counts()
         self.prototypes = merged if self.prototypes is None else merged.completed_by(self.prototypes)
-        return {"local-prototypes": float(len(labels_P)), "global-prototypes": float(len(self.prototypes))}
+        return {"local-prototypes": float(len(sent)), "global-prototypes": float(len(self.prototypes))}
 
-    def _bounded(self, uploads: list[Upload]) -> list[Upload]:
-        bounds, sent = self.federation.bounds, vectors_of(uploads)
-        for label in range(self.num_classes if bounds.liars else 0):
-            of_class = {site: each.only(each.labels == label) for site, each in sent.items()}
-            numbers = [len(each) for each in of_class.values() if len(each)]
-            most, why = most_samples(numbers or [1], bounds)
-            for site in [site for site, each in of_class.items() if len(each) > most]:
-                others = sent[site].only(sent[site].labels != label)
-                sent[site] = Prototypes.joined([others, of_class[site].thinned(most)])
-                self.reduced.add(f"{site}: {len(of_class[site])} prototypes of a class count as {most:g} ({why})")
-        return [upload.having(prototypes=sent[upload.site]) for upload in uploads]
+    def _bounded(self, sent: dict[str, Prototypes]) -> Iterable[Prototypes]:
+        for label in range(self.num_classes if self.federation.bounds.liars else 0):
+            numbers = {site: number for site, each in sent.items() if (number := int((each.labels == label).sum()))}
+            most, why = most_samples([*numbers.values()] or [1], self.federation.bounds)
+            for site in [site for site, number in numbers.items() if number > most]:
+                own = sent[site].labels == label
+                sent[site] = Prototypes.joined([sent[site].only(~own), sent[site].only(own).thinned(most)])
+                self.reduced.add(f"{site}: {numbers[site]} prototypes of a class count as {most:g} ({why})")
+        return sent.values()
