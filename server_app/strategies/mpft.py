@@ -40,12 +40,11 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        samples, rho = {upload.site: upload.train_samples for upload in uploads}, self.hparams.sample_ratio
-        for site, sent in vectors_of(uploads).items():
-            most = round(rho * samples[site] + len(self.federation.cards[site].present), 6)
-            self.centres[site] = sent.thinned(most)
-            if len(sent) > most:
-                self.reduced.add(f"{site}: of {len(sent)} centres count as many as {samples[site]:g} samples have")
+        sent, rho, cards = vectors_of(uploads), self.hparams.sample_ratio, self.federation.cards
+        most = {of.site: round(rho * of.train_samples + len(cards[of.site].present), 6) for of in uploads}
+        self.centres |= {site: each.thinned(most[site]) for site, each in sent.items()}
+        above = [site for site, each in sent.items() if len(each) > most[site]]
+        self.reduced |= {f"{site}: more centres than its samples have; {most[site]:g} count" for site in above}
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
         cuda = next(self.model.parameters()).is_cuda
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)
