@@ -44,6 +44,7 @@ class Checkpoint:
     round: int = 0  # 0: before the first
     sites: tuple[str, ...] = ()
     owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
+    counted: dict[str, tuple[int, float]] = field(default_factory=dict)  # Site -> its last merged reply's round, part
     num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
     seconds: float = 0.0  # That the run has taken so far
     metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count

@@ -38,6 +38,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
             uploads = protection(uploads, federation, result)
         merging = time.monotonic()
         result.server_figures = _merge(strategy, uploads, result)
+        federation.counted |= {site: (number, strategy.parts.get(site, 1.0)) for site in result.reports}
     except VoidRound as reason:
         result.not_merged = str(reason)
     end = time.monotonic()
@@ -97,7 +98,7 @@ def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) 
 
 def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
     """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
-    before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
+    before, strategy.reduced, strategy.parts = pack_attributes(strategy, strategy.state), set(), {}
     try:
         with seeded(derive_seed(strategy.seed, "merge", result.number)):
             metrics = strategy.merge(uploads)

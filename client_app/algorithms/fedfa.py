@@ -6,7 +6,8 @@ Symbols: X [B, C, …] maps behind a stage of the network; μ, σ [B, C] their m
 
 Augmented maps      X̂ = σ̂ (X − μ) / σ + μ̂,   μ̂ ~ N(μ, (γ_μ + 1) Σ²_μ),   σ̂ ~ N(σ, (γ_σ + 1) Σ²_σ)
                     behind every stage, for each batch with probability p, in training only
-Averages            μ̄ ← 0.99 μ̄ + 0.01 · mean over the batch of μ, from 0; σ̄ likewise, from 1; anew in every round
+Averages            μ̄ ← 0.99 μ̄ + 0.01 · mean over the batch of μ, from 0; σ̄ likewise, from 1; anew in every round,
+                    at each batch that is augmented: after k of them they have come 1 − 0.99^k of the way
 Loss                cross-entropy; FedAvg otherwise
 
 Down: the weights of the global model, and γ. Up: the weights, and μ̄, σ̄ of each stage. Stays: nothing but the data.

@@ -8,7 +8,7 @@ Step (Eq. 3)        y_i ← y_i − η_l (g_i(y_i) − c_i + c), from y_i = x
 Variate (Eq. 4)     c_i⁺ = (1/K) Σ_k g_i(y_{i,k}), which is c_i − c + (x − y_i) / (K η_l) of option II
 Change              Δc_i = c_i⁺ − c_i
 
-Down: x and c. Up: y_i and Δc_i. Stays: c_i.
+Down: x and c. Up: y_i and Δc_i. Stays: c_i and Δc_i, which is added to c_i once the server says that it counted.
 
 Deviations: c_i⁺ is computed as the mean of the gradients. That equals option II for the paper's plain SGD, and needs no
 correction for ``momentum``, ``weight-decay`` or Adam. The step uses the settings' optimizer, momentum included; the
@@ -26,14 +26,17 @@ from protofl_common.models.split import control_variate
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
     """FedAvg whose steps are corrected by the difference of two variates: ``own`` is c_i, and ``control`` c."""
 
-    state: tuple[str, ...] = ("own",)
+    state: tuple[str, ...] = ("own", "change")
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         self.own, self.control, self.change = (control_variate(self.model) for _ in range(3))
 
     def fit(self) -> dict[str, float]:
-        """Train by Eq. 3, then renew c_i by Eq. 4; `change` becomes Δc_i."""
+        """Add to c_i what the server counts of the last Δc_i, and train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
+        if self.last_round == self.client.instructions.counted:
+            for own, change in zip(self.own, self.change, strict=True):
+                own.add_(change, alpha=self.client.instructions.part)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         variates = list(zip(self.own, self.control, strict=True))
         sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were
@@ -49,5 +52,4 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         losses = self.train(self.step(corrected))
         for own, change, total in zip(self.own, self.change, sums, strict=True):
             change.copy_(total / steps.clamp(min=1) - own * (steps > 0))
-            own.add_(change)
         return losses

@@ -10,7 +10,7 @@ here a multiple of the round's median length.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -119,13 +119,18 @@ def clip_updates(
     sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
 ) -> list[Mapping[str, Tensor]]:
     """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
-    lengths = []
-    for sent, other in zip(sets, received, strict=True):
-        changes = [value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point()]
-        lengths.append(math.sqrt(sum(float(change.square().sum()) for change in changes)))
+    lengths = [
+        length_of(value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point())
+        for sent, other in zip(sets, received, strict=True)
+    ]
     limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
     pairs = zip(sets, received, lengths, strict=True)
     return [sent if length <= limit else _between(other, sent, limit / length) for sent, other, length in pairs]
+
+
+def length_of(tensors: Iterable[Tensor]) -> float:
+    """The norm of all numbers together but whole ones, such as of positions."""
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors if each.is_floating_point()))
 
 
 def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float) -> dict[str, Tensor]:

@@ -42,6 +42,10 @@ class Prototypes:
         """Return the prototypes of these ``rows``: [P] bool, or positions in the order wanted."""
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
 
+    def thinned(self, most: float) -> Prototypes:
+        """Return these, or ⌊most⌋ of them at even distances in their order; at least one."""
+        return self if len(self) <= most else self.only(torch.linspace(0, len(self) - 1, int(most)).round().long())
+
     @classmethod
     def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:
         """All of at least one set, one after another; with counts where every set has them."""

@@ -44,13 +44,11 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
     """The rows with as many sites asked, and as many answers, as in the last: others would tell of lucky draws.
 
-    So many answers may be missing as sites may lie: by its silence none of them takes a round out.
+    As many may be more or fewer as sites may lie: by silence, rest or a late arrival none of them takes a round out.
     """
-    return [
-        row
-        for row in rows
-        if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"] - rows[-1].get("liars", 0)
-    ]
+    asked, least = (rows[-1]["asked"], rows[-1]["valid"]) if rows else (0, 0)
+    liars = rows[-1].get("liars", 0) if rows else 0
+    return [row for row in rows if abs(row["asked"] - asked) <= liars and row["valid"] >= least - liars]
 
 
 def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:

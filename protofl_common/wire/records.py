@@ -35,6 +35,8 @@ class Instructions:
     round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
     run_history: RunHistory  # which states of a client count, where the run was resumed
+    counted: int = 0  # the last round into whose result this client's reply went; 0: none
+    part: float = 1.0  # of the change that it sent then; below 1 where the server cut it
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     instructions = _from_config(Instructions, content, "round")
     if not is_plain_name(instructions.run_name):
         raise RefusedMessage(f"round.run_name is {instructions.run_name!r}, not a plain name")
+    if not 0 <= instructions.part <= 1:
+        raise RefusedMessage(f"round.part is {instructions.part!r}, not from 0 to 1")
     try:
         return dataclasses.replace(instructions, run_history=RunHistory.parse(str(instructions.run_history)))
     except ValueError:

@@ -34,6 +34,7 @@ def write_checkpoint(run: ActiveRun, number: int) -> None:
         round=number,
         sites=tuple(federation.cards),
         owners=federation.owners,
+        counted=federation.counted,
         num_partitions=federation.num_partitions,
         seconds=time.monotonic() - run.began,
         metrics_bytes=metrics.stat().st_size,

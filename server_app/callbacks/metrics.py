@@ -178,7 +178,9 @@ def _figures(
     weights = {site: report.train_samples for site, report in reports.items() if report.losses}
     total = sum(weights.values())
     losses = _sums([{k: v * weights[site] / total for k, v in reports[site].losses.items()} for site in weights])
-    return {kind: shares[kind] for kind in KINDS if kind in shares}, losses, metrics, validation
+    naming = {kind: sum(kind in correct for correct, _ in tested) for kind in shares}  # liars alone name no true one
+    true = [kind for kind in KINDS if kind in naming and not naming[kind] <= liars < max(naming.values())]
+    return {kind: shares[kind] for kind in true}, losses, metrics, validation
 
 
 def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:

@@ -55,11 +55,11 @@ class MessageExchange:
     ) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation; its ``result`` takes the bytes, and who could not answer."""
         federation = self.federation
-        instructions = Instructions(result.number, self.run_name, federation.run_history)
-        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
+        baseline, about = pack_baseline(federation.baseline), (result.number, self.run_name, federation.run_history)
         messages, answers = dict[str, Message](), dict[str, RecordDict]()
         for site, records in contents.items():
-            content = RecordDict({**records, **common})
+            instructions = Instructions(*about, *federation.counted.get(site, (0, 1.0)))
+            content = RecordDict({**records, "round": pack_instructions(instructions), **baseline})
             result.bytes_down += payload_bytes(content)
             messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
         for site, reply in self._replies_to(messages, result).items():

@@ -35,6 +35,7 @@ class Federation:
         self.run_history = start.run_history
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
+        self.counted = dict(start.counted)
         self.owners = dict(start.owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part

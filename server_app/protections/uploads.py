@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.maths.aggregation import FEWEST, without_the_farthest
+from protofl_common.maths.aggregation import FEWEST, length_of, without_the_farthest
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
@@ -45,8 +45,7 @@ def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
 def _norm(value: Value) -> float:
     if isinstance(value, Prototypes):
         return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
-    tensors = value.values() if isinstance(value, dict) else ()
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors if tensor.is_floating_point()))
+    return length_of(value.values()) if isinstance(value, dict) else 0.0
 
 
 def bound_samples(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:

@@ -45,6 +45,7 @@ class ServerStrategy(Generic[H]):
         self.num_classes = len(self.card.classes)
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)  # Of the draws that this half makes
         self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
+        self.parts: dict[str, float] = {}  # Site -> the part of its change that `merge` used, where that is not all
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
     def payload_down(self) -> Payload:

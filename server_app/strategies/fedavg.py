@@ -8,7 +8,7 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -68,8 +68,8 @@ class FedAvg(ServerStrategy[H]):
         return merged
 
     def cut(
-        self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]
-    ) -> list[Mapping[str, Tensor]]:
+        self, uploads: list[Upload], sets: Sequence[Mapping[str, Tensor]], start: Callable[[str], StateDict]
+    ) -> Sequence[Mapping[str, Tensor]]:
         """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
         ratio = self.federation.bounds.max_update_ratio
         if ratio == math.inf:

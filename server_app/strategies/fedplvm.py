@@ -12,12 +12,16 @@ FPL (Eq. 5)         P^k = cluster means (FINCH, cosine) of the c_m^k of all clie
 ``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
 Deviations: a class that nobody sent in a round retains its prototypes. ``merging`` may put a median or trimmed mean in
 the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others. Of FINCH's partitions FPL has
-the one with the fewest clusters, as in the authors' code.
+the one with the fewest clusters, as in the authors' code. With ``liars`` the bounds on samples act on how many
+P_k^m of a class a client has (`protections/uploads.py`), for they weigh it in the clusters' means.
 """
+
+from collections.abc import Iterable
 
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.prototypes import cluster_classes
-from server_app.strategies.base import Prototypes, Upload, together
+from server_app.protections.uploads import most_samples
+from server_app.strategies.base import Prototypes, Upload, vectors_of
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -28,9 +32,19 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        means_PD, labels_P = together(uploads)
-        merged, method = Prototypes(means_PD, labels_P), self.hparams.global_clusters
+        sent, method = Prototypes.joined(self._bounded(vectors_of(uploads))), self.hparams.global_clusters
+        merged = sent.without_counts()
         if method != "none":
-            merged = cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
+            merged = cluster_classes(sent.means, sent.labels, method, self.hparams.kmeans_clusters).without_counts()
         self.prototypes = merged if self.prototypes is None else merged.completed_by(self.prototypes)
-        return {"local-prototypes": float(len(labels_P)), "global-prototypes": float(len(self.prototypes))}
+        return {"local-prototypes": float(len(sent)), "global-prototypes": float(len(self.prototypes))}
+
+    def _bounded(self, sent: dict[str, Prototypes]) -> Iterable[Prototypes]:
+        for label in range(self.num_classes if self.federation.bounds.liars else 0):
+            numbers = {site: number for site, each in sent.items() if (number := int((each.labels == label).sum()))}
+            most, why = most_samples([*numbers.values()] or [1], self.federation.bounds)
+            for site in [site for site, number in numbers.items() if number > most]:
+                own = sent[site].labels == label
+                sent[site] = Prototypes.joined([sent[site].only(~own), sent[site].only(own).thinned(most)])
+                self.reduced.add(f"{site}: {numbers[site]} prototypes of a class count as {most:g} ({why})")
+        return sent.values()

@@ -5,7 +5,8 @@ Symbols: r_p a centre with its class y_p (`inputs_PF`, `labels_P`); g∘h classi
 
 Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` epochs in shuffled minibatches
 
-A client's centres count until it sends others, so one round is enough, and who joins later adds to it.
+A client's centres count until it sends others, so one round is enough, and who joins later adds to it. Of n samples, as
+far as these are let count, ρ · n and one more for each class are taken: the number of centres weighs a client.
 """
 
 import torch
@@ -39,7 +40,11 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        self.centres |= vectors_of(uploads)
+        sent, rho, cards = vectors_of(uploads), self.hparams.sample_ratio, self.federation.cards
+        most = {of.site: round(rho * of.train_samples + len(cards[of.site].present), 6) for of in uploads}
+        self.centres |= {site: each.thinned(most[site]) for site, each in sent.items()}
+        above = [site for site, each in sent.items() if len(each) > most[site]]
+        self.reduced |= {f"{site}: more centres than its samples have; {most[site]:g} count" for site in above}
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
         cuda = next(self.model.parameters()).is_cuda
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)

@@ -4,10 +4,11 @@ Other half: `client_app/algorithms/scaffold.py`.
 Symbols: x the global model; c the server's control variate; S the round's clients of N; η_g = ``server-lr``.
 
 Model (Eq. 5)       x ← x + (η_g / |S|) Σ_{i ∈ S} (y_i − x)
-Variate (Eq. 5)     c ← c + (1/N) Σ_{i ∈ S} Δc_i
+Variate (Eq. 5)     c ← c + (1/N) Σ_{i ∈ S} Δc_i, so that c is the mean of the N clients' c_i
 
 Every client weighs alike, as in the paper; ``merging`` may put a median or trimmed mean in place of both means, and
-``max-update-ratio`` bound each y_i − x and Δc_i.
+``max-update-ratio`` bound each y_i − x and Δc_i. The next message says which Δc_i counted, and to what part. If N has
+changed, c is scaled to it first: a new client's c_i is 0. With a median or trimmed mean c is not the mean of the c_i.
 Buffers (batch-normalisation statistics) are averaged and have no variate.
 """
 
@@ -16,20 +17,21 @@ from dataclasses import replace
 import torch
 
 from protofl_common.experiment.catalog import SCAFFOLDHparams
-from protofl_common.maths.aggregation import merge_weights
+from protofl_common.maths.aggregation import length_of, merge_weights
 from protofl_common.models.split import control_variate
 from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
-    """Keeps the global model and c."""
+    """Keeps the global model, c, and N of the last merged round."""
 
-    state: tuple[str, ...] = ("weights", "control")
+    state: tuple[str, ...] = ("weights", "control", "clients")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         self.control = dict(control_variate(self.first_model()).state_dict())
+        self.clients = torch.tensor(0)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         mean = self.averaged([replace(upload, most=1) for upload in uploads])
@@ -37,9 +39,14 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
             if before.is_floating_point():
                 mean[name] = before + self.hparams.server_lr * (mean[name] - before)
         zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
-        changes = self.cut(uploads, [upload.payload.weights("control") or {} for upload in uploads], lambda _: zeros)
+        sent = [upload.payload.weights("control") or {} for upload in uploads]
+        changes = self.cut(uploads, sent, lambda _: zeros)
+        for upload, whole, cut in zip(uploads, sent, changes, strict=True):
+            if cut is not whole:
+                self.parts[upload.site] = length_of(cut.values()) / length_of(whole.values())
         change = merge_weights(changes, [1 / len(changes)] * len(changes), *self.federation.bounds.weights)
-        part = len(changes) / (len(self.federation.cards) - len(self.federation.new_clients))
-        self.weights = mean
-        self.control = {name: value + part * change[name] for name, value in self.control.items()}
+        clients = len((self.federation.cards.keys() | self.federation.counted) - self.federation.new_clients)
+        scale, part = int(self.clients) / clients, len(changes) / clients
+        self.weights, self.clients = mean, torch.tensor(clients)
+        self.control = {name: scale * value + part * change[name] for name, value in self.control.items()}
         return {}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message, MessageType
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from server_app.checkpoint import Checkpoint, checkpoints
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
-from tests.support.attacks import both, lost, when
+from tests.support.attacks import both, interrupted, lost, report_with, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Nodes, Tamper, run_config, run_federation
 from tests.support.results import assert_same
@@ -150,6 +151,29 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path:
     assert first.metadata.group_id == "3"
     assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
+
+
+def test_scaffolds_c_is_the_mean_of_its_clients_whatever_becomes_of_their_replies(tmp_path: Path) -> None:
+    """One is lost, one refused, some are cut, a client comes late, and the server dies and goes on."""
+    nodes = four()
+    late = nodes.pop(1003)
+    joins = on_round(2, 1000, lambda _, reply: nodes.setdefault(1003, late) and reply)
+    ends = both(on_round(3, 1001, report_with(round=9)), on_round(4, 1000, interrupted))
+    config = run_config(tmp_path, algo="scaffold", num_clients=3, max_update_ratio=1.0, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(config, nodes=nodes, tamper=both(both(joins, on_round(2, 1002, fails)), ends))
+    folder = run_federation(config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2).folder
+    after = Checkpoint.read(checkpoints(folder)[0])
+    of_clients = []
+    for site, (number, part) in after.counted.items():
+        newest = max((folder / "clients" / site).glob("*-*.safetensors"))
+        state, counts = load_file(newest), part * (int(newest.name[:6]) == number)
+        of_clients.append([state[f"own/{i}"] + counts * state[f"change/{i}"] for i in range(len(state) // 2)])
+    assert sorted(number for number, _ in after.counted.values()) == [3, 4, 4, 4]
+    assert min(part for _, part in after.counted.values()) < 1
+    means = [torch.stack(of_all).mean(dim=0) for of_all in zip(*of_clients, strict=True)]
+    assert means[0].any()
+    torch.testing.assert_close(means, [after.state[f"control/{i}"] for i in range(len(means))])
 
 
 def a_round_late(grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN) -> Tamper:

@@ -352,17 +352,18 @@ def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path:
 
 
 def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
-    """It validates with 100 % before the first round, and with 0 % from then on."""
+    """It validates with 100 % before the first round, and with 0 % from then on; FedAvg has no prototypes."""
 
     def lies(message: Message, reply: Message) -> Message:
-        first = message.metadata.group_id == "1"
-        return report_with(validation__head=1.0 if first else 0.0, validation__prototype=0.0)(message, reply)
+        right = {"validation__head": 1.0 if message.metadata.group_id == "1" else 0.0, "validation__prototype": 0.0}
+        return report_with(correct__prototype=20, **right)(message, reply)
 
     more = {"train_samples": 60, "validation_fraction": 0.3, "early_stopping": 2, "rounds": 6, "lr": 0.1}
     config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | more)
     outcome = run_federation(config, nodes=real_sites(5), tamper=by({1004: lies}))
     assert outcome.summary["rounds"] == 6
     assert all("trimmed" in row["validation"]["head"] for row in outcome.rows)
+    assert all(list(row["accuracy"]) == ["head"] for row in outcome.rows)
 
 
 def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
 from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
-from tests.support.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
+from tests.support.attacks import Change, both, by, flipped, flooding, raw, reversed_update, scaled, values_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -132,14 +132,24 @@ def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_pa
 
 @pytest.mark.parametrize("algo", ["fedplvm", "mpft"])
 def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_path: Path) -> None:
-    """One of five sends its vectors at twenty times their length: nothing of them is left in the server's step."""
-    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1}
+    """One of five sends its vectors at twenty times their length: nothing of them is left in the server's step.
+
+    One that sends as many as it has samples has as many centres as these, or twice the others' prototypes of a class.
+    """
+    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1, "train_samples": 60}
     received: dict[str, int] = {}
     for merging in ("mean", "trimmed-mean"):
         config = run_config(tmp_path / merging, algo=algo, merging=merging, **data)
         outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
         received[merging] = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"]
     assert received["trimmed-mean"] < received["mean"]
+    outcome = run_federation(run_config(tmp_path / "many", algo=algo, liars=1, **data), 5, by({1004: flooding(60)}))
+    sent = [values_of(reply.content["prototypes"]["labels"]) for _, reply in outcome.exchanged()]
+    *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
+    most = {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo]
+    counted = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"] - np.sum(honest)
+    assert counted == most < flood.sum()
+    assert "site-4: " in str(outcome.summary["bounded"])
 
 
 @pytest.mark.parametrize("at_once", [5, 2**18])

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Message, MessageType
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
+from tests.support.attacks import raw, when
 from tests.support.declaration import Declared
+from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9})
 
@@ -72,6 +76,7 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     weights = plain.copied(clients[0].model_of("global"))
     gamma = {f"{k}.{kind}": torch.ones(c) for k, c in enumerate(STAGES.values()) for kind in ("mean", "std")}
     for number in (1, 2):
+        assert len(outcome.exchanged(number=number)) == plain.CLIENTS
         check_wire(outcome.exchanged(number=number), gamma)
         states, seen = zip(*(client.train(number, weights, gamma) for client in clients), strict=True)
         weights = plain.averaged(list(states), [len(one.y) for one in clients])
@@ -83,9 +88,27 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
 
 
+def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
+    """One of five puts all the spread into one channel: the smallest and the largest of each are left out."""
+
+    def lie(message: Message, reply: Message) -> Message:
+        for name, array in reply.content["averages"].items():
+            spread = np.random.default_rng(message.metadata.dst_node_id).normal(0, 0.1, array.shape)
+            spread[0] += message.metadata.dst_node_id == 1004
+            reply.content["averages"][name] = raw(spread.astype(np.float32))
+        return reply
+
+    config = run_config(tmp_path, algo="fedfa", models="cnn4", feature_dim=16, liars=1)
+    outcome = run_federation(config, 5, when(lie, MessageType.TRAIN, number=1))
+    sent = [plain.tensors(reply.content["averages"]) for _, reply in outcome.exchanged(number=1)]
+    middle = {name[9:]: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1] for name in sent[0]}
+    check_wire(
+        outcome.exchanged(number=2), coefficients([{n: rows[i] for n, rows in middle.items()} for i in range(3)])
+    )
+
+
 def check_wire(training: list, gamma: Table) -> None:
     """γ is what goes down, and beside the weights nothing but the averages goes up."""
-    assert len(training) == plain.CLIENTS
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]
         found = plain.tensors(message.content.array_records["coefficients"])

@@ -12,19 +12,10 @@ import torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import (
-    CLIENTS,
-    State,
-    assert_close,
-    copied,
-    cross_entropy,
-    minibatches,
-    model_left,
-    weights_left,
-)
 from tests.support.plain_fedpcl import FedPCLClient
 
 ACTS = {"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
@@ -33,25 +24,27 @@ DECLARED = Declared(PLAIN, several=True, frozen=True, losses=(), acts=ACTS)
 EPOCHS, RATE, SIZE = 2, 0.01, 10
 
 
-def adamw(model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]) -> State:
+def adamw(model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]) -> plain.State:
     """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     model.train()
     for t, batch in enumerate(batches, start=1):
-        gradients = torch.autograd.grad(cross_entropy(model(x[batch]), [y[i] for i in batch]), list(model.parameters()))
+        gradients = torch.autograd.grad(
+            plain.cross_entropy(model(x[batch]), [y[i] for i in batch]), list(model.parameters())
+        )
         with torch.no_grad():
             for p, g, (m, v) in zip(model.parameters(), gradients, moments, strict=True):
                 m.mul_(0.9).add_(0.1 * g)
                 v.mul_(0.999).add_(0.001 * g * g)
                 p.sub_(RATE * 0.01 * p)
                 p.sub_(RATE * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
-    return copied(model)
+    return plain.copied(model)
 
 
 def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
     trained = {"mpft__server_epochs": EPOCHS, "mpft__server_lr": RATE, "mpft__server_batch_size": SIZE}
     config = run_config(folder, algo="mpft", feature_dim=16, test_samples=20, **trained | settings)
-    return run_federation(config, CLIENTS), config
+    return run_federation(config, plain.CLIENTS), config
 
 
 def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -62,7 +55,7 @@ def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
 def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     """A class has three samples of thirty, and so one centre, their mean."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.3)
-    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)]
     x, y = [], []
     for client, (means, labels) in zip(clients, sent(outcome), strict=True):
         for label in range(10):
@@ -72,9 +65,9 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
         x.append(torch.from_numpy(means.copy()))
         y += labels.tolist()
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
-    batches = minibatches(len(y), SIZE, EPOCHS, shuffle)
+    batches = plain.minibatches(len(y), SIZE, EPOCHS, shuffle)
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
-    found, first = weights_left(outcome), copied(clients[0].model_of("global"))
+    found, first = plain.weights_left(outcome), plain.copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which
@@ -85,9 +78,9 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
         kept = ~idle if name in ("body.1.bias", "body.3.running_mean") else ...
         torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
     for client in clients:
-        assert_close(model_left(outcome.folder, client.name), found)
+        plain.assert_close(plain.model_left(outcome.folder, client.name), found)
     width = clients[0].r.shape[1]
-    assert outcome.rows[0]["bytes"] == {"up": CLIENTS * 10 * (4 * width + 8), "down": 0}
+    assert outcome.rows[0]["bytes"] == {"up": plain.CLIENTS * 10 * (4 * width + 8), "down": 0}
 
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:

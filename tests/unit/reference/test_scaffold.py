@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tests.support import plain
 from tests.support.declaration import Declared
 
-DECLARED = Declared(weights=True, beside={"control": "change"}, keeps=("own",), acts={"server-lr": 0.5})
+DECLARED = Declared(weights=True, beside={"control": "change"}, keeps=("own", "change"), acts={"server-lr": 0.5})
 
 SERVER_LR = 0.7
 Variate = list[torch.Tensor]

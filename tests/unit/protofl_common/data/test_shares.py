@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.data.partitions import (
-    _first,
-    balanced,
-    dealt_evenly,
-    proportional,
-    set_aside,
-    shuffled_by_class,
-    split,
-)
+from protofl_common.data import partitions
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
@@ -24,7 +16,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     wanted = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
-    decks = shuffled_by_class(labels, np.random.default_rng(seed))
+    decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
     assert [deck.tolist() for deck in decks] == [deck.tolist() for deck in wanted]
 
 
@@ -33,13 +25,13 @@ def test_the_first_by_turn_and_lot_by_the_definition(turns: list[float], limit: 
     """The whole order, by turn and among equals by lot, cut at the limit; without one all are taken."""
     order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
     wanted = [sorted(order[: limit or len(turns)]), sorted(order[limit or len(turns) :])]
-    parts = _first(np.array(turns), limit, np.random.default_rng(seed))
+    parts = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
     assert [part.tolist() for part in parts] == wanted
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
 def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
-    train, test = split(labels, fraction, np.random.default_rng(seed))
+    train, test = partitions.split(labels, fraction, np.random.default_rng(seed))
     assert sorted([*train, *test]) == list(range(len(labels)))
     assert len(train) > 0
     assert len(test) > 0
@@ -52,7 +44,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 
 @given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
 def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fraction: float, seed: int) -> None:
-    stay, aside = set_aside(labels, fraction, np.random.default_rng(seed))
+    stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
     assert sorted([*stay, *aside]) == list(range(len(labels)))
     assert set(labels[stay]) == set(labels)
     assert len(aside) == min(round(fraction * len(labels)), len(labels) - len(set(labels)))
@@ -60,7 +52,7 @@ def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fr
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
 def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
-    kept, left = balanced(labels, limit, np.random.default_rng(seed))
+    kept, left = partitions.balanced(labels, limit, np.random.default_rng(seed))
     assert sorted([*kept, *left]) == list(range(len(labels)))
     assert len(kept) == min(limit or len(labels), len(labels))
     taken = {label: np.sum(labels[kept] == label) for label in set(labels.tolist())}
@@ -71,10 +63,10 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
 
 def test_thirty_over_ten_classes_and_eleven_over_three_clients() -> None:
     labels = np.repeat(np.arange(10), [2, 50, 50, 50, 50, 50, 50, 50, 50, 50])
-    kept, _ = balanced(labels, 30, np.random.default_rng(0))
+    kept, _ = partitions.balanced(labels, 30, np.random.default_rng(0))
     assert sorted(np.bincount(labels[kept])) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 4]
     labels = np.repeat([0, 1], [11, 22])
-    shares = dealt_evenly(labels, 3, np.random.default_rng(0))
+    shares = partitions.dealt_evenly(labels, 3, np.random.default_rng(0))
     assert sorted(np.concatenate(shares)) == list(range(33))
     assert [len(share) for share in shares] == [11, 11, 11]
     assert all(np.sum(labels[share] == 0) in (3, 4) for share in shares)
@@ -83,10 +75,10 @@ def test_thirty_over_ten_classes_and_eleven_over_three_clients() -> None:
 @pytest.mark.parametrize("limit", [10, 40])
 def test_what_is_kept_or_set_aside_has_the_class_proportions(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
-    kept, left = proportional(labels, limit, np.random.default_rng(1))
+    kept, left = partitions.proportional(labels, limit, np.random.default_rng(1))
     assert len(kept) == limit
     assert sorted([*kept, *left]) == list(range(200))
     np.testing.assert_allclose(np.bincount(labels[kept]), np.array([0.1, 0.1, 0.8]) * limit, atol=1)
     labels = np.repeat([0, 1, 2], [40, 20, 140])
-    _, aside = set_aside(labels, 0.1, np.random.default_rng(1))
+    _, aside = partitions.set_aside(labels, 0.1, np.random.default_rng(1))
     assert np.bincount(labels[aside]).tolist() == [4, 2, 14]

@@ -4,17 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import (
-    ARCHITECTURES,
-    BODIES,
-    GROUPS,
-    HTC4,
-    PROJECTION,
-    VOCABULARY,
-    architecture_of,
-    body_and_hidden,
-    members_of,
-)
+from protofl_common.config import architectures as net
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION
@@ -23,7 +13,7 @@ from protofl_common.models.split import SplitModel
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]
-LARGER = [arch for arch in ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
+LARGER = [arch for arch in net.ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +69,7 @@ def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
     assert found == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
 
 
-@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(HTC4[1:])])
+@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(net.HTC4[1:])])
 def test_heads_with_one_have_named_parts(arch: str) -> None:
     hidden = int(arch.rpartition("fc")[2])
     with torch.device("meta"):
@@ -88,7 +78,7 @@ def test_heads_with_one_have_named_parts(arch: str) -> None:
     assert found == last | {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
 
 
-@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"])
+@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"])
 def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     def weights(seed: int) -> list[Tensor]:
         return list(build(arch, seed=seed).state_dict().values())
@@ -102,7 +92,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", net.ARCHITECTURES)
 def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
     """Not even one that no list of parameters, buffers or modules has: it would go from client to client."""
     shape = (3, 32) if arch in SIGNAL else (20,) if arch in TEXT else (1, 28, 28)
@@ -154,7 +144,7 @@ def test_impossible_models_are_refused(change: dict[str, object], words: str) ->
 
 WIDTH, FEW = 6, 3
 SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
-CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in GROUPS[group]]
+CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in net.GROUPS[group]]
 
 
 def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
@@ -164,7 +154,7 @@ def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
 def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if arch.startswith("text"):
-        return torch.randint(1, VOCABULARY, (count, *shape), generator=generator)
+        return torch.randint(1, net.VOCABULARY, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
 
@@ -175,12 +165,12 @@ def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) ->
     assert_it_learns(model, x, lr=0.05, steps=10)
 
 
-@pytest.mark.parametrize("arch", GROUPS["text3"])
+@pytest.mark.parametrize("arch", net.GROUPS["text3"])
 def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
     body = of_vectors(arch, (9,)).body.eval()
     short = torch.tensor([[5, 7, 0, 0]])
     assert body(short).shape == (1, WIDTH)
-    assert torch.equal(body(short), body(short + (VOCABULARY - 1) * (short > 0)))
+    assert torch.equal(body(short), body(short + (net.VOCABULARY - 1) * (short > 0)))
 
 
 def test_padding_changes_no_mean() -> None:
@@ -197,41 +187,43 @@ def test_inputs_of_another_type_are_refused() -> None:
 
 
 def test_every_architecture_is_a_body_and_a_head_that_is_built_somewhere() -> None:
-    assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(BODIES)
-    assert {body_and_hidden(arch)[0] for arch in ARCHITECTURES} == set(BODIES)
-    assert {body_and_hidden(arch)[1] for arch in ARCHITECTURES} == {0, 128, 256, 512}
-    assert body_and_hidden("resnet34-imagenet-stem+fc256") == ("resnet34-imagenet-stem", 256)
-    assert ARCHITECTURES["googlenet+fc512"] == "googlenet, head: fc 512, C"
+    assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(net.BODIES)
+    assert {net.body_and_hidden(arch)[0] for arch in net.ARCHITECTURES} == set(net.BODIES)
+    assert {net.body_and_hidden(arch)[1] for arch in net.ARCHITECTURES} == {0, 128, 256, 512}
+    assert net.body_and_hidden("resnet34-imagenet-stem+fc256") == ("resnet34-imagenet-stem", 256)
+    assert net.ARCHITECTURES["googlenet+fc512"] == "googlenet, head: fc 512, C"
 
 
 def test_groups_name_known_architectures_each_of_which_is_a_group_of_one() -> None:
-    assert all(archs and set(archs) <= set(ARCHITECTURES) for archs in GROUPS.values())
-    assert [arch for arch in ARCHITECTURES if GROUPS[arch] != (arch,)] == []
+    assert all(archs and set(archs) <= set(net.ARCHITECTURES) for archs in net.GROUPS.values())
+    assert [arch for arch in net.ARCHITECTURES if net.GROUPS[arch] != (arch,)] == []
 
 
 def test_clients_get_the_architectures_in_turn() -> None:
-    assert [architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == ["htcnn-1", "htcnn-8", "htcnn-1", "htcnn-4"]
-    assert architecture_of("cnn4", 5) == "cnn4"
-    assert members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
-    assert [architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]
+    assert [net.architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == ["htcnn-1", "htcnn-8", "htcnn-1", "htcnn-4"]
+    assert net.architecture_of("cnn4", 5) == "cnn4"
+    assert net.members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
+    assert [net.architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]
 
 
 def test_feature_extractors_of_fedtgp() -> None:
     """In the order in which the paper lists them."""
     small = ("cnn4", "googlenet", "mobilenet-v2")
-    assert GROUPS["htfe2"] == ("cnn4", *resnets(18))
-    assert GROUPS["htfe3"] == resnets(10, 18, 34)
-    assert GROUPS["htfe4"] == (*small, *resnets(18))
-    assert GROUPS["htfe8"] == (*small, *resnets(18, 34, 50, 101, 152))
-    assert GROUPS["htfe9"] == resnets(4, 6, 8, 10, 18, 34, 50, 101, 152)
+    assert net.GROUPS["htfe2"] == ("cnn4", *resnets(18))
+    assert net.GROUPS["htfe3"] == resnets(10, 18, 34)
+    assert net.GROUPS["htfe4"] == (*small, *resnets(18))
+    assert net.GROUPS["htfe8"] == (*small, *resnets(18, 34, 50, 101, 152))
+    assert net.GROUPS["htfe9"] == resnets(4, 6, 8, 10, 18, 34, 50, 101, 152)
 
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
     heads = [0, 512, 256, 128]
-    assert [body_and_hidden(arch) for arch in GROUPS["res34-htc4"]] == [(*resnets(34), hidden) for hidden in heads]
+    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [
+        (*resnets(34), hidden) for hidden in heads
+    ]
     for client in range(16):
-        body, hidden = body_and_hidden(architecture_of("htfe8-htc4", client))
-        assert (body, hidden) == (GROUPS["htfe8"][client % 8], heads[client % 4])
+        body, hidden = net.body_and_hidden(net.architecture_of("htfe8-htc4", client))
+        assert (body, hidden) == (net.GROUPS["htfe8"][client % 8], heads[client % 4])
 
 
 def resnets(*layers: int) -> tuple[str, ...]:

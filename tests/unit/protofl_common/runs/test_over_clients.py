@@ -35,9 +35,8 @@ def test_over_clients_by_hand() -> None:
 def test_evaluations_of_all_sites() -> None:
     told = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
     rows = [{"asked": asked, "valid": valid, "number": number} for number, (asked, valid) in enumerate(told)]
-    assert [row["number"] for row in of_all_sites(rows)] == [2, 5]
-    assert [row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": 1}])] == [2, 5]
-    assert [row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": 2}])] == [2, 4, 5]
+    for liars, wanted in ((0, [2, 5]), (1, [1, 2, 3, 5]), (2, [0, 1, 2, 3, 4, 5])):
+        assert [row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": liars}])] == wanted
     assert of_all_sites([]) == []
 
 

@@ -21,6 +21,7 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
+from protofl_common.wire import records
 from protofl_common.wire.envelope import LARGEST, NAME, put_in, take_out
 from protofl_common.wire.payloads import (
     RAW,
@@ -32,19 +33,6 @@ from protofl_common.wire.payloads import (
     payload_bytes,
     template_of,
     unpack_payload,
-)
-from protofl_common.wire.records import (
-    Instructions,
-    Report,
-    SiteCard,
-    pack_best,
-    pack_instructions,
-    pack_report,
-    pack_site_card,
-    unpack_best,
-    unpack_instructions,
-    unpack_report,
-    unpack_site_card,
 )
 from protofl_common.wire.schema import (
     Counts,
@@ -67,14 +55,14 @@ from tests.support.given import Patch
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
 LOSSES = CATALOG["fedproto"].reported_losses
-CARD = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
-REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
+CARD = records.SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
+REPORT = records.Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
 
 
 def honest() -> RecordDict:
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     content = pack_payload(Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
-    content["report"] = pack_report(REPORT, LOSSES)
+    content["report"] = records.pack_report(REPORT, LOSSES)
     return content
 
 
@@ -339,18 +327,18 @@ def test_the_algorithms_that_need_one_architecture() -> None:
 def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
     for groups in (({"body": 1},), ({}, {"secret": 1.0}), ({}, {}, {"x": 1.0})):
         with pytest.raises(ValueError, match="is not declared; choose from "):
-            pack_report(Report(2, 3, 3, *groups), LOSSES)
+            records.pack_report(records.Report(2, 3, 3, *groups), LOSSES)
 
 
 def changed(**entries: float | int | list[int]) -> RecordDict:
-    record = pack_report(REPORT, LOSSES)
+    record = records.pack_report(REPORT, LOSSES)
     for name, value in entries.items():
         record[name.replace("__", ".")] = value
     return RecordDict({"report": record})
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
+    (RecordDict({"report": records.pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
     (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
     (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
     (changed(train_samples=-3), "odd entry train_samples"),
@@ -366,7 +354,7 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 ])  # fmt: skip
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
     with pytest.raises(RefusedMessage, match=re.escape(said)):
-        unpack_report(content, 2, LOSSES)
+        records.unpack_report(content, 2, LOSSES)
 
 
 def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
@@ -374,49 +362,49 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
     own = "head/mine:loss"
     for group in ("metrics", "validation"):
         flat = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
-        unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
+        records.unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
         for bad, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
             with pytest.raises(RefusedMessage, match=said):
-                unpack_report(changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"})
+                records.unpack_report(changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"})
 
 
 @pytest.mark.parametrize("record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}])
 def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -> None:
-    assert unpack_best(RecordDict()) == (-1, "")
+    assert records.unpack_best(RecordDict()) == (-1, "")
     best: BestRound = {"metric": "head", "after": 3, "on": "test"}
-    assert unpack_best(RecordDict(dict(pack_best(best)))) == (3, "")
-    assert unpack_best(RecordDict(dict(pack_best(best, final=True)))) == (3, "test")
+    assert records.unpack_best(RecordDict(dict(records.pack_best(best)))) == (3, "")
+    assert records.unpack_best(RecordDict(dict(records.pack_best(best, final=True)))) == (3, "test")
     with pytest.raises(RefusedMessage, match="best is"):
-        unpack_best(RecordDict({"best": ConfigRecord(record)}))
+        records.unpack_best(RecordDict({"best": ConfigRecord(record)}))
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
-    instructions = Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
-    assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    assert unpack_site_card(RecordDict({"site": pack_site_card(CARD)})) == CARD
+    instructions = records.Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
+    assert records.unpack_instructions(RecordDict({"round": records.pack_instructions(instructions)})) == instructions
+    assert records.unpack_site_card(RecordDict({"site": records.pack_site_card(CARD)})) == CARD
     report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
-    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
-    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
+    packed = RecordDict({"report": records.pack_report(report, LOSSES, {"head/auc"})})
+    assert records.unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
 
 @pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
 def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
-    record = ConfigRecord({**pack_site_card(CARD), "input_shape": shape})
+    record = ConfigRecord({**records.pack_site_card(CARD), "input_shape": shape})
     with pytest.raises(RefusedMessage, match="input_shape"):
-        unpack_site_card(RecordDict({"site": record}))
+        records.unpack_site_card(RecordDict({"site": record}))
 
 
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
-        unpack_instructions(RecordDict())
-    right = {"round": 3, "run_name": "run", "run_history": "11:5,13"}
-    wrongs = [("round", "3")]
+        records.unpack_instructions(RecordDict())
+    right = {"round": 3, "run_name": "run", "run_history": "11:5,13", "counted": 2, "part": 0.5}
+    wrongs = [("round", "3"), ("part", -0.1), ("part", 1.5), ("part", math.nan)]
     wrongs += [("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)]
     wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
     for key, value in wrongs:
         wrong = ConfigRecord({**right, key: value})
         with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
-            unpack_instructions(RecordDict({"round": wrong}))
+            records.unpack_instructions(RecordDict({"round": wrong}))
 
 
 # -- updates ----------------------------------------------------------------------------------------------------------
