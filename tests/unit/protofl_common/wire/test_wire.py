@@ -338,7 +338,7 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (RecordDict({"report": records.pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
+    (RecordDict({"report": records.pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": 1})}), "records other"),
     (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
     (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
     (changed(train_samples=-3), "odd entry train_samples"),
