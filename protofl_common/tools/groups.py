@@ -92,7 +92,8 @@ class Group:
     @property
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
-        settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
+        keys = (*keys_of(DataSettings), "division")
+        settings = {key: self.settings[key] for key in keys if key in self.settings}
         return settings | {"clients": self.clients}
 
     def beyond(self, reference: Group) -> tuple[Estimate | None, str]:
@@ -122,6 +123,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
+        settings["division"] = summary.get("division", 1)
         if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
             settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
         seed = int(settings.pop("seed", 0))

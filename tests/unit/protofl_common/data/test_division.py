@@ -134,12 +134,9 @@ def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
     assert (hidden == UNLABELLED).sum() == 116 - 24
     np.testing.assert_array_equal(hidden[kept], labels[kept])
     assert hide_labels(labels, 1.0, 3) is labels
-
-
-@pytest.mark.parametrize("rate", [1e-9, 0.001, 0.005])
-def test_a_rate_too_small_for_a_class_leaves_one_label(rate: float) -> None:
-    hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, 0)
-    assert (hidden == 1).sum() == (hidden == 2).sum() == 1
+    for rate in (1e-9, 0.001, 0.005):
+        hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, 0)
+        assert (hidden == 1).sum() == (hidden == 2).sum() == 1
 
 
 def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:

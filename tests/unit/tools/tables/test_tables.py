@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
@@ -184,7 +185,9 @@ def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: 
     assert not names() & before
 
 
-def test_an_edited_file_of_ones_own_data_makes_another_run(small: Path, tmp_path: Path) -> None:
+def test_an_edited_file_of_ones_own_or_division_makes_another_run(
+    small: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
@@ -195,7 +198,9 @@ def test_an_edited_file_of_ones_own_data_makes_another_run(small: Path, tmp_path
     before = names()
     assert names() == before
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
-    assert not names() & before
+    assert not (after := names()) & before
+    monkeypatch.setitem(REDIVIDED, "iid", 2)
+    assert not names() & after
 
 
 @pytest.mark.parametrize("damaged", [False, True])
