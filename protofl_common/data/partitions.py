@@ -56,7 +56,7 @@ def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) ->
 
 
 def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Class counts of Flower's ``DirichletPartitioner``: at least 10 samples each, or a fifth of an equal share, or 2."""
+    """The class counts of Flower's ``DirichletPartitioner``: at least 10 samples, a fifth of an equal share, or 2."""
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
     return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), settings.alpha, least)

@@ -62,7 +62,7 @@ def from_arrays(
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
     The setting ``classes`` comes before the array. Where one of its names is a number (or True), labels are names; else
-    numbers are indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
+    numbers are indices. Without either the classes are the labels that occur, sorted: sites may then differ.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``, numbers may be NaN.
     """

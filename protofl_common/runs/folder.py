@@ -214,7 +214,7 @@ class RunFolder:
     def check_division(self, partition: str) -> None:
         """SettingsError where its clients had other samples than this version would give them."""
         if (summary := self.summary()) and summary.get("division", 1) != REDIVIDED.get(partition, 1):
-            raise SettingsError(f"{self.path}: its clients had other samples: partition {partition!r} has changed since")
+            raise SettingsError(f"{self.path}: its clients had other samples: {partition!r} has changed since")
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
         with (self.path / file).open("a", encoding="utf-8") as lines:

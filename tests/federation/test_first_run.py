@@ -172,7 +172,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: P
     first_run(tmp_path, run_id=5, **table, resume=True)
     assert [kept.stat().st_mtime_ns, json.loads(lost.read_text())["accuracy"]] == before
     monkeypatch.setitem(REDIVIDED, "iid", 2)
-    with pytest.raises(SettingsError, match="partition 'iid' has changed since"):
+    with pytest.raises(SettingsError, match="'iid' has changed since"):
         first_run(tmp_path, run_id=6, **table, resume=True)
 
 

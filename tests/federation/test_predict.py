@@ -377,4 +377,4 @@ def test_data_that_changed_are_named(tmp_path: Path, capsys: Printed) -> None:
     assert "7 test samples, not" in capsys.readouterr().err
     (run / "summary.json").write_text((run / "summary.json").read_text().replace('"division": 1', '"division": 2'))
     assert main(["predict", str(run)]) == main(["audit", str(run)]) == 1
-    assert capsys.readouterr().err.count(f"{run}: its clients had other samples: partition 'feature-shift' has changed") == 2
+    assert capsys.readouterr().err.count(f"{run}: its clients had other samples: 'feature-shift' has changed") == 2

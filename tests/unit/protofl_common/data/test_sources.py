@@ -183,6 +183,9 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
         decoding.read_image(file, 8)
+    Image.new("L", (8, 8)).save(file.with_suffix(".tif"), save_all=True, append_images=[Image.new("L", (8, 8))])
+    with pytest.raises(DataError, match=r"scan\.tif.* has 2 pages, of which one would be seen"):
+        decoding.read_image(file.with_suffix(".tif"), 8)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])
