@@ -14,14 +14,11 @@ from protofl_common.data.clients import hide_labels
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
 
-def test_test_cap_keeps_proportions(open_all: OpenAll) -> None:
+def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(open_all: OpenAll) -> None:
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
         assert len(client.train_labels) == 30
         assert set(np.bincount(client.test_labels)) <= {4, 5, 6}
         assert len(client.test_labels) == 50
-
-
-def test_total_samples_are_drawn_before_dividing(open_all: OpenAll) -> None:
     everyone = open_all(4, dataset="digits", partition="iid", total_samples=100, **WHOLE)
     assert [counts(client).sum() for client in everyone] == [25] * 4
 

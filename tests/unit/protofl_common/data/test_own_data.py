@@ -164,10 +164,9 @@ def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSe
     torn = bytearray((tmp_path / "torn.npz").read_bytes())
     torn[120:130] = b"\xff" * 10
     (tmp_path / "torn.npz").write_bytes(torn)
-    for name, said in (
-        *((name, f"{name} cannot be read as NumPy arrays") for name in ("one.npz", "torn.npz")),
-        ("", "several: one.npz, p.npz, torn.npz; name one"),
-    ):
+    several = "several: one.npz, p.npz, torn.npz; name one"
+    for name in ("one.npz", "torn.npz", ""):
+        said = f"{name} cannot be read as NumPy arrays" if name else several
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
@@ -298,15 +297,15 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
     for wrong, said in (
         ("label,title,text\nx,a,one\ny,b,two\n", "only one of its files has a column title"),
         ("label,text,client\nx,one,a\ny,two,b\n", "only one of its files has a column client"),
-        ("label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n", "'label_text' says the label in other words"),
     ):
         (folder / "train.csv").write_text(wrong)
         data_key.cache_clear()
         with pytest.raises(DataError, match=said):
-            open_data(data_settings(dataset="text-csv", data_dir=str(folder / "train.csv" if "0" in wrong else folder)))
-    for part in ("train,validation", "test"):
-        rows = [f"{'xy'[row % 2]},one,{name}\n" for row, name in enumerate(part.split(","))]
-        (folder / f"{part.partition(',')[0]}.csv").write_text("".join(["label,text,split\n", *rows]))
+            open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
+    with pytest.raises(DataError, match="'label_text' says the label in other words"):
+        opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
+    (folder / "train.csv").write_text("label,text,split\nx,one,train\ny,two,validation\n")
+    (folder / "test.csv").write_text("label,text,split\ny,three,test\n")
     data_key.cache_clear()
     assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [1, 0, 2]
     assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
@@ -360,9 +359,11 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     assert data.classes == ("bad", "good")
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    datasets.DatasetDict({"train": part, "test_matched": part}).save_to_disk(tmp_path / "parts")
-    with pytest.raises(DataError, match="would train on its part 'test_matched': call it test or validation"):
-        open_data(data_settings(dataset="hf:parts", data_dir=str(tmp_path)))
+    named = part.add_column("label_text", ["bad", "good"])
+    for parts, said in (({"test_matched": part}, "part 'test_matched'"), ({"a": named, "b": named}, "in other words")):
+        datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset="hf:wrong", data_dir=str(tmp_path)))
     columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"], "domain": ["u", "u"]}
     columns["split"] = ["train", "test"]
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")

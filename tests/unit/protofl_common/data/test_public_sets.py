@@ -121,9 +121,7 @@ def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_
     np.testing.assert_allclose(data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6)
 
 
-def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
-    data_settings: MakeSettings, usps_dir: Path, capsys: Printed
-) -> None:
+def test_digit5_takes_domains_that_are_there(data_settings: MakeSettings, usps_dir: Path, capsys: Printed) -> None:
     data = read(data_settings, "digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
     assert np.bincount(2 * data.domains + data.official).tolist() == [400, 100, 40, 20]

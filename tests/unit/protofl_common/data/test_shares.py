@@ -5,15 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.data.partitions import (
-    _first,
-    balanced,
-    dealt_evenly,
-    proportional,
-    set_aside,
-    shuffled_by_class,
-    split,
-)
+from protofl_common.data import partitions
+from protofl_common.data.partitions import _first, balanced, dealt_evenly, proportional, set_aside, split
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
@@ -24,7 +17,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     wanted = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
-    decks = shuffled_by_class(labels, np.random.default_rng(seed))
+    decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
     assert [deck.tolist() for deck in decks] == [deck.tolist() for deck in wanted]
 
 

@@ -185,9 +185,7 @@ def test_an_edited_network_of_ones_own_makes_another_run(small: Path, tmp_path: 
     assert not names() & before
 
 
-def test_an_edited_file_of_ones_own_or_division_makes_another_run(
-    small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_edited_data_or_another_division_are_another_run(small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
