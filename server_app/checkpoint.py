@@ -27,7 +27,7 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import RunFolder
 from server_app.log import say
 
-FORMAT = "protofl-checkpoint-4"
+FORMAT = "protofl-checkpoint-5"
 FOLDER = "checkpoints"
 NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 

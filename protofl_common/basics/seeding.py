@@ -1,4 +1,4 @@
-"""Randomness by name: every random choice of a run has a seed derived from the run's seed and what it is for."""
+"""Randomness by name: a seed for one purpose, derived from the run's seed."""
 
 import hashlib
 

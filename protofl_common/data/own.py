@@ -21,7 +21,7 @@ from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
-from protofl_common.data.raw import KEYS, DataError, Ints, RawData, from_arrays
+from protofl_common.data.raw import KEYS, SPLITS, DataError, Ints, RawData, from_arrays
 from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_columns, read_columns
 
 ARRAYS = (".npz", ".csv", ".parquet")
@@ -88,12 +88,13 @@ def read_text(settings: DataSettings) -> RawData:
     """
     parts = [_with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, settings.data_dir)
-    if differ := set(joined) ^ set(parts[-1].others):
+    if differ := set(parts[0].names) ^ set(parts[-1].names):
         raise DataError(f"{settings.data_dir}: only one of its files has a column {', '.join(sorted(differ))}")
     columns, texts = [rows.annotations("label") for rows in parts], [rows.texts(joined) for rows in parts]
-    common = [key for key in columns[0] if key in columns[-1]]
-    arrays: dict[str, Any] = {key: [value for part in columns for value in part[key]] for key in common}
-    if len(parts) == 2:
+    for rows in parts:
+        check_no_label({name: rows.columns[name] for name in joined}, rows.columns["label"], str(rows.file))
+    arrays: dict[str, Any] = {key: [value for part in columns for value in part[key]] for key in columns[0]}
+    if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
@@ -105,6 +106,14 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
     """One CSV file, or ``test.csv`` and ``train.csv``."""
     both = tuple(Path(settings.data_dir).expanduser().absolute() / name for name in ("test.csv", "train.csv"))
     return both if all(file.is_file() for file in both) else (file_of(settings, (".csv",)),)
+
+
+def check_no_label(columns: Mapping[str, Sequence[str]], labels: Sequence[Any], where: str) -> None:
+    """DataError where one of several columns of texts says the label in other words, as ``label_text`` often does."""
+    for name, values in columns.items() if len(columns) > 1 else ():
+        pairs = {(value, str(label)) for value, label in zip(values, labels, strict=True)}
+        if 1 < len(pairs) == len({value for value, _ in pairs}) == len({label for _, label in pairs}) < len(values):
+            raise DataError(f"{where}: column {name!r} says the label in other words; take it out of the data")
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
@@ -138,6 +147,8 @@ def _npz(file: Path) -> dict[str, Any]:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
+    if odd := [key for key in arrays if key[:2] in ("x_", "y_") and key[2:] not in SPLITS]:
+        raise DataError(f"{file}: {odd[0]!r} is of no part train, test or validation")
     parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
     if parts[:2] == ["train", "test"]:
         if len(shapes := {arrays[f"x_{part}"].shape[1:] for part in parts}) > 1:
@@ -145,7 +156,7 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
         arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
-    return {COLUMNS.get(key, key): value for key, value in arrays.items()}
+    return {COLUMNS.get(key, key): arrays[key] for key in sorted(arrays, reverse=True)}  # client counts, as in CSV
 
 
 # -- a function
@@ -210,16 +221,17 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         if "label" not in kinds and len(names) != 1:
             raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(kinds)}")
         label = "label" if "label" in kinds else names[0]
+        if odd := [part for part in parts if part not in SPLITS and re.match("test|val|dev|eval", part)]:
+            raise DataError(f"dataset = {name!r}: would train on its part {odd[0]!r}: call it test or validation")
         split = [part if part in ("test", "validation") else "train" for part in parts]
-        inputs, joined = _inputs(datasets, whole, {label, "client", "domain"}, name, settings)
+        inputs, joined = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
             "inputs": inputs,
             "labels": np.array(whole[label][:]),
             "split": np.repeat(split, [len(part) for part in parts.values()]),
             "classes": kinds[label].names if label in names else None,
         }
-        for column in {"client", "domain"} & set(kinds):
-            arrays["client"] = np.array(whole[column][:])
+        arrays |= {COLUMNS[name]: np.array(whole[name][:]) for name in ("domain", "client", "split") if name in kinds}
     where = f"dataset = {name!r}"
     return replace(from_arrays(arrays, where, settings.classes), columns=checked_names(joined, where))
 
@@ -244,20 +256,22 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         return datasets.load_dataset(name.removeprefix("hf:"))
 
 
-def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> tuple[Any, list[str]]:
+def _inputs(datasets: Any, whole: Any, label: str, name: str, settings: DataSettings) -> tuple[Any, list[str]]:
     """The inputs, and the columns of text that were joined for them."""
-    kinds = {column: kind for column, kind in whole.features.items() if column not in others}
+    kinds = {column: kind for column, kind in whole.features.items() if column not in (label, *COLUMNS)}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+    strings = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+    texts = {column: whole[column][:] for column in strings if not images}
+    check_no_label(texts, whole[label][:], f"dataset = {name!r}")
     try:
         if images:
             size = settings.image_size or DEFAULT_SIZE
             return np.stack([square_rgb(image, size) for image in whole[images[0]]]), []
         if texts:
-            joined = zip(*(whole[column][:] for column in texts), strict=True)
-            return tokens((" ".join(parts) for parts in joined), settings.text_length), texts
+            joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
+            return tokens(joined, settings.text_length), [*texts]
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
         return np.concatenate(columns, axis=1), []
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
         raise DataError(f"dataset = {name!r}: {what} cannot be used: {error}") from error

@@ -56,7 +56,7 @@ def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) ->
 
 
 def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Flower's ``DirichletPartitioner``: at least 10 samples each, or a fifth of an equal share, or 2."""
+    """The class counts of Flower's ``DirichletPartitioner``: at least 10 samples, a fifth of an equal share, or 2."""
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
     return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), settings.alpha, least)
@@ -70,11 +70,11 @@ def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Ge
 
 
 def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
-    """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest."""
-    decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
-    if pool.for_training is not None and not pool.for_training.all():
-        decks = shuffled_by_class(pool.labels, rng)  # a test part at the end of a file is not for the last clients
-    sizes = [len(deck) for deck in decks]
+    """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest.
+
+    Which samples of a class a client gets is random, as files are in the order of looks, patients or dates.
+    """
+    sizes = np.unique(pool.labels, return_counts=True)[1].tolist()
     for _ in range(TRIES):
         counts_CN, drawn_CN = _counts_drawn(sizes, np.full(clients, alpha), rng, full)
         if counts_CN.sum(0).min() >= least:
@@ -82,11 +82,8 @@ def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: in
     else:
         counts_CN = _filled_up(counts_CN, drawn_CN + TINY * rng.random(drawn_CN.shape), least)
     owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
-    dealt = np.concatenate(decks)[np.argsort(owners, kind="stable")]
-    shares = np.split(dealt, np.cumsum(counts_CN.sum(0))[:-1])
-    for share in shares:
-        rng.shuffle(share)
-    return shares
+    dealt = np.concatenate(shuffled_by_class(pool.labels, rng))[np.argsort(owners, kind="stable")]
+    return np.split(dealt, np.cumsum(counts_CN.sum(0))[:-1])
 
 
 def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float) -> tuple[Ints, Floats]:

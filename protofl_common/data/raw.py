@@ -61,8 +61,8 @@ def from_arrays(
                  ``validation`` (2), which counts always.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
-    The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
-    indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
+    The setting ``classes`` comes before the array. Where one of its names is a number (or True), labels are names; else
+    numbers are indices. Without either the classes are the labels that occur, sorted: sites may then differ.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``, numbers may be NaN.
     """
@@ -106,6 +106,8 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
         raise DataError(f"{where}: inputs differ in shape ({error})") from error
     if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
         raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}, not numbers [N, …] of some samples")
+    if array.ndim == 4 and array.shape[3] in (1, 3, 4) and array.shape[1] == array.shape[2] > 4:
+        raise DataError(f"{where}: inputs are {list(array.shape)}: images are [N, channels, H, W], the channels first")
     if array.dtype == np.uint8:
         if array.ndim != 4:
             raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: bytes must be images [N, channels, H, W]")
@@ -151,7 +153,7 @@ def _labels(
         classes, labels = np.unique(column if numbers else column.astype(str), return_inverse=True)
         _check_few(classes.tolist(), len(labels), where)
         return labels.astype(np.int64), tuple(map(str, classes))
-    if numbers and not (from_setting and all(name.isdecimal() for name in names)):
+    if numbers and not (from_setting and any(name.lstrip("-").isdecimal() or name == "True" for name in names)):
         labels = column.astype(np.int64)
     else:
         index = {name: position for position, name in enumerate(names)}

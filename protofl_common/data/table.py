@@ -52,7 +52,7 @@ class Rows:
             if name not in self.columns:
                 raise DataError(f"{self.file}: has no column {name!r}; its columns: {', '.join(self.columns)}")
         for number, name in enumerate(self.names, 1):
-            if not name:  # pandas writes the numbers of the rows so, which may give the label away
+            if not name or name.startswith("Unnamed: "):  # pandas' numbers of the rows, which may give the label away
                 raise DataError(f"{self.file}: column {number} has no name; give it one, or leave it out (index=False)")
             if self.names.count(name) > 1:
                 raise DataError(f"{self.file}: several columns are called {name!r}; rename them")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from protofl_common.basics.files import write_text
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import Scalar, SettingsError
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
@@ -138,6 +139,7 @@ Summary = TypedDict(
         "algorithm": str,
         "dataset": str,
         "partition": str,
+        "division": NotRequired[int],  # the version of the partition, by `REDIVIDED` or 1
         "clients": dict[str, SiteFacts],
         "rounds": int,
         "accuracy": Accuracies,
@@ -208,6 +210,11 @@ class RunFolder:
         if (summary := self.summary()) is None:
             raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
         return summary
+
+    def check_division(self, partition: str) -> None:
+        """SettingsError where its clients had other samples than this version would give them."""
+        if (summary := self.summary()) and summary.get("division", 1) != REDIVIDED.get(partition, 1):
+            raise SettingsError(f"{self.path}: its clients had other samples: {partition!r} has changed since")
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
         with (self.path / file).open("a", encoding="utf-8") as lines:

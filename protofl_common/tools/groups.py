@@ -95,8 +95,8 @@ class Group:
     @property
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
-        code = f"code of {module_of(str(self.settings.get('dataset')))}"
-        settings = {key: self.settings[key] for key in (*keys_of(DataSettings), code) if key in self.settings}
+        keys = (*keys_of(DataSettings), "division", f"code of {module_of(str(self.settings.get('dataset')))}")
+        settings = {key: self.settings[key] for key in keys if key in self.settings}
         return settings | {"clients": self.clients}
 
     def beyond(self, reference: Group) -> tuple[Estimate | None, str]:
@@ -129,6 +129,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
+        settings["division"] = summary.get("division", 1)
         if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
             settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
         versions = summary.get("versions", {}).items()  # of one's own code, too: an edited one is another experiment

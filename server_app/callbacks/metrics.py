@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
@@ -118,6 +119,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "algorithm": run.strategy.row.title,
         "dataset": run.settings.data.dataset,
         "partition": run.settings.data.partition,
+        "division": REDIVIDED.get(run.settings.data.partition, 1),
         "clients": {site: {"arch": of.arch, "domain": of.domain, "parameters": of.parameters} for site, of in cards},
         "rounds": len(rounds),
         "accuracy": final["accuracy"],

@@ -15,6 +15,7 @@ from PIL import Image
 
 import server_app.app
 from client_app.app import app as client_app
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import baselines_of, default_run_config
@@ -162,7 +163,7 @@ def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing
     assert [one.bounds.merging for one in found.values()] == ["mean", "median"]
 
 
-def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: Patch) -> None:
     table = as_table(tmp_path) | {"run-name": "mine", "baselines": "local,fedavg"}
     first_run(tmp_path, **table)
     lost, kept = (tmp_path / "runs" / f"mine-{algo}" / "summary.json" for algo in ("local", "fedavg"))
@@ -170,6 +171,9 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path) -> None:
     lost.unlink()
     first_run(tmp_path, run_id=5, **table, resume=True)
     assert [kept.stat().st_mtime_ns, json.loads(lost.read_text())["accuracy"]] == before
+    monkeypatch.setitem(REDIVIDED, "iid", 2)
+    with pytest.raises(SettingsError, match="'iid' has changed since"):
+        first_run(tmp_path, run_id=6, **table, resume=True)
 
 
 def test_a_site_trains_only_baselines_that_the_run_names(tmp_path: Path) -> None:

@@ -386,3 +386,6 @@ def test_data_that_changed_are_named(tmp_path: Path, capsys: Printed) -> None:
     (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
     assert main(["predict", str(run)]) == 1
     assert "7 test samples, not" in capsys.readouterr().err
+    (run / "summary.json").write_text((run / "summary.json").read_text().replace('"division": 1', '"division": 2'))
+    assert main(["predict", str(run)]) == main(["audit", str(run)]) == 1
+    assert capsys.readouterr().err.count(f"{run}: its clients had other samples: 'feature-shift' has changed") == 2

@@ -159,7 +159,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
     old = folder / FOLDER / "000001.safetensors"
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5" in refusal(config)
 
 
 def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:

@@ -37,6 +37,7 @@ def write_run(
     server: dict[str, float] | None = None,
     validation: list[Accuracies] | None = None,
     warnings: Iterable[str] = (),
+    division: int = 1,
 ) -> None:
     """A finished run: the last of ``evaluations`` is the final one; site i of n has 10 · (i + 1) test samples.
 
@@ -59,7 +60,8 @@ def write_run(
     clients = {site: {"arch": "cnn4", "domain": (domains or {}).get(site)} for site in evaluations[-1]}
     summary = {"algorithm": "Fake", "clients": clients, "rounds": len(rows) - 1, "accuracy": accuracy,
         "best-accuracy": best, "bytes": {"up": 1000, "down": 2000}, "trouble": {"failed": 0}, "seconds": 61.0,
-        "seconds-per-round": 1.5, "settings": settings, "warnings": list(warnings)}  # fmt: skip
+        "seconds-per-round": 1.5, "settings": settings, "warnings": list(warnings),
+        "division": division}  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
 
 

@@ -37,7 +37,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import large_enough, stated_samples
 from protofl_common.report.reading import AUDIT, RecordedRun
 from protofl_common.runs.figures import audit_table
-from protofl_common.runs.folder import WEIGHTS
+from protofl_common.runs.folder import WEIGHTS, RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
@@ -108,6 +108,7 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
+    RunFolder(folder).check_division(settings.data.partition)
     if settings.privacy.sums_only:
         raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
     of_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())

@@ -105,8 +105,9 @@ def comparison(folders: list[Path]) -> Table:
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     figures = [_figures(summary) for summary in summaries]
     rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
-    for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
-        values = [summary["settings"].get(key) for summary in summaries]
+    settings = [summary["settings"] | {"division": summary.get("division", 1)} for summary in summaries]
+    for key in dict.fromkeys(key for of_run in settings for key in of_run):
+        values = [of_run.get(key) for of_run in settings]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
             rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
     return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows)

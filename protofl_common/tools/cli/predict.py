@@ -32,7 +32,7 @@ from protofl_common.data.division import placed, shares_of
 from protofl_common.data.images import image_files
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.folder import CARD
+from protofl_common.runs.folder import CARD, RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
 from protofl_common.tools.cli.export import models_in
 from protofl_common.tools.reading import FILES, Row, read_ahead, rows_file
@@ -100,6 +100,7 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
     files, out = models_in(run), arguments.out or run / "predictions.csv"
     recipe, count = read_recipe(str(run / "settings.toml")), 0
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
+    RunFolder(run).check_division(settings.data.partition)
     with rows_file(out) as add:
         for site in in_order(files):
             if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments):

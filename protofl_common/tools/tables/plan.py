@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.datasets import OWN_FORMATS
+from protofl_common.config.datasets import OWN_FORMATS, REDIVIDED
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
@@ -136,6 +136,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
     own = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
+    own += [f"division {version}"] if (version := REDIVIDED.get(settings.data.partition)) else []
     mark = digest(sorted(what.items()), federation["num-supernodes"], where, *own)[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)

@@ -32,7 +32,7 @@ class Client(plain.PlainClient):
 
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 90, "test_samples": 20}
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100, "test_samples": 20}
     more = {"feature_dim": 16, "fedproto_avg__lambda": lambda_, **unequal}
     outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **more)
     sizes = [len(client.y) for client in clients]

@@ -54,7 +54,7 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
     assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
 
 
-def test_the_users_clients_and_split_are_respected(divided: Any) -> None:
+def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     north, south = divided(2, TABLE, test_from="official-own")
     assert (north.domain, south.domain) == ("north", "south")
     assert north.train_inputs.tolist() == [[1, 2.5]]
@@ -64,6 +64,9 @@ def test_the_users_clients_and_split_are_respected(divided: Any) -> None:
         divided(1, TABLE, test_from="official-own")
     with pytest.raises(DataError, match="test-from = 'official-own': a client has 2 training and 0 test samples"):
         divided(2, TABLE.replace("south,test", "south,train"), test_from="official-own")
+    own = {"dataset": "arrays", "data_dir": f"{tmp_path}/0.csv", "partition": "natural", "test_from": "official-own"}
+    alone = open_client_data(data_settings(**own), seed=1, partition=0, num_partitions=1, domain="south")
+    assert alone.train_inputs.tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
@@ -133,14 +136,6 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
         assert client.validation_inputs[:, 0].tolist() == wanted
 
 
-def test_a_site_says_which_client_it_is(data_settings: MakeSettings, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(TABLE)
-    own = {"dataset": "arrays", "data_dir": str(tmp_path), "partition": "natural", "test_from": "official-own"}
-    settings = data_settings(**own)
-    found = open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="south")
-    assert found.train_inputs.tolist() == [[3, 4]]
-
-
 def test_arrays_of_every_kind(opened: Any) -> None:
     labels = [0, 1, 1]
     images = opened("arrays", "i.npz", {"inputs": np.zeros((3, 1, 9, 9), np.uint8), "labels": labels})
@@ -157,6 +152,8 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
+    with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
+        opened("arrays", "v.npz", parts | {"x_val": np.eye(2)})
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -169,8 +166,10 @@ def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSe
     torn = bytearray((tmp_path / "torn.npz").read_bytes())
     torn[120:130] = b"\xff" * 10
     (tmp_path / "torn.npz").write_bytes(torn)
-    for name in ("one.npz", "torn.npz"):
-        with pytest.raises(DataError, match=f"{name} cannot be read as NumPy arrays"):
+    several = "several: one.npz, p.npz, torn.npz; name one"
+    for name in ("one.npz", "torn.npz", ""):
+        said = f"{name} cannot be read as NumPy arrays" if name else several
+        with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
 
@@ -212,6 +211,7 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
     ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
     ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
     (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
+    ("Unnamed: 0,a,label\n0,1,x\n1,2,y\n", "column 1 has no name"),
     ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
     ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
 ])  # fmt: skip
@@ -239,6 +239,7 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
     ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
     ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
     ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
+    ({"inputs": np.zeros((2, 8, 8, 3), np.uint8), "labels": [1, 2]}, "the channels first"),
     ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
     ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
     ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
@@ -262,6 +263,9 @@ def test_labels_are_names_or_indices() -> None:
     assert labels([1.0, 2.0]) == ([0, 1], ("1", "2"))
     assert labels([1, 0], "no,yes") == ([1, 0], ("no", "yes"))
     assert labels([1, 2], "1,2,3") == ([0, 1], ("1", "2", "3"))
+    assert labels([1, 2], "1,2,other") == ([0, 1], ("1", "2", "other"))  # a site without others
+    assert labels([-1, 1], "-1,1") == ([0, 1], ("-1", "1"))
+    assert labels(np.array([True, False]), "True,False") == ([0, 1], ("True", "False"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
@@ -286,9 +290,20 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
     assert both.official.tolist() == [1, 0, 0]
     assert both.labels.tolist() == [1, 0, 1]
     assert both.columns == ("text",)
-    (folder / "train.csv").write_text("label,title,text\nx,a,one\ny,b,two\n")
-    with pytest.raises(DataError, match="only one of its files has a column title"):
-        open_data(data_settings(dataset="text-csv", data_dir=f"{folder}/"))
+    for wrong, said in (
+        ("label,title,text\nx,a,one\ny,b,two\n", "only one of its files has a column title"),
+        ("label,text,client\nx,one,a\ny,two,b\n", "only one of its files has a column client"),
+    ):
+        (folder / "train.csv").write_text(wrong)
+        data_key.cache_clear()
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
+    with pytest.raises(DataError, match="'label_text' says the label in other words"):
+        opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
+    (folder / "train.csv").write_text("label,text,split\nx,one,train\ny,two,validation\n")
+    (folder / "test.csv").write_text("label,text,split\ny,three,test\n")
+    data_key.cache_clear()
+    assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [1, 0, 2]
     assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
 
 
@@ -366,11 +381,17 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     assert (data.classes, data.columns) == (("bad", "good"), ("title", "text"))  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}
+    named = part.add_column("label_text", ["bad", "good"])
+    for parts, said in (({"test_matched": part}, "part 'test_matched'"), ({"a": named, "b": named}, "in other words")):
+        datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset="hf:wrong", data_dir=str(tmp_path)))
+    columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"], "domain": ["u", "u"]}
+    columns["split"] = ["train", "test"]
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
     assert table.inputs.tolist() == [[1, 3], [2, 4]]
-    assert table.domain_names == ("x", "y")
+    assert (table.domain_names, table.official.tolist()) == (("x", "y"), [0, 1])
     with pytest.raises(DataError, match="there is no folder 'none' in data-dir"):
         open_data(data_settings(dataset="hf:none", data_dir=str(tmp_path)))
     for outside in ("../reviews", str(tmp_path / "reviews")):
@@ -383,17 +404,3 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     copies[0].mkdir()  # as a process that was killed leaves it
     assert copies[0] in stored_at({"site-name": "north", "cache-dir": str(copies[0].parent)})[-1].paths
     copies[0].rmdir()
-
-
-def test_files_that_are_not_there(data_settings: MakeSettings, tmp_path: Path) -> None:
-    for where, said in (
-        ("", "dataset 'arrays' needs a file"),
-        (str(tmp_path / "none"), "there is no such file or folder"),
-        (str(tmp_path), "none there"),
-    ):
-        with pytest.raises(DataError, match=said):
-            open_data(data_settings(dataset="arrays", data_dir=where))
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text(TABLE)
-    with pytest.raises(DataError, match=r"several: a\.csv, b\.csv; name one"):
-        open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))

@@ -61,6 +61,10 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
     np.testing.assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     embedded = open_data(data_settings(dataset="digit-domains"))
     np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])
+    for file in usps_dir.glob("usps*"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
+        open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir), alpha=0.2))
 
 
 def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
@@ -92,6 +96,11 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     np.testing.assert_array_equal(np.bincount(data.labels), [16, 16, 8])
     assert (data.inputs[data.domains == 0, 2] == 200).all()
     assert (data.inputs[data.domains == 1, 0] == 200).all()
+    for name, part in (("photo", "train"), ("sketch", "Test")):
+        (domain_dir / name).rename(domain_dir / part)
+    for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
+        with pytest.raises(DataError, match=rf"test, train in .* and would be taken for {taken}; list the images"):
+            open_data(data_settings(dataset=dataset, data_dir=str(domain_dir), alpha=0.2))
 
 
 def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -129,19 +138,14 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
             open_data(data_settings(dataset=dataset, data_dir=str(folder)))
 
 
-def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
-        open_data(data_settings(dataset="digit-mix", data_dir=str(mnist_dir)))
-
-
-@pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder"])
+@pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
 def test_data_dir_missing_or_empty(data_settings: MakeSettings, tmp_path: Path, dataset: str) -> None:
     with pytest.raises(DataError, match=rf"data-dir = ''.*'{dataset}'"):
         open_data(data_settings(dataset=dataset))
-    with pytest.raises(DataError, match=r"data-dir = .*there is no such folder"):
+    with pytest.raises(DataError, match=r"data-dir = .*there is no such (file or )?folder"):
         open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "nowhere")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="data-dir = "):
+    with pytest.raises(DataError, match="data-dir = .*none there" if dataset == "arrays" else "data-dir = "):
         open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "empty")))
 
 
@@ -179,6 +183,9 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
         decoding.read_image(file, 8)
+    Image.new("L", (8, 8)).save(file.with_suffix(".tif"), save_all=True, append_images=[Image.new("L", (8, 8))])
+    with pytest.raises(DataError, match=r"scan\.tif.* has 2 pages, of which one would be seen"):
+        decoding.read_image(file.with_suffix(".tif"), 8)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])

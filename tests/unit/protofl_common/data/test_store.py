@@ -48,9 +48,7 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_leftovers_of_a_killed_process_do_no_harm_and_no_cache_can_be_a_file(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_leftovers_do_no_harm_and_no_cache_can_be_a_file(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()

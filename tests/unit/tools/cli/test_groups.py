@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
-from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table
 from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
@@ -26,13 +26,13 @@ def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
 
 
-def write(folder: Path, algo: str, accuracies: list[float], first: int = 1, **settings: Scalar) -> list[Path]:
+def write(folder: Path, algo: str, accuracies: list[float], first: int = 1, **settings: Any) -> list[Path]:
     """A run for each accuracy, of the seeds from ``first`` on."""
-    folders = []
+    folders, division = list[Path](), settings.pop("division", 1)
     for seed, accuracy in enumerate(accuracies, first):
         folders.append(folder / f"{algo}-{seed}-{len(settings)}")
         config = {"dataset": "digits", "lr": 0.1, "algo": algo, "seed": seed, "run-name": str(seed)} | settings
-        write_run(folders[-1], config, [{"0": {"head": accuracy}}] * 2)
+        write_run(folders[-1], config, [{"0": {"head": accuracy}}] * 2, division=division)
     return folders
 
 
@@ -111,10 +111,12 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
 
 
 @pytest.mark.parametrize(("other", "first", "note"), [
-    ({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common"),
+    ({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"),
+    ({"division": 2}, 1, "not paired: other data, or divided otherwise"),
+    ({}, 11, "not paired: no seed in common"),
 ])  # fmt: skip
 def test_what_does_not_pair_is_said(
-    tmp_path: Path, capsys: Printed, other: dict[str, Scalar], first: int, note: str
+    tmp_path: Path, capsys: Printed, other: dict[str, Any], first: int, note: str
 ) -> None:
     both = [*write(tmp_path, "fedproto", OURS), *write(tmp_path, "local", LOCAL, first, **other)]
     _, local = compared(capsys, *map(str, both))

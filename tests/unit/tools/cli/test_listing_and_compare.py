@@ -62,7 +62,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
     one, two = tmp_path / "one", tmp_path / "two"
     write_run(one, same | {"algo": "local", "run-name": "a"}, [{"0": {"head": 0.5}}] * 2)
     both = {"0": {"head": 0.25, "prototype": 0.75}}
-    write_run(two, same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0}, [both] * 2)
+    write_run(two, same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0}, [both] * 2, division=2)
     assert main(["compare", str(one), str(two)]) == 0
     cells = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in capsys.readouterr().out.splitlines()]
     assert ["head: mean", "50.00", "25.00"] in cells
@@ -70,6 +70,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
     assert ["seconds", "1m01s", "1m01s"] in cells
     assert ["algo", "local", "fedproto"] in cells
     assert ["fedproto.lambda", "–", "1.0"] in cells
+    assert ["division", "1", "2"] in cells
     assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
     (two / "summary.json").unlink()
     assert main(["compare", str(two)]) == 1

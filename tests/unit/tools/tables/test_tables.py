@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
@@ -189,7 +190,9 @@ def test_edited_code_of_ones_own_makes_another_run(key: str, small: Path, tmp_pa
 
 
 @pytest.mark.parametrize("dataset", ["arrays", "manifest", "json:load"])
-def test_an_edited_file_of_ones_own_data_makes_another_run(dataset: str, small: Path, tmp_path: Path) -> None:
+def test_edited_data_or_another_division_are_another_run(
+    dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
@@ -201,7 +204,9 @@ def test_an_edited_file_of_ones_own_data_makes_another_run(dataset: str, small: 
     before = names()
     assert names() == before
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
-    assert len(names() - before) == len(before) > 0
+    assert len((after := names()) - before) == len(before) > 0
+    monkeypatch.setitem(REDIVIDED, "iid", 2)
+    assert not names() & after
 
 
 @pytest.mark.parametrize("damaged", [False, True])
