@@ -374,14 +374,14 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
     kinds = datasets.Features({"title": datasets.Value("string"), "text": datasets.Value("string"), "label": label})
-    texts = {"title": ["so", "so"], "text": ["bad", "good"], "label": [0, 1]}
+    texts = {"title": ["so"] * 3, "text": ["bad", "good", "fine"], "label": [0, 1, 1]}
     part = datasets.Dataset.from_dict(texts, features=kinds)
     datasets.DatasetDict({"train": part, "test": part}).save_to_disk(tmp_path / "reviews")
     data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
     assert (data.classes, data.columns) == (("bad", "good"), ("title", "text"))  # a run's first lines name the columns
-    assert data.official.tolist() == [0, 0, 1, 1]
-    assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    named = part.add_column("label_text", ["bad", "good"])
+    assert data.official.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.inputs.tolist() == tokens(["so bad", "so good", "so fine"] * 2, 3).tolist()
+    named = part.add_column("label_text", ["bad", "good", "good"])
     for parts, said in (({"test_matched": part}, "part 'test_matched'"), ({"a": named, "b": named}, "in other words")):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
         with pytest.raises(DataError, match=said):
