@@ -222,7 +222,7 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(kinds)}")
         label = "label" if "label" in kinds else names[0]
         if odd := [part for part in parts if part not in SPLITS and re.match("test|val|dev|eval", part.lower())]:
-            raise DataError(f"dataset = {name!r}: would train on its part {odd[0]!r}: call it test, validation or train_…")
+            raise DataError(f"dataset = {name!r}: would train on part {odd[0]!r}: call it test, validation or train_…")
         split = [part if part in ("test", "validation") else "train" for part in parts]
         inputs, joined = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
