@@ -156,7 +156,7 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
         arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
-    return {COLUMNS.get(key, key): arrays[key] for key in sorted(arrays, reverse=True)}  # client counts, as in CSV
+    return {COLUMNS.get(key, key): arrays[key] for key in sorted(arrays, key="client".__eq__)}  # which counts
 
 
 # -- a function
