@@ -91,9 +91,9 @@ def read_text(settings: DataSettings) -> RawData:
     if differ := set(parts[0].names) ^ set(parts[-1].names):
         raise DataError(f"{settings.data_dir}: only one of its files has a column {', '.join(sorted(differ))}")
     columns, texts = [rows.annotations("label") for rows in parts], [rows.texts(joined) for rows in parts]
-    for rows in parts:
-        check_no_label({name: rows.columns[name] for name in joined}, rows.columns["label"], str(rows.file))
     arrays: dict[str, Any] = {key: [value for part in columns for value in part[key]] for key in columns[0]}
+    whole = {name: [text for rows in parts for text in rows.columns[name]] for name in joined}
+    check_no_label(whole, arrays["labels"], settings.data_dir)  # in all files: a few texts may say it by chance
     if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
@@ -147,7 +147,7 @@ def _npz(file: Path) -> dict[str, Any]:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
-    if odd := [key for key in arrays if key[:2] in ("x_", "y_") and key[2:] not in SPLITS]:
+    if odd := [key for key in arrays if key[:2] == "x_" and f"y_{key[2:]}" in arrays and key[2:] not in SPLITS]:
         raise DataError(f"{file}: {odd[0]!r} is of no part train, test or validation")
     parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
     if parts[:2] == ["train", "test"]:
@@ -156,7 +156,7 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
         arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
-    return {COLUMNS.get(key, key): arrays[key] for key in sorted(arrays, reverse=True)}  # client counts, as in CSV
+    return {COLUMNS.get(key, key): arrays[key] for key in sorted(arrays, key="client".__eq__)}  # which counts
 
 
 # -- a function
@@ -221,8 +221,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         if "label" not in kinds and len(names) != 1:
             raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(kinds)}")
         label = "label" if "label" in kinds else names[0]
-        if odd := [part for part in parts if part not in SPLITS and re.match("test|val|dev|eval", part)]:
-            raise DataError(f"dataset = {name!r}: would train on its part {odd[0]!r}: call it test or validation")
+        if odd := [part for part in parts if part not in SPLITS and re.match("test|val|dev|eval", part.lower())]:
+            raise DataError(f"dataset = {name!r}: would train on part {odd[0]!r}: call it test, validation or train_…")
         split = [part if part in ("test", "validation") else "train" for part in parts]
         inputs, joined = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {

@@ -68,7 +68,7 @@ def from_arrays(
     """
     for key in ("inputs", "labels"):
         if arrays.get(key) is None:
-            raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, sorted(arrays))) or 'nothing'}")
+            raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
     inputs = _inputs(arrays["inputs"], where, place, gaps)
     if lists := [label for label in arrays["labels"] if np.ndim(label)]:
         several = "several labels of a sample (multi-label) cannot be learned, only one class of each"

@@ -43,7 +43,7 @@ class Prototypes:
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
 
     def thinned(self, most: float) -> Prototypes:
-        """Return these, or ⌊most⌋ of them at even distances in their order; at least one."""
+        """Return these, or ⌊most⌋ of them at even distances in their order."""
         return self if len(self) <= most else self.only(torch.linspace(0, len(self) - 1, int(most)).round().long())
 
     @classmethod

@@ -43,10 +43,10 @@ def act(arguments: argparse.Namespace) -> None:
     figure = Figure.of(parts, "compare")
     groups = grouped(folders, figure if parts else None)
     if arguments.against:
-        against = run_named(arguments.against).resolve()
-        groups.sort(key=lambda group: against not in map(Path.resolve, group.runs.values()))
-        if against not in map(Path.resolve, groups[0].runs.values()):
+        if (against := run_named(arguments.against)).resolve() not in map(Path.resolve, folders):
             raise SettingsError(f"--against {arguments.against}: must be one of the runs that are compared")
+        (first,) = grouped([against], figure if parts else None)
+        groups.sort(key=lambda group: (group.settings, group.clients) != (first.settings, first.clients))
     console = Console()
     if arguments.json:
         print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})

@@ -149,11 +149,12 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert words.mean == ()
     assert words.classes == ("x", "y")
     parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
-    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
+    parts |= {f"y_{part[2:]}": np.arange(2) for part in parts} | {"x_mean": np.zeros(3)}
+    data = opened("arrays", "a.npz", parts)
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
     with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
-        opened("arrays", "v.npz", parts | {"x_val": np.eye(2)})
+        opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -300,10 +301,10 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
             open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
     with pytest.raises(DataError, match="'label_text' says the label in other words"):
         opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
-    (folder / "train.csv").write_text("label,text,split\nx,one,train\ny,two,validation\n")
-    (folder / "test.csv").write_text("label,text,split\ny,three,test\n")
-    data_key.cache_clear()
-    assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [1, 0, 2]
+    (folder / "train.csv").write_text("label,text,by,split\nx,one,a,train\ny,two,b,validation\n")
+    (folder / "test.csv").write_text("label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n")
+    data_key.cache_clear()  # of three test texts, who wrote one says its label, by chance
+    assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [1, 1, 1, 0, 2]
     assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
 
 
@@ -374,15 +375,16 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
     kinds = datasets.Features({"title": datasets.Value("string"), "text": datasets.Value("string"), "label": label})
-    texts = {"title": ["so"] * 3, "text": ["bad", "good", "fine"], "label": [0, 1, 1]}
-    part = datasets.Dataset.from_dict(texts, features=kinds)
-    datasets.DatasetDict({"train": part, "test": part}).save_to_disk(tmp_path / "reviews")
+    texts = {"title": ["so", "so"], "text": ["bad", "good"]}
+    part, test = (datasets.Dataset.from_dict(texts | {"label": of}, features=kinds) for of in ([0, 1], [1, 1]))
+    datasets.DatasetDict({"train_valley": part, "test": test}).save_to_disk(tmp_path / "reviews")
     data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
     assert (data.classes, data.columns) == (("bad", "good"), ("title", "text"))  # a run's first lines name the columns
-    assert data.official.tolist() == [0, 0, 0, 1, 1, 1]
-    assert data.inputs.tolist() == tokens(["so bad", "so good", "so fine"] * 2, 3).tolist()
-    named = part.add_column("label_text", ["bad", "good", "good"])
-    for parts, said in (({"test_matched": part}, "part 'test_matched'"), ({"a": named, "b": named}, "in other words")):
+    assert data.official.tolist() == [0, 0, 1, 1]
+    assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
+    named, other = part.add_column("label_text", ["0", "1"]), test.add_column("label_text", ["1", "1"])
+    wrong = [({name: part}, f"part '{name}'") for name in ("test_matched", "Val")]
+    for parts, said in (*wrong, ({"a": named, "b": other}, "'label_text' says the label in other words")):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="hf:wrong", data_dir=str(tmp_path)))

@@ -73,7 +73,7 @@ def test_of_equal_runs_the_latest_counts_and_of_edited_code_is_another_group(tmp
     old, new = (write(tmp_path / name, "mine", OURS[:1], dataset="mine:load")[0] for name in ("old", "new"))
     for time, later in enumerate((old, new, old), start=1):
         os.utime(later / "summary.json", (2e9 + time, 2e9 + time))
-        assert compared(capsys, str(old), str(new))[0]["runs"] == {"1": str(later)}
+        assert compared(capsys, str(old), str(new), "--against", str(old))[0]["runs"] == {"1": str(later)}
     for folder, code in ((old, "1a"), (new, "2b")):
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"versions": {"torch": "2", "mine": code}}))
