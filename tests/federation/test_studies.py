@@ -299,7 +299,8 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     said = by({9: lambda message, _: Message(Error(2, "site south: denied at south"), reply_to=message)}, "query")
     outcome = run_federation(config, nodes=nodes, tamper=said)
     assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
-    assert "1 client cannot take part: a stranger as south: denied at south" in hospitals.capsys.readouterr().out
+    why = "1 client cannot take part: site south, not signed with its key: denied at south"
+    assert why in hospitals.capsys.readouterr().out
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
