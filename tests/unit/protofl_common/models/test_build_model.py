@@ -136,7 +136,7 @@ def test_everybodys_first_model_is_each_clients_own() -> None:
         ({"input_shape": (1, 7, 7)}, r"at least 8 pixels a side .*\[1, 7, 7\]"),
         ({"input_shape": (1, 28, 32)}, r"square images .*\[1, 28, 32\]"),
         ({"input_shape": (30,)}, r"'cnn4' is for square images .*\[30\]"),
-        ({"input_shape": (3, 512, 512), "feature_dim": 16384}, "= 16384: cnn4 would have 16,384,.* choose a smaller"),
+        ({"input_shape": (3, 512, 512), "feature_dim": 16384}, "'cnn4': 16,384,.* and feature-dim = 16384, above"),
         ({"input_shape": (4, 20)}, r"'cnn4' is for square images.*\[4, 20\].*signal3"),
         (
             {"arch": "signal-cnn", "input_shape": (30,)},
