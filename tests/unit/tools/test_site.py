@@ -403,7 +403,7 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
     assert main(["site", "status", "--node-config", node]) == 0
     assert "first" in capsys.readouterr().out
-    assert main(["site", "purge", "first", "--node-config", node]) == 0
+    assert main(["site", "purge", "--node-config", node, "first"]) == 0
     assert not (site / "state/first").exists()
 
 
