@@ -5,9 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import DROPPED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
-
-FEW_TESTED = "too few test samples of each class (min-class-samples), or not finite"  # why a metric is missing
+from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import RoundRow
-from protofl_common.runs.over_clients import FEW_TESTED, measured
+from protofl_common.runs.folder import FEW_TESTED, RoundRow
+from protofl_common.runs.over_clients import measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.network.exchange import Records

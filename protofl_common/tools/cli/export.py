@@ -155,11 +155,10 @@ def _use(card: "ModelCard", unknown_above: float) -> Iterator[str]:
 
 def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
     when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
-    yield from ("## Figures", "")
     if not card.test_samples:
-        yield from (f"{card.site}: {UNTESTED}", "")
+        yield from ("## Figures", "", f"{card.site}: {UNTESTED}", "")
         return
-    yield from (f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
+    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
     yield ""
     where = "the site's validation samples" if card.calibrated_on == "validation" else "these same test samples"
