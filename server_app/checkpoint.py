@@ -133,7 +133,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     except Timeout:
         busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
         raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
-    for leftover in (*folder.glob("*.tmp"), *folder.glob(f"{FOLDER}/*.tmp")):
+    mark = f"*.{'[0-9a-f]' * 8}.tmp"  # of `replacing`, and of no file of somebody else's: this may be no run's folder
+    for leftover in (*folder.glob(mark), *folder.glob(f"{FOLDER}/{mark}")):
         remove(leftover)
     try:
         yield

@@ -103,8 +103,8 @@ def _check_size(arch: str, input_shape: tuple[int, ...], num_classes: int, featu
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         model = SplitModel(body, _head(arch, num_classes, feature_dim, "trainable", None))
     if (number := sum(each.numel() for each in model.parameters())) > MOST_PARAMETERS:
-        many = f"{arch} would have {number:,} parameters for inputs {list(input_shape)}, above {MOST_PARAMETERS:,}"
-        raise SettingsError(f"feature-dim = {feature_dim}: {many}; choose a smaller feature-dim, image-size or arch")
+        size = f"inputs {list(input_shape)} and feature-dim = {feature_dim}; choose another network, or a smaller size"
+        raise SettingsError(f"arch = {arch!r}: {number:,} parameters, above {MOST_PARAMETERS:,}, for {size}")
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:

@@ -36,6 +36,7 @@ Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
+FEW_TESTED = "too few test samples of each class (min-class-samples), or not finite"  # why a metric is missing
 DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
 ClientRow = TypedDict(

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import DROPPED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
+from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -101,8 +101,8 @@ def doubts_of_data(sites: Sites) -> Iterator[str]:
         yield f"trained on, but tested nowhere: {', '.join(nowhere)}"
 
 
-def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -> Iterator[str]:
-    """Yield a line for rounds that changed nothing, for failed replies, and for accuracies that need no model."""
+def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "") -> Iterator[str]:
+    """Yield a line for rounds that changed nothing, failed replies, missing figures, and accuracies without a model."""
     rounds = [row for row in rows if row["kind"] == "round"]
     if idle := [row for row in rounds if row["void"]]:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
@@ -113,6 +113,8 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     silent = [site for site in final["clients"] if site not in tested]
     if tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
+    if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:
+        yield f"no {metrics} of {', '.join(bare)} ({FEW_TESTED})"
     counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
     shares = [max(of_site) / sum(of_site) for of_site in counts if any(of_site)]
     for kind, figures in final["accuracy"].items() if shares else ():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds
 
 ARRAYS = (".npy", ".npz")
-_FORMULA = re.compile(r"\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")  # before what a spreadsheet would compute: a file's name
+_FORMULA = re.compile(r"(?s)\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")  # before what a spreadsheet would compute
 FILES = 256  # of a batch; the next one is decoded ahead
 
 Row = dict[str, Any]  # column -> text, number, truth value, or None

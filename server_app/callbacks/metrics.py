@@ -132,7 +132,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "bytes": sizes,
         "trouble": lost,
         "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
-        "warnings": list(doubts_of_outcome(run.rows, final, run.files.sites())),
+        "warnings": [*doubts_of_outcome(run.rows, final, run.files.sites(), run.settings.run.metrics)],
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,

@@ -2,7 +2,7 @@
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import RoundRow
+from protofl_common.runs.folder import FEW_TESTED, RoundRow
 from protofl_common.runs.over_clients import measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
@@ -32,7 +32,8 @@ class EarlyStopping(Callback):
         metric, patience = chosen.early_stopping_metric, chosen.early_stopping
         names, merged = sorted(measured(rows)), bool(rows) and not any(row["void"] for row in rows)
         if metric and metric not in names and measured(rows[-1:]) and merged and rows[-1]["evaluated-after-round"]:
-            raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(names)}")
+            few = f"; {FEW_TESTED}" * (metric.partition("/")[0] in names)
+            raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(names)}{few}")
         if patience and best is not None and best["on"] == "validation":
             after = [row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {})]
             if max(after) - best["after"] >= patience:

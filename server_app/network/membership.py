@@ -253,12 +253,12 @@ class Federation:
                 self._take_card(node, reply.content)
 
     def _reason(self, text: str) -> str:
-        """Return why a site refuses, without its signature; who has none of a site of the study is a stranger."""
+        """Return why a site refuses, without its signature; without one of the study's key, it says so."""
         if not (claim := re.match(r"site (\S+?)(?: signed ([0-9a-f]{128}))?: ", text)):
             return printable(text)
         name, run_id, signature = claim[1], self.run_history.run_id, bytes.fromhex(claim[2] or "")
-        who = "site" if is_from_site(self.settings.study, name, run_id, "refusal", signature) else "a stranger as"
-        return printable(f"{who} {name}: {text[claim.end() :]}")
+        own = is_from_site(self.settings.study, name, run_id, "refusal", signature)
+        return printable(f"site {name}{'' if own else ', not signed with its key'}: {text[claim.end() :]}")
 
     def _take_card(self, node: int, content: RecordDict) -> None:
         try:

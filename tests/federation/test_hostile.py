@@ -389,11 +389,12 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
 
     def sends_none(message: Message, reply: Message) -> Message:
         report = reply.content.metric_records.get("report", {})
-        for name in [name for name in report if name.startswith("correct.") and message.metadata.dst_node_id == 1002]:
+        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.",)}.get(message.metadata.dst_node_id, ())
+        for name in [name for name in report if name.startswith(hidden)]:
             del report[name]
         return reply
 
-    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc", **DIGITS)
     outcome = run_federation(config, nodes=real_sites(3), tamper=sends_none)
     for row in outcome.rows:
         shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]
@@ -401,3 +402,4 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
         assert "trimmed" not in row["accuracy"]["head"]
     assert outcome.summary["best-accuracy"] == {}
     assert "no accuracy of site-2 (too few test samples): the others' alone are in the means" in str(outcome.summary)
+    assert "no auc of site-1 (too few test samples of each class" in str(outcome.summary)

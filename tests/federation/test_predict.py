@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,6 +160,10 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "unknown" not in (out / "README.md").read_text()
     strange = 255 - client_of(run.grid.run_config, 1, CLIENTS).data.test_inputs
     assert not any(one.unknown for one in Predictor.load(out).predict(strange))
+    model = TrainedModel.read(file := run.folder / "clients/site-1" / WEIGHTS)
+    replace(model, card=replace(model.card, test_samples=0)).write(file)
+    about = (taken_out(run.folder, out, "site-1") / "README.md").read_text()
+    assert about.endswith("site-1: nothing measured: no test samples, or too few of each class (min-class-samples)\n")
 
 
 def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path: Path, capsys: Printed) -> None:
@@ -300,7 +305,8 @@ def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys
     Path("=1+1.png").write_bytes(strange.read_bytes())
     assert main(["predict", str(model), "=1+1.png", "--out", str(out)]) == 0
     assert out.read_text().splitlines()[1].startswith("'=1+1.png,"), "no formula of a spreadsheet"
-    assert [reading._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "")] == ["-1", "+", "'+a", ""]
+    plain = [reading._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "=\n1", "")]
+    assert plain == ["-1", "+", "'+a", "'=\n1", ""]
 
 
 def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:

@@ -62,10 +62,11 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     (folder / "client-prototypes.safetensors.0a1b2c3d.tmp").mkdir()  # as a kill leaves it
     (folder / FOLDER / "000003.safetensors.0a1b2c3d.tmp").mkdir()
+    (own := folder / "draft.tmp").touch()  # by no kill
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
     found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
-    assert (found.folder, [*folder.rglob("*.tmp")]) == (folder, [])
+    assert (found.folder, [*folder.rglob("*.tmp")]) == (folder, [own])
     assert found.summary["resumed-after-rounds"] == [2]
     settings = Settings.from_run_config(default_run_config())
     assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(settings, Path("r.toml"), 0)

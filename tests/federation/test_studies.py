@@ -294,12 +294,14 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospital
 def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch: Patch) -> None:
     config, nodes = signed(hospitals.config(num_clients=0), sites=hospitals.keys(*NAMES)), hospitals.nodes
     hospitals.ask_and_decide(config)
-    nodes[9], south = nodes[1], nodes.pop(3)
+    nodes[8], nodes[9], south = nodes[1], nodes[1], nodes.pop(3)
     monkeypatch.setattr("server_app.network.membership.time.sleep", lambda seconds: nodes.update({3: south}))
-    said = by({9: lambda message, _: Message(Error(2, "site south: denied at south"), reply_to=message)}, "query")
+    sent = {8: RecordDict({"site": ConfigRecord({"name": "south"})}), 9: Error(2, "site south: denied at south")}
+    said = by({node: lambda message, _, of=of: Message(of, reply_to=message) for node, of in sent.items()}, "query")
     outcome = run_federation(config, nodes=nodes, tamper=said)
     assert {message.metadata.dst_node_id for message, _ in outcome.exchanged()} == {1, 2, 3}
-    assert "1 client cannot take part: a stranger as south: denied at south" in hospitals.capsys.readouterr().out
+    why = "1 client cannot take part: site south, not signed with its key: denied at south"
+    assert why in hospitals.capsys.readouterr().out
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:

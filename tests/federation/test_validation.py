@@ -203,6 +203,8 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp
     ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
     ({"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
      "early-stopping-metric = 'prototype': this run measures head"),
+    ({"early_stopping_metric": "head/auc", "metrics": "auc", "min_class_samples": 2, "rounds": 3},
+     "= 'head/auc': this run measures head, prototype; too few test samples of each class (min-class-samples)"),
 ])  # fmt: skip
 def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:

@@ -41,6 +41,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the model")
 
 
+UNTESTED = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 _UNKNOWN = f"share of inputs like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
 
 
@@ -66,7 +67,8 @@ def act(arguments: argparse.Namespace) -> None:
     best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
     flower = f" (Flower run {card.flower_run})" if card.flower_run else ""
     print(f"{card.site}: {card.arch}, {card.algorithm}, {card.run}{flower}, after round {card.round}{best}")
-    print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
+    right = f"right of its {card.test_samples} test samples: {ways}" if card.test_samples else UNTESTED
+    print(f"  {right}; predicts by {card.inference}")
     if model.prototypes is not None:
         few = f": its {len(model.distances)} samples are too few to find a limit" if arguments.unknown else ""
         far = f"farther than {limit:.4g} from every prototype" if math.isfinite(limit) else f"nothing{few}"
@@ -153,6 +155,9 @@ def _use(card: "ModelCard", unknown_above: float) -> Iterator[str]:
 
 def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
     when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
+    if not card.test_samples:
+        yield from ("## Figures", "", f"{card.site}: {UNTESTED}", "")
+        return
     yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
     yield ""

@@ -198,7 +198,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         context = Context(1, 1, open_node, RecordDict(), config)
         reply = app(Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY), context)
     if reply.has_error():
-        yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+: ", "", str(reply.error.reason)))
+        yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason)))
         return
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"

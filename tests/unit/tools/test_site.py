@@ -359,6 +359,9 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     said = capsys.readouterr()
     assert said.out.startswith("WRONG   data          DataError: its data cannot be read")
     assert "0.png is not a readable image" in said.err
+    study = [f"study{key}" for key in ("=s", f"-sites=north:{'A' * 43}", f"-by=jane:{'A' * 43}", "-signature=ab")]
+    assert main(["site", "check", *settings, *study, "--node-config", NODE]) == 1
+    assert "WRONG   data          study-signature: not jane:" in capsys.readouterr().out
     assert main(["site", "check", "--node-config", NODE]) == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
     (site / "first.toml").write_text('partition="own"')
@@ -400,7 +403,7 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
     assert main(["site", "status", "--node-config", node]) == 0
     assert "first" in capsys.readouterr().out
-    assert main(["site", "purge", "first", "--node-config", node]) == 0
+    assert main(["site", "purge", "--node-config", node, "first"]) == 0
     assert not (site / "state/first").exists()
 
 
