@@ -7,6 +7,8 @@ from typing import Literal
 
 from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
 
+COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
+
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
     """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
@@ -102,7 +104,7 @@ def doubts_of_data(sites: Sites) -> Iterator[str]:
 
 
 def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "") -> Iterator[str]:
-    """Yield a line for rounds that changed nothing, failed replies, missing figures, and accuracies without a model."""
+    """Yield a line for idle rounds, failed replies, missing figures, and accuracies that fell or need no model."""
     rounds = [row for row in rows if row["kind"] == "round"]
     if idle := [row for row in rounds if row["void"]]:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
@@ -115,6 +117,11 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:
         yield f"no {metrics} of {', '.join(bare)} ({FEW_TESTED})"
+    for kind, figures in final["accuracy"].items():
+        best, at_end = best_of(rows, kind), figures["mean"]
+        if best and best["mean"] - at_end >= COLLAPSE:
+            fall = f"fell from {100 * best['mean']:.1f} % after round {best['after-round']} to {100 * at_end:.1f} %"
+            yield f"accuracy by {kind} {fall}: try a smaller lr, or keep the best round's models by keep-best = true"
     counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
     shares = [max(of_site) / sum(of_site) for of_site in counts if any(of_site)]
     for kind, figures in final["accuracy"].items() if shares else ():

@@ -17,7 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.runs.evaluation_metrics import declared_metrics, evaluate_metrics, metric_names
 from protofl_common.runs.figures import best_text, side_by_side
-from protofl_common.runs.over_clients import best_of, of_all_sites, over_clients
+from protofl_common.runs.over_clients import best_of, doubts_of_outcome, of_all_sites, over_clients
 from protofl_common.tools.tables.figure import Figure
 from tests.support.harness import run_config, run_federation
 
@@ -148,6 +148,15 @@ def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
     inputs = np.random.default_rng(1).normal(size=(120, 3)) + 6.0 * np.array([[0], [1]] * 60)
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
     assert run_federation(config | {"lr": 0.1, "rounds": 3}, clients=2).summary["warnings"] == []
+
+
+def test_an_accuracy_that_fell() -> None:
+    row = {"kind": "round", "void": False, "failed": {}, "clients": {}}
+    rows = [row | evaluated(after, mean) for after, mean in ((26, 0.9), (27, 0.971), (40, 0.34))]
+    (doubt,) = doubts_of_outcome(rows, rows[-1], {})
+    assert doubt.startswith("accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, ")
+    rows[-1]["accuracy"] = {"head": {"mean": 0.85}}
+    assert list(doubts_of_outcome(rows, rows[-1], {})) == []
 
 
 def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
