@@ -121,7 +121,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
         best, at_end = best_of(rows, kind), figures["mean"]
         if best and best["mean"] - at_end >= COLLAPSE:
             fall = f"fell from {100 * best['mean']:.1f} % after round {best['after-round']} to {100 * at_end:.1f} %"
-            yield f"accuracy by {kind} {fall}: try a smaller lr, or keep the best round's models by keep-best = true"
+            yield f"accuracy by {kind} {fall}: try a smaller lr, fewer rounds or early-stopping"
     counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
     shares = [max(of_site) / sum(of_site) for of_site in counts if any(of_site)]
     for kind, figures in final["accuracy"].items() if shares else ():
