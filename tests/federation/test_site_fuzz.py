@@ -258,7 +258,7 @@ def base(**changes: Any) -> dict[str, Any]:
 
 
 def instructions(**changes: Any) -> RecordDict:
-    values = {"round": 1, "run_name": "mine", "run_history": str(RUN)}
+    values = {"round": 1, "run_name": "mine", "run_history": str(RUN), "counted": 0, "part": 1.0}
     return RecordDict({"round": ConfigRecord(values | changes)})
 
 
@@ -311,7 +311,8 @@ def messages(draw: st.DrawFn) -> RecordDict:
     """Instructions, changed in some places, with records of what a server sends."""
     names = st.one_of(TEXTS, st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]))
     run_histories = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
-    likely = {"round": st.integers(-1, 5), "run_name": names, "run_history": run_histories}
+    rounds = st.integers(-1, 5)
+    likely = {"round": rounds, "run_name": names, "run_history": run_histories, "counted": rounds, "part": VALUES}
     odd = {
         key: draw(st.one_of(likely[key], likely[key], VALUES))
         for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2))

@@ -48,7 +48,7 @@ def question(config: dict[str, Any]) -> Message:
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Message:
     """What a server sends in a round; 4711 is the Flower run of these messages."""
-    said = {"round": number, "run_name": "mine", "run_history": "4711"} | words
+    said = {"round": number, "run_name": "mine", "run_history": "4711", "counted": 0, "part": 1.0} | words
     return Message(RecordDict({"round": ConfigRecord(said)}), 7, kind, group_id=str(number))
 
 

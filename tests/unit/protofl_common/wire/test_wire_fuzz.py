@@ -288,7 +288,7 @@ def test_introductions(data: st.DataObject) -> None:
 @given(st.data())
 def test_what_a_client_is_told(data: st.DataObject) -> None:
     """Instructions, and the sets of every client (FedPCL), which only the server sends."""
-    values: dict[str, Any] = {"round": 3, "run_name": "r", "run_history": "11:5,13"}
+    values: dict[str, Any] = {"round": 3, "run_name": "r", "run_history": "11:5,13", "counted": 2, "part": 1.0}
     rows = data.draw(st.integers(1, 3))
 
     def numbers(largest: int) -> np.ndarray:
@@ -319,7 +319,7 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
 def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
     """The run name becomes a folder, and the run_history says which files in it count."""
-    values = {"round": 3, "run_name": run_name, "run_history": run_history}
+    values = {"round": 3, "run_name": run_name, "run_history": run_history, "counted": 0, "part": 1.0}
     try:
         unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
     except RefusedMessage as refusal:
