@@ -56,6 +56,9 @@ def evaluate(
                 scores.setdefault("prototype", []).append(class_scores(distances_BP, prototypes.labels, num_classes))
         for name, labels_found in predicted.items():
             hits[name] = hits.get(name, 0) + (labels_found == labels).sum()
+    correct = {name: int(count) for name, count in hits.items()}
+    if not scores:
+        return Evaluation(correct)
     labels_N = data.labels.cpu().numpy()
     rows_N = np.isin(labels_N, tested_classes(labels_N, least))
     figures = {
@@ -63,7 +66,7 @@ def evaluate(
         for name, parts in scores.items()
         for metric, value in evaluate_metrics(metrics, _finite(torch.cat(parts))[rows_N], labels_N[rows_N]).items()
     }
-    return Evaluation({name: int(count) for name, count in hits.items()}, figures)
+    return Evaluation(correct, figures)
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
