@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.files import TensorFileError, remove
+from protofl_common.basics.files import TensorFileError, remove_leftovers
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
@@ -133,9 +133,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     except Timeout:
         busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
         raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
-    mark = f"*.{'[0-9a-f]' * 8}.tmp"  # of `replacing`, and of no file of somebody else's: this may be no run's folder
-    for leftover in (*folder.glob(mark), *folder.glob(f"{FOLDER}/{mark}")):
-        remove(leftover)
+    for place in (folder, folder / FOLDER):  # which may be no run's
+        remove_leftovers(place)
     try:
         yield
     finally:

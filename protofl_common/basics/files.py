@@ -75,6 +75,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were writing there by `replacing`, and nobody else's ``.tmp``."""
+    for leftover in folder.glob(f"*.{'[0-9a-f]' * 8}.tmp"):
+        remove(leftover)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Let one process write ``path``, until it dies, and remove leftovers of another; OSError for a closed folder."""
