@@ -40,12 +40,12 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
         raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
-    figure = Figure.of(parts, "compare")
-    groups = grouped(folders, figure if parts else None)
+    figure = Figure.of(parts, "compare") if parts else None
+    groups = grouped(folders, figure)
     if arguments.against:
         if (against := run_named(arguments.against)).resolve() not in map(Path.resolve, folders):
             raise SettingsError(f"--against {arguments.against}: must be one of the runs that are compared")
-        (first,) = grouped([against], figure if parts else None)
+        (first,) = grouped([against], figure)
         groups.sort(key=lambda group: (group.settings, group.clients) != (first.settings, first.clients))
     console = Console()
     if arguments.json:
@@ -66,7 +66,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if parts else "accuracy, %", arguments.figure)
+        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if figure else "accuracy, %", arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 
