@@ -74,8 +74,8 @@ class ClientAlgorithm(Generic[H]):
             self.global_prototypes = prototypes.to(self.client.device)
         for name, entry in weights_in(self.settings.exchange.down).items():
             if (weights := payload.weights(name)) is not None:
-                module: nn.Module = getattr(self, entry.of)
-                module.load_state_dict(weights, strict=False)  # all that is declared, and no more, by `unpack_payload`
+                for key, own in part_of(getattr(self, entry.of), entry).items():
+                    own.copy_(weights[key])  # all that is declared, and no more, by `unpack_payload`
 
     @cached_property
     def global_table(self) -> tuple[Tensor, Tensor]:

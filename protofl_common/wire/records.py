@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -101,8 +101,8 @@ def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
 
 def unpack_baseline(content: RecordDict) -> str:
     """Return the baseline that a message is about, "" for none; RefusedMessage if the record is malformed."""
-    record = content.config_records.get("baseline", {"algo": ""})
-    algo = record.get("algo")
+    record = content.get("baseline", ConfigRecord({"algo": ""}))
+    algo = record.get("algo")  # no other kind of record has texts
     if len(record) != 1 or not isinstance(algo, str):
         raise RefusedMessage(f"baseline is {dict(record)!r}")
     return algo
@@ -227,9 +227,9 @@ def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str,
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
-    record = content.config_records.get(name)
-    types = get_type_hints(kind)
-    if record is None or set(record) != set(types):
+    record = content.get(name)
+    types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
+    if not isinstance(record, ConfigRecord) or set(record) != set(types):
         raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
     for key, value in record.items():
         if type(value) is not {RunHistory: str}.get(types[key], list if get_origin(types[key]) else types[key]):
