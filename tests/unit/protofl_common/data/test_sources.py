@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from protofl_common.basics.files import remove
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.data import DataError
 from protofl_common.data import images as decoding
@@ -99,8 +100,15 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     for name, part in (("photo", "train"), ("sketch", "Test")):
         (domain_dir / name).rename(domain_dir / part)
     for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
-        with pytest.raises(DataError, match=rf"test, train in .* and would be taken for {taken}; list the images"):
+        with pytest.raises(DataError, match=rf"Test, train in .* which would be taken for {taken}; list the images"):
             open_data(data_settings(dataset=dataset, data_dir=str(domain_dir), alpha=0.2))
+    where = {"dataset": "image-folder", "data_dir": str(domain_dir / "train")}
+    (domain_dir / "Test").rename(domain_dir / "train" / "eval")  # beside its classes, of which it has images, too
+    with pytest.raises(DataError, match=r"eval in .*: parts of a data set, which would be taken for classes"):
+        open_data(data_settings(**where))
+    (domain_dir / "train" / "eval" / "cat").rename(domain_dir / "train" / "valid")  # a class, for all that one can know
+    remove(domain_dir / "train" / "eval")
+    assert open_data(data_settings(**where)).classes == ("cat", "dog", "valid")
 
 
 def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -183,9 +191,13 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
         decoding.read_image(file, 8)
-    Image.new("L", (8, 8)).save(file.with_suffix(".tif"), save_all=True, append_images=[Image.new("L", (8, 8))])
-    with pytest.raises(DataError, match=r"scan\.tif.* has 2 pages, of which one would be seen"):
-        decoding.read_image(file.with_suffix(".tif"), 8)
+    two = {"save_all": True, "append_images": [Image.new("L", (8, 8), 9)]}
+    for name, pages in (("scan.tif", "pages"), ("film.gif", "frames")):
+        Image.new("L", (8, 8)).save(tmp_path / name, **two)
+        with pytest.raises(DataError, match=rf"{name}.* has 2 {pages}, of which one would be seen"):
+            decoding.read_image(tmp_path / name, 8)
+    Image.new("L", (8, 8)).save(tmp_path / "photo.jpg", "MPO", **two)
+    assert decoding.read_image(tmp_path / "photo.jpg", 8).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])
