@@ -112,7 +112,8 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
         raise DataError(f"{where}: inputs are {list(array.shape)}: images are [N, channels, H, W], the channels first")
     if array.dtype == np.uint8:
         if array.ndim != 4:
-            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: bytes must be images [N, channels, H, W]")
+            cure = "bytes must be images [N, channels, H, W]; give numbers as floating point"
+            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: {cure}")
         return np.ascontiguousarray(array)
     if array.dtype.kind in "iu":
         if (array < 0).any():
