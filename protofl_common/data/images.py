@@ -139,8 +139,7 @@ def square_rgb(image: Any, size: int) -> Images:
         cure = "save it with 8 bits, or bring arrays of floating point"
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # a photo of a phone, with its parts
-        pages = "pages" if image.format == "TIFF" else "frames"
-        raise ValueError(f"it has {image.n_frames} {pages}, of which one would be seen; save each as an image")
+        raise ValueError(f"it has {image.n_frames} pages or frames, of which one would be seen; save each as an image")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

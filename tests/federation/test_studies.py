@@ -156,7 +156,6 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
     assert set(outcome.summary["clients"]) == set(NAMES)
     server, sites = hospitals.capsys.readouterr()
     assert server.count("waiting for approval at north") == 1
-    assert len(questions) >= 9
     assert re.findall(r"(\S+) protofl: .* waiting for approval at north", sites) == ["INFO"] * 2  # at times 1, 2, 4 …
 
 

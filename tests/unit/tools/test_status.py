@@ -136,7 +136,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     assert main(["site", "run", *options, "--port", "0"]) == 0
     assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
     assert main(["site", "run", *options, "--port", f"{door.server_port}"]) == 1
-    assert f"--port {door.server_port}: [Errno 98] Address already in use" in capsys.readouterr().err
+    assert re.search(f"--port {door.server_port}: .*ddress already in use", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

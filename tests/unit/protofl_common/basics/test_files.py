@@ -95,11 +95,9 @@ def tensors() -> dict[str, Tensor]:
 def test_round_trip(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x", tensors(), FACTS)
     found, facts = read_tensors(tmp_path / "x", CPU)
-    assert facts == FACTS
-    assert found.keys() == tensors().keys()
+    assert (facts, found.keys()) == (FACTS, tensors().keys())
     for name, value in tensors().items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
+        assert (found[name].dtype, torch.equal(found[name], value)) == (value.dtype, True)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
