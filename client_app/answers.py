@@ -31,7 +31,7 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes
-from protofl_common.wire.records import AUDIT
+from protofl_common.wire.records import AUDIT, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -68,7 +68,10 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
                 if at_site:
-                    reason = audit.refuse(site_folder(node), reason, **about)
+                    waits = reason.startswith(WAITING)
+                    reason, appended = audit.refuse(site_folder(node), reason, **about)
+                    if waits and appended:  # the server asks every few seconds, perhaps for days
+                        log("INFO", f"{asked}: {error}")
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
             if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(site_name(node)):
@@ -120,7 +123,8 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(FULL_MACHINE)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
+    if not text.startswith(WAITING):
+        (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
     if not expected:
         for line in "".join(traceback.format_exception(error)).splitlines():
             print("   ", printable(line), file=sys.stderr, flush=True)

@@ -48,8 +48,8 @@ def append(folder: Path, **entry: Any) -> str:
     return hash_of(line)
 
 
-def refuse(folder: Path, reason: str, **about: Any) -> str:
-    """Append a refusal at its first, second, fourth, eighth … time in a day, and return the reason that may leave.
+def refuse(folder: Path, reason: str, **about: Any) -> tuple[str, bool]:
+    """Append a refusal at its first, second, fourth, eighth … time in a day; the reason that may leave, and if it did.
 
     So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
     `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. AuditError where the log, or the
@@ -63,13 +63,13 @@ def refuse(folder: Path, reason: str, **about: Any) -> str:
             if kind not in counts and len(counts) >= most:
                 kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
             times = counts[kind] = counts.get(kind, 0) + 1
-            if times.bit_count() == 1:
+            if appended := times.bit_count() == 1:
                 append(folder, **about, refused=reason, times=times)
             days.clear()
             days[today] = counts
     except StateError as error:
         raise AuditError(str(error)) from error
-    return reason
+    return reason, appended
 
 
 def hash_of(line: bytes) -> str:

@@ -90,7 +90,11 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
 def _check_approved(config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool) -> None:
     """RefusedMessage unless the run is approved, and it and its message are none too many, which this counts."""
     request = read(path) if path.exists() else None
-    if request is None or (request.decision == APPROVED and request.code != code_of(config)):
+    other_code = request is not None and request.decision == APPROVED and request.code != code_of(config)
+    if other_code and code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
+        why = "its code has changed since it was started, so its operator stops protofl site run and starts it again"
+        raise RefusedMessage(f"{WAITING} at {name}: {why}")
+    if request is None or other_code:
         write(path, request := new_request(config, request.run_ids if request else ()))
     _check_not_denied(request, name)
     if not request.decision:

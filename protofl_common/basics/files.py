@@ -43,6 +43,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
             remove(path)
         os.replace(new, path)
         sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
     finally:
         remove(beside)
 

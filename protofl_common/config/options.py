@@ -6,7 +6,6 @@ A `Table` is a frozen dataclass whose fields are made by :func:`option`. Default
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -16,6 +15,7 @@ Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
+LARGEST = 3.4e38  # finite number: PyTorch computes in float32
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
@@ -151,7 +151,8 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         return None, f"must be {TYPES[wanted]}{range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
-        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{range_text(legal)}"
+        finite, most = ("", "") if abs(value) <= LARGEST else ("finite ", f" (in float32, up to {LARGEST:g})")
+        return None, f"must be a {finite}number{range_text(legal)}{most}"
     return value, ""
 
 
@@ -169,7 +170,7 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
     low, high, above = legal["minimum"], legal["maximum"], legal["above"]
-    inside = math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
+    inside = abs(value) <= LARGEST and (low is None or value >= low) and (high is None or value <= high)
     return (legal["or_zero"] and value == 0) or (inside and (above is None or value > above))
 
 

@@ -24,7 +24,8 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Images, RawData, class_names
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-PARTS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))  # folders that are no classes
+PARTS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"))
+"""Names of folders that are no classes, and no domains."""
 DEFAULT_SIZE = 64  # pixels a side when ``image-size`` is 0: photographs have no common size of their own
 MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
 PATIENCE = 5.0  # seconds between two lines of progress
@@ -57,8 +58,11 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     if not files:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
-    if (by_domain or not names) and (parts := {folder.name.lower() for folder in domains or _folders(root)}) <= PARTS:
-        what = f"{', '.join(sorted(parts))} in {root} are parts of a data set, and would be taken for"
+    every = {folder.name: folder for folder in domains or _folders(root)}
+    parts = [folder for name, folder in every.items() if name.lower() in PARTS]
+    beside = any(folder.name in every for part in parts for folder in _folders(part))  # test/cat beside cat
+    if (by_domain or not names) and (beside or len(parts) == len(every)):
+        what = f"{', '.join(part.name for part in parts)} in {root}: parts of a data set, which would be taken for"
         raise DataError(f"{what} {'domains' if by_domain else 'classes'}; list the images in a manifest with a split")
     present = {name for _, name, _ in files}
     classes = names or tuple(sorted(present))
@@ -134,8 +138,8 @@ def square_rgb(image: Any, size: int) -> Images:
     if image.mode.startswith(("I", "F")):
         cure = "save it with 8 bits, or bring arrays of floating point"
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
-    if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
-        raise ValueError(f"it has {image.n_frames} pages, of which one would be seen; save each as an image")
+    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # a photo of a phone, with its parts
+        raise ValueError(f"it has {image.n_frames} pages or frames, of which one would be seen; save each as an image")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

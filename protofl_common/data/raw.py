@@ -55,7 +55,7 @@ def from_arrays(
 
     ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table [N, features], a signal
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
-    ``labels``   [N]: names, or whole numbers.
+    ``labels``   [N] or [N, 1]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
     ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
                  ``validation`` (2), which counts always.
@@ -70,6 +70,8 @@ def from_arrays(
         if arrays.get(key) is None:
             raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
     inputs = _inputs(arrays["inputs"], where, place, gaps)
+    if getattr(arrays["labels"], "shape", ())[1:] == (1,):  # a column, as Keras and MATLAB give labels
+        arrays = {**arrays, "labels": np.asarray(arrays["labels"])[:, 0]}
     if lists := [label for label in arrays["labels"] if np.ndim(label)]:
         several = "several labels of a sample (multi-label) cannot be learned, only one class of each"
         raise DataError(f"{where}: the first label is {lists[0]!r}: {several}")
@@ -110,7 +112,8 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
         raise DataError(f"{where}: inputs are {list(array.shape)}: images are [N, channels, H, W], the channels first")
     if array.dtype == np.uint8:
         if array.ndim != 4:
-            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: bytes must be images [N, channels, H, W]")
+            cure = "bytes must be images [N, channels, H, W]; give numbers as floating point"
+            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: {cure}")
         return np.ascontiguousarray(array)
     if array.dtype.kind in "iu":
         if (array < 0).any():

@@ -156,6 +156,7 @@ Summary = TypedDict(
         "warnings": NotRequired[list[str]],
         "void-rounds": int,
         "resumed-after-rounds": list[int],
+        "ended": NotRequired[float],  # when, in seconds since 1970
         "seconds": float,
         "seconds-per-round": float,
         "versions": dict[str, str],

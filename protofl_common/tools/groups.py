@@ -138,8 +138,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
         empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
         group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
-        both = folder, group.runs.get(seed, folder)
-        if max(both, key=lambda run: os.stat(run / SUMMARY).st_mtime) != folder:
+        if _ended(folder) < _ended(group.runs.get(seed, folder)):
             continue
         try:
             group.values[seed] = chosen.read(folder)
@@ -147,6 +146,11 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
         group.runs[seed] = folder
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
+
+
+def _ended(folder: Path) -> float:
+    """When a run ended; of a run before that was recorded, the time of its file, which a copy may change."""
+    return RunFolder(folder).finished_summary().get("ended", os.stat(folder / SUMMARY).st_mtime)
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:

@@ -135,6 +135,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "warnings": [*doubts_of_outcome(run.rows, final, run.files.sites(), run.settings.run.metrics)],
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
+        "ended": time.time(),
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
         "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")} | own_code,

@@ -247,7 +247,7 @@ class Federation:
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):
                     self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
-                    if before is None:
+                    if why != before:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:
                 self._take_card(node, reply.content)
@@ -275,7 +275,8 @@ class Federation:
         if not is_from_site(self.settings.study, card.name, run_id, "introduction", signature):
             self.problems[node] = f"{card.name}: not signed by a site of the study"
         elif card.name in self._contested:
-            self.problems[node] = f"{card.name}: two clients began with this name, so it is nobody's in this run"
+            free = "end one of them, stop the run and resume it"
+            self.problems[node] = f"{card.name}: two clients began with this name, so it is nobody's until you {free}"
         elif card.name not in self.cards:
             self.cards[card.name], self.node_of[card.name] = card, node
 

@@ -342,7 +342,7 @@ def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: P
     assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
     said = capsys.readouterr().out
     assert "two clients call themselves site-3, nodes 1000 and 1003" in said
-    assert "site-3: two clients began with this name" in said
+    assert "site-3: two clients began with this name, so it is nobody's until you end one of them, stop the run" in said
 
 
 def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor, TrainedModel
+from server_app.checkpoint import alone_in
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
@@ -383,8 +384,11 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path,
             assert [str(np.argmax(one)) for one in scores] == [row[way] for row in own]
 
 
-def test_data_that_changed_are_named(tmp_path: Path, capsys: Printed) -> None:
+def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
+    with alone_in(run):
+        assert main(["predict", str(run)]) == 1
+        assert f"another process is at work on {run}" in capsys.readouterr().err
     settings = (run / "settings.toml").read_text()
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))
     assert main(["predict", str(run)]) == 0

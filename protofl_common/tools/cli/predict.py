@@ -96,12 +96,15 @@ def act(arguments: argparse.Namespace) -> int:
 def _of_a_run(arguments: argparse.Namespace) -> int:
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
+    from server_app.checkpoint import alone_in  # PyTorch, seconds
+
     run = run_named(str(arguments.model))
     files, out = models_in(run), arguments.out or run / "predictions.csv"
     recipe, count = read_recipe(str(run / "settings.toml")), 0
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     RunFolder(run).check_division(settings.data.partition)
-    with rows_file(out) as add:
+    inside = out.absolute().parent == run.absolute()  # where a resumption would remove what is being written
+    with alone_in(run) if inside else nullcontext(), rows_file(out) as add:
         for site in in_order(files):
             if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments):
                 add(rows)

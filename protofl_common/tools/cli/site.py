@@ -15,6 +15,7 @@ the code that is installed here, whatever a run brings.
 """
 
 import argparse
+import socket
 import sys
 from dataclasses import asdict
 from datetime import date
@@ -83,10 +84,15 @@ def run(arguments: argparse.Namespace) -> None:
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.flowers):
             raise SettingsError(f"{option}: not together with protofl site run")
-    for finding in network(arguments.options):
+    options = arguments.options
+    try:
+        socket.create_server((options.host, int(options.port))).close()  # Flower's error is a traceback, and comes late
+    except (OSError, ValueError, OverflowError) as error:
+        raise SettingsError(f"--host {options.host} --port {options.port}: {error}; give another port") from error
+    for finding in network(options):
         if finding.level == WRONG:  # of some of which Flower says no word
             print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
-    start(arguments.flowers, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
+    start(arguments.flowers, f"{options.host}:{options.port}", arguments.start_method)
 
 
 def check(arguments: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     monkeypatch.setattr("subprocess.Popen", started := MagicMock())
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
     monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", ends := MagicMock())
-    assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    assert main(["site", "run", "--insecure", "--port", "0", "--node-config", node]) == 0
     ends.assert_called_once()  # or Flower's own thread would keep a process that has lost its SuperLink
     return started
 

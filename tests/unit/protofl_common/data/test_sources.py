@@ -1,6 +1,7 @@
 """What the sources deliver: shapes, labels, domains, images decoded side by side, and errors that name the key."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,11 +31,9 @@ def test_every_name_has_its_function() -> None:
 
 def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     data, original = open_data(data_settings(dataset="digits")), load_digits()
-    assert data.inputs.shape == (1797, 1, 8, 8)
-    assert data.inputs.dtype == np.uint8
+    assert (data.inputs.shape, data.inputs.dtype, data.domain_names) == ((1797, 1, 8, 8), np.uint8, ())
     np.testing.assert_array_equal(data.labels, original.target)
     np.testing.assert_allclose(data.inputs[:, 0] / 255 * 16, original.images, atol=0.04)
-    assert data.domain_names == ()
 
 
 def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
@@ -81,8 +80,7 @@ def test_image_size_resizes_any_source_but_not_what_has_it(data_settings: MakeSe
     assert open_data(small).inputs.shape == (500, 1, 14, 14)
     grey = np.full((3, 1, 8, 8), 77, dtype=np.uint8)
     assert (resized(grey, 20) == 77).all()
-    assert resized(grey, 8) is grey
-    assert resized(grey, 0) is grey
+    assert resized(grey, 8) is resized(grey, 0) is grey
 
 
 def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -90,26 +88,30 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
     (domain_dir / ".git" / "cat").mkdir(parents=True)
     data = open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
-    assert data.inputs.shape == (40, 3, 64, 64)
+    assert (data.inputs.shape, data.domain_names) == ((40, 3, 64, 64), ("photo", "sketch"))
     assert data.classes == ("cat", "dog", "owl")
-    assert data.domain_names == ("photo", "sketch")
     np.testing.assert_array_equal(np.bincount(data.labels), [16, 16, 8])
     assert (data.inputs[data.domains == 0, 2] == 200).all()
     assert (data.inputs[data.domains == 1, 0] == 200).all()
     for name, part in (("photo", "train"), ("sketch", "Test")):
         (domain_dir / name).rename(domain_dir / part)
     for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
-        with pytest.raises(DataError, match=rf"test, train in .* and would be taken for {taken}; list the images"):
+        with pytest.raises(DataError, match=rf"Test, train in .* which would be taken for {taken}; list the images"):
             open_data(data_settings(dataset=dataset, data_dir=str(domain_dir), alpha=0.2))
+    where = {"dataset": "image-folder", "data_dir": str(domain_dir / "train")}
+    (domain_dir / "Test" / "cat").rename(domain_dir / "train" / "valid")  # a class, for all that one can know
+    assert open_data(data_settings(**where)).classes == ("cat", "dog", "valid")
+    (domain_dir / "Test").rename(domain_dir / "train" / "eval")  # it has dogs, too
+    with pytest.raises(DataError, match=r"eval, valid in .*: parts of a data set, which would be taken for classes"):
+        open_data(data_settings(**where, alpha=0.2))
 
 
 def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
     where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch"), "image_size": 12}
     data = open_data(data_settings(**where, classes="owl, dog, cat, fox"))
-    assert data.inputs.shape == (24, 3, 12, 12)
+    assert (data.inputs.shape, data.domain_names) == ((24, 3, 12, 12), ())
     assert data.classes == ("owl", "dog", "cat", "fox")
     np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
-    assert data.domain_names == ()
 
 
 def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -183,9 +185,12 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
         decoding.read_image(file, 8)
-    Image.new("L", (8, 8)).save(file.with_suffix(".tif"), save_all=True, append_images=[Image.new("L", (8, 8))])
-    with pytest.raises(DataError, match=r"scan\.tif.* has 2 pages, of which one would be seen"):
-        decoding.read_image(file.with_suffix(".tif"), 8)
+    dark, grey = Image.new("L", (8, 8)), Image.new("L", (8, 8), 9)
+    for name, of_a_phone in (("scan.tif", None), ("film.gif", None), ("photo.jpg", "MPO")):
+        dark.save(tmp_path / name, of_a_phone, save_all=True, append_images=[grey])
+        seen = pytest.raises(DataError, match=rf"{name}.* has 2 pages or frames, of which one would be seen")
+        with nullcontext() if of_a_phone else seen:
+            decoding.read_image(tmp_path / name, 8)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])

@@ -187,8 +187,9 @@ def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) 
         from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here")
 
 
-def test_many_classes_and_few_fractions_are_classes() -> None:
+def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column() -> None:
     assert len(from_arrays({"inputs": np.ones((120, 2)), "labels": np.arange(120) // 2}, "here").classes) == 60
-    assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": np.arange(60) % 6 / 4}, "here").classes) == 6
+    for labels in (np.arange(60) % 6 / 4, np.arange(60)[:, None] % 6):
+        assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here").classes) == 6
     names = ",".join(f"P{i}" for i in range(60))
     assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": names.split(",")}, "here", names).classes) == 60

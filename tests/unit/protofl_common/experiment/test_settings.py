@@ -47,6 +47,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
         ("lr", 0.0, "must be a number above 0"),
         ("lr", float("nan"), "must be a finite number above 0"),
         ("max-prototype-norm", float("inf"), "must be a finite number above 0"),
+        ("ditto.lambda", 1e308, "must be a finite number at least 0 (in float32, up to 3.4e+38)"),
         ("arch", "cnn5", "choose one of '', mnist-cnn, "),
         ("device", "gpu", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
         ("device", "cuda:x", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),

@@ -74,8 +74,11 @@ def test_of_equal_runs_the_latest_counts_and_of_edited_code_is_another_group(tmp
     for time, later in enumerate((old, new, old), start=1):
         os.utime(later / "summary.json", (2e9 + time, 2e9 + time))
         assert compared(capsys, str(old), str(new), "--against", str(old))[0]["runs"] == {"1": str(later)}
+    summary = json.loads((old / "summary.json").read_text())
+    for folder, ended in ((old, 2e9), (new, 1e9)):  # the file of which is the later one, as that of a copy
+        (folder / "summary.json").write_text(json.dumps(summary | {"ended": ended}))
+    assert compared(capsys, str(old), str(new))[0]["runs"] == {"1": str(old)}
     for folder, code in ((old, "1a"), (new, "2b")):
-        summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"versions": {"torch": "2", "mine": code}}))
     one, two = compared(capsys, str(old), str(new))
     assert (one["name"], two["name"]) == ("mine code of mine=1a", "mine code of mine=2b")
