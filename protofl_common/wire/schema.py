@@ -75,7 +75,8 @@ class Vectors(Entry):
 
     @property
     def words(self) -> str:
-        kind = "several prototypes of each class" if self.several else "a prototype of each class"
+        vector = "mean output" if self.width == "classes" else "prototype"
+        kind = f"several {vector}s of each class" if self.several else f"a {vector} of each class"
         kind += ", of frozen features" if self.width == "backbones" else ""
         return f"{kind}, with the number of samples behind it" if self.counts else kind
 
