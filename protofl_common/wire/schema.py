@@ -147,6 +147,10 @@ class Exchange:
     down: Declared = field(default_factory=dict)
     up: Declared = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if odd := [name for name, entry in self.up.items() if entry.of_each_client]:
+            raise ValueError(f"up: {odd[0]}: only a server can send every client's prototypes; declare Vectors")
+
     @property
     def needs_one_architecture(self) -> bool:
         """Return whether all clients must have equal bodies: they share weights of these."""
