@@ -2,7 +2,7 @@
 
 What goes there are figures over the clients, accuracies under the round after which they were measured and the rest
 under its own round, and the settings without folders and names of sites. Of fewer than 20 clients the worst tenth is a
-single one. A resumed run is a new one there, with its earlier rounds. TensorBoard's event files lie in the run's folder.
+single one. A resumed run is a new one there, with its earlier rounds. TensorBoard's event files lie in its folder.
 """
 
 import shutil
