@@ -113,7 +113,9 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
         yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
     silent = [site for site, client in final["clients"].items() if not (client["accuracy"] or client.get("metrics"))]
-    if tested and silent:
+    if silent and not final["accuracy"]:
+        yield "no accuracy of any client (too few test samples)"
+    elif tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:
         yield f"no {metrics} of {', '.join(bare)} ({FEW_TESTED})"
