@@ -40,7 +40,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         variates = list(zip(self.own, self.control, strict=True))
         sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were
-        steps = torch.zeros((), device=trained[0].device)  # K so far: a tensor, for a GPU replays them without Python
+        steps = torch.zeros((), device=trained[0].device)  # K so far
 
         def corrected() -> None:
             steps.add_(1)

@@ -211,7 +211,7 @@ class SecureSum:
 
 def _kinds(use: str) -> set[str]:
     """Return which kinds of numbers are in uploads of these words; shares of classes are numbers of samples, too."""
-    return {*re.findall("weights|prototype|samples", use.replace("share", "samples"))}
+    return {*re.findall("weights|prototype|output|samples", use.replace("share", "samples"))}
 
 
 def _called(number: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 LONGEST, LONGEST_IN_LOG = 500, 10_000
 LONGEST_NAME = 200
-_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
+_FOLDERS = re.compile(r"…?(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -57,7 +57,7 @@ def from_arrays(
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
     ``labels``   [N] or [N, 1]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
-    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"`` and its like; or
                  ``validation`` (2), which counts always.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 

@@ -112,8 +112,10 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
     if failures := [reason for row in rows for reason in row["failed"].values() if reason != DROPPED]:
         yield f"{len(failures)} of {sum(row['asked'] for row in rows)} replies failed, the last: {failures[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
-    silent = [site for site in final["clients"] if site not in tested]
-    if tested and silent:
+    silent = [site for site, client in final["clients"].items() if not (client["accuracy"] or client.get("metrics"))]
+    if silent and not final["accuracy"]:
+        yield "no accuracy of any client (too few test samples)"
+    elif tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:
         yield f"no {metrics} of {', '.join(bare)} ({FEW_TESTED})"

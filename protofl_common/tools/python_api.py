@@ -84,7 +84,7 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: Scalar,
 ) -> Run:
-    """Run a federation in this process and return its results; SettingsError with a line for each wrong setting.
+    """Run a federation in this process, return its results; SettingsError or DataError: a line for each wrong setting.
 
     ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
     So many ``clients`` divide it, and ``workers`` are the processes among which the clients are divided; more than 1
@@ -100,7 +100,7 @@ def run(
 def try_method(
     client: type, data: Data | None = None, like: str = "fedproto", own: Hparams | None = None, **settings: Scalar
 ) -> Tried:
-    """Train one batch of all data with the client half ``client``, and return what came of it: no federation.
+    """Train one batch of the data with the client half ``client``, and return what came of it: no federation.
 
     Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
     act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.

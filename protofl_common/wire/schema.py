@@ -75,7 +75,8 @@ class Vectors(Entry):
 
     @property
     def words(self) -> str:
-        kind = "several prototypes of each class" if self.several else "a prototype of each class"
+        vector = "mean output" if self.width == "classes" else "prototype"
+        kind = f"several {vector}s of each class" if self.several else f"a {vector} of each class"
         kind += ", of frozen features" if self.width == "backbones" else ""
         return f"{kind}, with the number of samples behind it" if self.counts else kind
 
@@ -145,6 +146,10 @@ Declared = Mapping[str, Entry]  # the entries of one direction, by name
 class Exchange:
     down: Declared = field(default_factory=dict)
     up: Declared = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if odd := [name for name, entry in self.up.items() if entry.of_each_client]:
+            raise ValueError(f"up: {odd[0]}: only a server can send every client's prototypes; declare Vectors")
 
     @property
     def needs_one_architecture(self) -> bool:

@@ -1,8 +1,8 @@
 """A run's figures in an experiment tracker: ``callback = "mlflow"``, ``"tensorboard"``, ``"trackio"`` or ``"wandb"``.
 
-What goes there are means over the clients, accuracies under the round after which they were measured and the rest
-under its own round, and the settings without folders; no name of a site and nothing of a single client. A resumed run
-is a new one there, with the figures of its earlier rounds. TensorBoard's event files lie in the run's own folder.
+What goes there are figures over the clients, accuracies under the round after which they were measured and the rest
+under its own round, and the settings without folders and names of sites. Of fewer than 20 clients the worst tenth is a
+single one. A resumed run is a new one there, with its earlier rounds. TensorBoard's event files lie in its folder.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from server_app.log import say
 from server_app.replies import RoundResult
 
 PROJECT = "protofl"
-FOLDERS = keys_that_change("name", "machine")  # settings that no tracker is given: where things lie
+PRIVATE = keys_that_change("name", "machine") | {"study-sites"}  # settings that no tracker is given: folders, sites
 Log = Callable[[dict[str, float], int], object]  # (figures, round)
 
 
@@ -33,7 +33,7 @@ class UserCallback(Callback):
         self.name = run.settings.run.callback
         self.call: Callable[[RoundRow], object] | None = None
         if self.name in TRACKERS:
-            config = {key: value for key, value in to_run_config(run.settings).items() if key not in FOLDERS}
+            config = {key: value for key, value in to_run_config(run.settings).items() if key not in PRIVATE}
             self.call = tracker(self.name, run.folder, config, run.rows)
         elif self.name:
             self.call = load(self.name, "callback")

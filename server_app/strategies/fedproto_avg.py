@@ -11,7 +11,7 @@ Upload (Eq. 2)      ỹ_{i,j} = mean of f(x) over the client's samples of class 
 Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round or in every round (`protofed.prototypes`)
 Inference (Eq. 4)   the label of the nearest ȳ_j in L2 under the global model; its classifier is reported beside it
 
-Down: weights, and prototypes once there are any. Up: weights, and prototypes without counts.
+Down: weights, and prototypes once there are any. Up: weights, and prototypes; ProtoFed's without counts.
 
 ``merging`` may put a median or trimmed mean in the place of Eq. 3, and of FedAvg's mean.
 

@@ -75,7 +75,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
     assert fake.figures == wanted(run)
     assert (fake.started, fake.ended) == (["one"], 1)
     assert fake.config["algo"] == "fedproto"
-    assert not {"data-dir", "cache-dir", "out-dir", "state-dir"} & fake.config.keys()
+    assert not {"data-dir", "cache-dir", "out-dir", "state-dir", "study-sites"} & fake.config.keys()
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last

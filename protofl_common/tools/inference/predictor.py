@@ -39,7 +39,7 @@ Outputs = tuple[dict[str, Tensor], Tensor | None]
 class Predictor:
     """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
-    ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
+    ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own samples are.
     ``allow``: frozen backbones that it may read or download, beside the embedded ones; SettingsError for another.
     """
 

@@ -1,4 +1,4 @@
-"""All that a method, a network or a metric of your own imports: of the bundle, which has no `protofl_common.tools`."""
+"""All that a method, a network or a metric of your own imports; it needs nothing that Flower's bundle lacks."""
 
 from protofl_common.experiment.settings import with_halves
 

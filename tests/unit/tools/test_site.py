@@ -243,7 +243,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
     assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
-    assert not list((site / "cache").iterdir())
+    assert {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))} == {"data", "cache", "state"}  # as before
     run_site(monkeypatch, MagicMock())
     assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
 

@@ -311,7 +311,6 @@ def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_ei
     (Weights(of="critic"), False),
     (Vectors(counts=True), False),
     (Counts(), False),
-    (VectorSets(), False),
 ])  # fmt: skip
 def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: Entry, one: bool) -> None:
     assert Exchange(up={"it": entry}).needs_one_architecture == one
@@ -321,7 +320,8 @@ def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: 
 def test_the_algorithms_that_need_one_architecture() -> None:
     averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
     assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
-    assert not Exchange().needs_one_architecture
+    with pytest.raises(ValueError, match="up: sets: only a server can send"):
+        Exchange({}, {"sets": VectorSets()})
 
 
 def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:

@@ -42,13 +42,13 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
 def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:
     main(["list", "algorithms"])
     out = " ".join(capsys.readouterr().out.split())
-    nothing = "Local (baseline: every client trains alone). Down: nothing. Up: nothing."
-    assert f"{nothing} Different networks: yes." in out
+    assert "Local (baseline: every client trains alone). Down: nothing. Up: nothing. Different networks: yes." in out
     each, counted = "prototypes (a prototype of each class", ", with the number of samples behind it)"
     assert f"Down: {each}). Up: {each}{counted}." in out
     assert f"Down: {each}), local_sets (every client's prototypes). Up: {each}{counted}." in out
     assert "Up: weights (all weights of the model), prototypes (several prototypes of each class)." in out
-    assert "Up: weights (all weights of the model but its last layers)." in out
+    for one in ("weights (all weights of the model but its last layers)", "outputs (a mean output of each class)"):
+        assert f"Up: {one}." in out
     assert "Down: weights (all weights of the meme model). Up: weights (all weights of the meme model)." in out
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
