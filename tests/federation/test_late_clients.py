@@ -38,7 +38,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(algo: str, tmp
     assert summary["accuracy"][kind]["mean"] == pytest.approx(sum(clients[site][kind] for site in trained) / 3)
     new = [final["clients"][site]["metrics"][f"{kind}/new-clients"] for site in clients.keys() - trained]
     assert summary["metrics"][f"{kind}/new-clients"]["mean"] == pytest.approx(sum(new) / 2)
-    assert (final["asked"], final["valid"]) == (3, 3)
+    assert (final["asked"], final["valid"], "no accuracy" in str(summary["warnings"])) == (3, 3, False)
     assert Figure(what=f"{kind}/new-clients").read(outcome.folder) == pytest.approx(50 * sum(new))
     assert Figure(what=kind).read(outcome.folder) == pytest.approx(100 * summary["accuracy"][kind]["mean"])
     assert f"│ {kind}/new-clients │ {50 * sum(new):>5.2f} │" in capsys.readouterr().out
