@@ -277,6 +277,7 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
 @pytest.mark.parametrize(("key", "value", "sent", "why"), [
     ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
     ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
+    ("secagg", True, Vectors(several=True), "for a sum has one vector of each class, where its clients send several"),
     ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
     ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
 ])  # fmt: skip
@@ -289,7 +290,8 @@ def test_a_half_takes_no_part_in_what_its_row_does_not_declare(
     """
     config = {"algo": "moon", key: value}
     assert settings_of(config).run.algo == "moon"
-    change(monkeypatch, supports=(), exchange=Exchange(up={"sent": sent}))
+    several = sent == Vectors(several=True)
+    change(monkeypatch, supports=(), averages_prototypes=several, exchange=Exchange(up={"sent": sent}))
     said = refusal(config)
     assert why in said
     named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])
