@@ -113,8 +113,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
     if lost:
         yield f"{len(lost)} of {sum(row['asked'] for row in rows)} replies failed or were refused, the last: {lost[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
-    new = [site for site, client in final["clients"].items() if any(NEW in name for name in client.get("metrics", ()))]
-    silent = [site for site in final["clients"] if site not in (*tested, *new)]
+    silent = [site for site in final["clients"] if site not in tested and NEW not in str(final["clients"][site])]
     if tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
     if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:

@@ -281,9 +281,7 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
     ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
 ])  # fmt: skip
-def test_a_half_takes_no_part_in_what_its_row_does_not_declare(
-    key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
-) -> None:
+def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
 
     Who writes a method reads what its row may say, in the words that the page explains.

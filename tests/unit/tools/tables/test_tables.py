@@ -190,9 +190,7 @@ def test_edited_code_of_ones_own_makes_another_run(key: str, small: Path, tmp_pa
 
 
 @pytest.mark.parametrize("dataset", ["arrays", "manifest", "json:load"])
-def test_edited_data_or_another_division_are_another_run(
-    dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_edited_data_or_division_are_another_run(dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
