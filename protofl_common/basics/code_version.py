@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -20,8 +21,11 @@ def code_version() -> str:
     return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
 
 
-def version_of(module: str) -> str:
-    """The first 8 digits for the package of ``module``, or its one file, as they stand now; "" if Python finds none."""
+def version_of(module: str, now: bool = False) -> str:
+    """The first 8 digits for the package of ``module``, or its one file; "" if Python finds none.
+
+    Of an imported one as at the first look, until it is reloaded: this process runs that. Else, or ``now``, of today.
+    """
     try:
         spec = find_spec(module.partition(".")[0])
     except ValueError:  # of a module without a file, such as a notebook's ``__main__``
@@ -31,7 +35,8 @@ def version_of(module: str) -> str:
     files = [file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py")]
     if not files and spec.has_location and spec.origin:
         files = [Path(spec.origin)]
-    return _digest(files)
+    version, imported = _digest(files), getattr(sys.modules.get(module), "__spec__", None)
+    return version if now or imported is None else str(vars(imported).setdefault("protofl_version", version))
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -16,9 +16,10 @@ from unittest.mock import patch
 
 import numpy as np
 
+from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
-from protofl_common.config.python_names import load
+from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
 from protofl_common.data.raw import KEYS, SPLITS, DataError, Ints, RawData, from_arrays
@@ -26,7 +27,6 @@ from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_colum
 
 ARRAYS = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_IMPORTED: dict[tuple[int, Any], tuple[Any, list[tuple[int, int]]]] = {}  # functions, with their files at first
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
@@ -180,14 +180,12 @@ def read_python(name: str, settings: DataSettings) -> RawData:
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """The files of the function's package, or its module's one file, and ``data-dir``."""
-    function = load(name, "dataset")
+    load(name, "dataset")
     package = sys.modules[name.partition(":")[0].partition(".")[0]]
     files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
     if not files and not (files := [Path(getattr(package, "__file__", None) or "")])[0].is_file():
         raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
-    stamps = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    now = id(function), getattr(function, "__code__", None)  # another one after a reload
-    if _IMPORTED.setdefault(now, (function, stamps))[1] != stamps:
+    if version_of(module_of(name)) != version_of(module_of(name), now=True):
         raise DataError(f"dataset = {name!r}: its code was edited after its import; start Python (the kernel) again")
     return (*files, *((Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()))
 

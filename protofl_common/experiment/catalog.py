@@ -254,6 +254,8 @@ class Algorithm:
             return "its clients receive one another's prototypes"
         if not self.averages_prototypes and schema.vectors_in(exchange.up):
             return "its server does more with the clients' prototypes than average them"
+        if any(entry.several for entry in schema.vectors_in(exchange.up).values()):
+            return "a sum has one vector of each class, where its clients send several"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
         return "its row does not declare support for secagg"

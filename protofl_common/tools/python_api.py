@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams
-from protofl_common.experiment.node import allow_named
+from protofl_common.experiment.node import allow_named, own_code
 from protofl_common.experiment.settings import default_run_config, flatten, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
@@ -94,6 +95,8 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
+    if edited := [name for name in own_code(config, without=()) if version_of(name) != version_of(name, now=True)]:
+        raise SettingsError(f"{edited[0]}: its code was edited after its import; start Python (the kernel) again")
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
 
@@ -106,6 +109,7 @@ def try_method(
     act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
+    version_of(client.__module__)  # so that `run` refuses it once it is edited
     from flwr.app import Context, RecordDict
 
     from client_app.client import Client

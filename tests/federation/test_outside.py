@@ -277,19 +277,19 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
 @pytest.mark.parametrize(("key", "value", "sent", "why"), [
     ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
     ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
+    ("secagg", True, Vectors(several=True), "for a sum has one vector of each class, where its clients send several"),
     ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
     ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
 ])  # fmt: skip
-def test_a_half_takes_no_part_in_what_its_row_does_not_declare(
-    key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
-) -> None:
+def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
 
     Who writes a method reads what its row may say, in the words that the page explains.
     """
     config = {"algo": "moon", key: value}
     assert settings_of(config).run.algo == "moon"
-    change(monkeypatch, supports=(), exchange=Exchange(up={"sent": sent}))
+    several = sent == Vectors(several=True)
+    change(monkeypatch, supports=(), averages_prototypes=several, exchange=Exchange(up={"sent": sent}))
     said = refusal(config)
     assert why in said
     named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])

@@ -40,9 +40,7 @@ PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
     (SIMULATED, PRIVATE, ["differential privacy"]),
     (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
 ])  # fmt: skip
-def test_protections_follow_from_settings_and_node_config(
-    node: Any, settings: Any, wanted: Any, tmp_path: Path
-) -> None:
+def test_protections_follow_from_settings_and_node(node: Any, settings: Any, wanted: Any, tmp_path: Path) -> None:
     client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
     assert [protection.name for protection in protections_of(client)] == wanted
 

@@ -1,7 +1,10 @@
 """``import protofl``: a federation and a client half from Python, and the names that extensions import."""
 
+import sys
 from dataclasses import dataclass
+from importlib import reload
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +64,19 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
         (tmp_path / "mine.csv").write_text(f"x,label\n{rows}", encoding="utf-8")
         run = public.run(tmp_path / "mine.csv", algo="local", models="mlp-1", rounds=1, out_dir=str(tmp_path))
         assert sum(row["train-samples"] + row["test-samples"] for row in run.rounds[-1]["clients"].values()) == samples
+
+
+def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook has imported the code of before, whose figures would stand under the version of the new one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    own: Any = SMALL | {"metrics": "own_figures:mine", "algo": "local", "models": "mlp-1", "out_dir": str(tmp_path)}
+    for mine in (1.0, 0.25):
+        (tmp_path / "own_figures.py").write_text(f"def mine(scores, labels): return {mine}")
+        if imported := sys.modules.get("own_figures"):
+            with pytest.raises(public.SettingsError, match="own_figures: its code was edited after its import"):
+                public.run(**own)
+            reload(imported)
+        assert public.run(**own).summary["metrics"]["head/own_figures:mine"]["mean"] == mine
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:

@@ -89,9 +89,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
         (lambda state: state["last.1.running_var"].fill_(-1), "features that are not finite"),
     ],
 )
-def test_other_networks_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
-) -> None:
+def test_no_other_network_loads(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str) -> None:
     state = SmallResNet().state_dict()
     change(state)
     write_weights(tmp_path / "x.json", state)

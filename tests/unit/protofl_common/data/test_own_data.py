@@ -350,13 +350,9 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         open_data(data_settings(dataset=f"{own_module}:load"))
 
 
-def test_data_of_a_package_are_read_again_when_any_of_its_files_changes(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_data_of_edited_code_are_read_again(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     (package := tmp_path / "pack_age").mkdir()
-    (package / "load.py").write_text(
-        "from pack_age.more import *\ndef load(_): return {'inputs': X, 'labels': [0, 1]}\n"
-    )
+    (package / "load.py").write_text("from pack_age.more import *\ndef load(_): return dict(inputs=X, labels=[0, 1])")
     monkeypatch.syspath_prepend(str(tmp_path))
     allow(["pack_age", "note_book"])
     for number in (1.0, 12.0):

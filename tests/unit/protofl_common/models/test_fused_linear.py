@@ -88,9 +88,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_wide_layers_of_a_client_model_take_their_steps_inside(
-    momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wide_layers_of_a_client_model_take_steps_inside(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     x, y, states = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1]), []
     for fused in (True, False):

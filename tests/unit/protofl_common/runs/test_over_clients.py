@@ -151,13 +151,14 @@ def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
 
 
 def test_an_accuracy_that_fell() -> None:
-    row = {"kind": "round", "void": False, "failed": {}, "clients": {"north": {"accuracy": {}}}}
+    row = {"kind": "round", "void": False, "failed": {}, "refused": {}, "clients": {"north": {"accuracy": {}}}}
     rows = [row | evaluated(after, mean) for after, mean in ((26, 0.9), (27, 0.971), (40, 0.34))]
     (doubt,) = doubts_of_outcome(rows, rows[-1], {})
     assert doubt.startswith("accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, ")
-    rows[-1]["accuracy"] = {"head": {"mean": 0.85}}
+    rows[-1] |= {"accuracy": {"head": {"mean": 0.85}}, "refused": {"site-0": "odd"}}
     found = [*doubts_of_outcome(rows, rows[-1], {}), *doubts_of_outcome(rows, rows[-1] | {"accuracy": {}}, {})]
-    assert found == ["no accuracy of any client (too few test samples)"]
+    refused = "1 of 12 replies failed or were refused, the last: odd"
+    assert found == [refused, refused, "no accuracy of any client (too few test samples)"]
 
 
 def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +184,6 @@ def test_a_method_that_breaks_at_some_clients(tmp_path: Path, monkeypatch: pytes
         return honest(self)
 
     monkeypatch.setattr(FedAvg, "fit", broken)
-    config = written(tmp_path, ["no", "yes"] * 60)
-    (doubt, *_) = run_federation(config | {"rounds": 2, "min-replies": 1}, clients=2).summary["warnings"]
-    assert doubt.startswith("2 of 6 replies failed, the last: ")
-    assert "AttributeError" in doubt
+    config = written(tmp_path, ["no", "yes"] * 60) | {"rounds": 2, "min-replies": 1}
+    doubt, *_ = run_federation(config, clients=2).summary["warnings"]
+    assert doubt.startswith("2 of 6 replies failed or were refused, the last: AttributeError")

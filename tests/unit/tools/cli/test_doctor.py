@@ -93,9 +93,7 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_with_its_cure(
-    fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_planted_fault_is_found_with_a_cure(fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed) -> None:
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
     assert not [one for one in before if text in one["text"]]

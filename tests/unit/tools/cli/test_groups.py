@@ -118,9 +118,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     ({"division": 2}, 1, "not paired: other data, or divided otherwise"),
     ({}, 11, "not paired: no seed in common"),
 ])  # fmt: skip
-def test_what_does_not_pair_is_said(
-    tmp_path: Path, capsys: Printed, other: dict[str, Any], first: int, note: str
-) -> None:
+def test_unpaired_runs_are_said(tmp_path: Path, capsys: Printed, other: dict[str, Any], first: int, note: str) -> None:
     both = [*write(tmp_path, "fedproto", OURS), *write(tmp_path, "local", LOCAL, first, **other)]
     _, local = compared(capsys, *map(str, both))
     assert (local["difference"], local["note"]) == (None, note)

@@ -190,9 +190,7 @@ def test_edited_code_of_ones_own_makes_another_run(key: str, small: Path, tmp_pa
 
 
 @pytest.mark.parametrize("dataset", ["arrays", "manifest", "json:load"])
-def test_edited_data_or_another_division_are_another_run(
-    dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_edited_data_or_division_are_another_run(dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
@@ -362,7 +360,7 @@ def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> 
 
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
-    lost = "2 of 40 replies failed, the last: ValueError: mine"
+    lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
     assert run_table(small, Launcher(lost=(lost,))) == 0
     notes = [line for line in (small.parent / "small.md").read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
     assert notes[0] == f"- FedProto (all, first, few): warning: {lost}"
