@@ -72,17 +72,6 @@ class CosineHead(nn.Module):
         return self.scale * (F.normalize(input) @ self.weight.T)
 
 
-def freeze_orthogonally(head: LinearHead) -> None:
-    """Fix the last layer as `class_directions`, bias 0, however uneven the classes (FedProto-UH; Dai, AAAI 2023)."""
-    classes, width = head.weight.shape
-    with torch.no_grad():
-        head.weight.copy_(class_directions(classes, width))
-        head.bias.zero_()
-    head.requires_grad_(False)
-    if isinstance(head, HiddenHead):
-        head.hidden.requires_grad_(True)
-
-
 def class_directions(classes: int, width: int) -> Tensor:
     """[C, H], rows of length 1: orthogonal where C <= H, else spread over the sphere. Draws from torch's global RNG."""
     if classes <= width:
