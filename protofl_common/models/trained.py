@@ -14,7 +14,7 @@ from torch import Tensor
 from protofl_common.basics.files import TensorFileError, write_text
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.basics.text import LONGEST_NAME, printable
-from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
+from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
@@ -74,7 +74,7 @@ class TrainedModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
             arch = self.card.arch
-            if arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(arch):
+            if arch in ARCHITECTURES or LIBRARY_NETWORK.fullmatch(arch):
                 # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
