@@ -135,9 +135,9 @@ def refusals(node: Values, config: dict[str, Scalar], asked: Values) -> list[str
     """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
     if wrong := [*wrong_values(node)]:
         return wrong
-    other_columns = [key for key in TABLE if asked.get(key, "") not in ("", node.get(key, ""))]
-    chosen = [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in other_columns]
-    return [*_demanded(node, config), *permission_problems(node, config), *chosen]
+    beyond = [key for key in TABLE if asked.get(key, "") not in ("", node.get(key, ""))]
+    about_table = [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
+    return [*_demanded(node, config), *permission_problems(node, config), *about_table]
 
 
 def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
