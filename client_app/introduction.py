@@ -10,7 +10,7 @@ from client_app.algorithms.base import client_half
 from client_app.answers import log
 from client_app.client import Client
 from client_app.protections.differential_privacy import check_affordable
-from protofl_common.backbones.features import check_images
+from protofl_common.backbones.load import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
@@ -39,7 +39,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
 
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
-    data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
+    data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
     refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
     present = client.classes_present if refuses else ()
     return SiteCard(

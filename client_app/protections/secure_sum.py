@@ -31,8 +31,7 @@ from client_app.client import Client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
-from protofl_common.privacy import masks
-from protofl_common.privacy.sums import MASKED, figure_names, sum_after, to_vector, without_figures
+from protofl_common.privacy import masks, sums
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
@@ -63,7 +62,7 @@ class SecureSum:
     def __init__(self, client: Client, final: bool) -> None:
         self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
         self.sum_number, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
-        self.next_sum = sum_after(self.sum_number, client.settings.run.rounds)
+        self.next_sum = sums.sum_after(self.sum_number, client.settings.run.rounds)
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
@@ -130,18 +129,19 @@ class SecureSum:
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        names = figure_names(settings.row.reported_losses, self.client.metrics)
-        vector = to_vector(report, names, upload, summed, bounded, samples, len(progress.keys))
+        names, clients = sums.figure_names(settings.row.reported_losses, self.client.metrics), len(progress.keys)
+        figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
+        vector = np.concatenate([figures, sums.to_sums(upload, summed, bounded, samples, clients)])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
-        content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
+        content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
         following = masks.new_secret() if self.next_sum else b""
         if following:
             content.update(self._keys(following, self.next_sum, NEXT_SUM))
         with self.alone():
             self._passed("share")  # As when it was opened, before the work
             self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b"", following=following))
-        return content, without_figures(report)
+        return content, sums.without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
@@ -178,9 +178,9 @@ class SecureSum:
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
             same: list[list[str]] = cohorts.setdefault(use + number, [])
-            of_round = {other.removesuffix(number): sums for other, sums in cohorts.items() if other.endswith(number)}
-            alike = [sums for other, sums in of_round.items() if other == use or _kinds(other) & _kinds(use)]
-            differences = [sites.symmetric_difference(cohort) for sums in alike for cohort in sums]
+            of_round = {other.removesuffix(number): sets for other, sets in cohorts.items() if other.endswith(number)}
+            alike = [sets for other, sets in of_round.items() if other == use or _kinds(other) & _kinds(use)]
+            differences = [sites.symmetric_difference(cohort) for sets in alike for cohort in sets]
             if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")

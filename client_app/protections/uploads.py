@@ -41,7 +41,7 @@ class SmallClasses(Protection):
 
     def charge(self) -> None:
         """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
-        if not self.client.settings.privacy.sums_only:
+        if not self.client.settings.privacy.secagg:
             _ = self.client.classes_present
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:

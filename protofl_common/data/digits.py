@@ -175,8 +175,7 @@ def _photographs() -> list[Pixels]:
     return [image[::2, ::2].astype(np.float32) / 255 for image in load_sample_images().images]
 
 
-Look = Callable[[Ink, list[Ink], np.random.Generator], Pixels]
-DOMAINS: dict[str, tuple[Look, int, str]] = {
+DOMAINS: dict[str, tuple[Callable[[Ink, list[Ink], np.random.Generator], Pixels], int, str]] = {
     "scanned": (lambda ink, *_: _mixed(ink, np.zeros(3), np.ones(3)), PER_CLASS, ""),
     "printed": (_printed_look, 0, PRINTED_FONTS),
     "photo": (_photo_look, PER_CLASS, ""),

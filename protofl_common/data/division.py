@@ -95,7 +95,8 @@ class Division:
             if self.domain not in names:
                 has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
                 raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
-            pool = pool.only(self.domain)
+            pool = pool.take(np.flatnonzero(pool.domains == names.index(self.domain)))
+            pool = replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
             without = "the data name no clients or domains; give them a column 'client', or choose another partition"
             raise DataError(f"partition = {settings.partition!r}: {without}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 import numpy as np
@@ -38,11 +38,6 @@ class Pool:
     def take(self, positions: Ints) -> Pool:
         """Only these samples, of which nothing is decided yet."""
         return Pool(self.rows[positions], self.labels[positions], self.domains[positions], self.domain_names)
-
-    def only(self, domain: str) -> Pool:
-        """Only the samples of one domain, as a pool of a single domain."""
-        part = self.take(np.flatnonzero(self.domains == self.domain_names.index(domain)))
-        return replace(part, domains=np.zeros_like(part.domains), domain_names=(domain,))
 
 
 def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:

@@ -228,15 +228,14 @@ def resized(images: Inputs, side: int) -> Inputs:
         return images
     if not are_images(images):
         raise DataError(f"image-size = {side}: only images can be resized; a sample is {described(images)}; use 0")
-    return np.concatenate([_stretched(images[start : start + CHUNK], side) for start in range(0, len(images), CHUNK)])
-
-
-def _stretched(images: Images, side: int) -> Images:
     import torch
 
-    floats = torch.from_numpy(np.ascontiguousarray(images)).float()
-    stretched = torch.nn.functional.interpolate(floats, (side, side), mode="bilinear", antialias=True)
-    return np.asarray(stretched.round().clamp(0, 255).byte().numpy())
+    result = np.empty((*images.shape[:2], side, side), np.uint8)
+    for start in range(0, len(images), CHUNK):
+        floats = torch.from_numpy(np.ascontiguousarray(images[start : start + CHUNK])).float()
+        stretched = torch.nn.functional.interpolate(floats, (side, side), mode="bilinear", antialias=True)
+        result[start : start + CHUNK] = stretched.round().clamp(0, 255).byte().numpy()
+    return result
 
 
 def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:

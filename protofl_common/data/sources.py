@@ -17,16 +17,13 @@ from protofl_common.data.published import OF_TORCHVISION, OTHERS, locate_public,
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
 from protofl_common.data.table import definition_problems
 
-Read = Callable[[DataSettings], RawData]
-Locate = Callable[[DataSettings], tuple[Path, ...]]
-
 
 @dataclass(frozen=True)
 class Source:
     """A data set that ``dataset`` can name."""
 
-    read: Read  # settings -> the decoded data, at their own size or already at ``image-size``
-    locate: Locate = lambda settings: ()  # settings -> the data's files or folders, downloaded if need be
+    read: Callable[[DataSettings], RawData]  # the decoded data, at their own size or already at ``image-size``
+    locate: Callable[[DataSettings], tuple[Path, ...]] = lambda settings: ()  # files, folders; downloaded if need be
     num_classes: int = 0  # number of classes where it is known without reading; 0 where the data decide
     domains: tuple[str, ...] = ()  # names of the domains where they are known without reading
     has_domains: bool = False  # the data come, or may come, in domains

@@ -23,22 +23,16 @@ PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with
     "allow-algorithms": "all",
     REQUIRE_SECAGG: False,
 }
-LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaults, which every recipe meets
-    "max-rounds": 2000,
-    "max-epochs": 100,
-    "max-steps": 10_000,
-    "max-batch-size": 1024,
-    "max-image-size": 512,
-    "max-text-length": 4096,
+_BOUNDS: dict[str, tuple[int, tuple[str, ...]]] = {  # limit -> its default, which every recipe meets; what it bounds
+    "max-rounds": (2000, ("rounds",)),
+    "max-epochs": (100, ("local-epochs", "new-client-epochs", "fedrep.head-epochs", "pfedme.personal-steps")),
+    "max-steps": (10_000, ("local-steps",)),
+    "max-batch-size": (1024, ("batch-size", "eval-batch-size")),
+    "max-image-size": (512, ("image-size",)),
+    "max-text-length": (4096, ("text-length",)),
 }
-LIMITED = {  # settings of a run -> their limit at a site
-    "rounds": "max-rounds",
-    "local-steps": "max-steps",
-    "image-size": "max-image-size",
-    "text-length": "max-text-length",
-    **dict.fromkeys(("local-epochs", "new-client-epochs", "fedrep.head-epochs", "pfedme.personal-steps"), "max-epochs"),
-    **dict.fromkeys(("batch-size", "eval-batch-size"), "max-batch-size"),
-}
+LIMITS = {limit: most for limit, (most, _) in _BOUNDS.items()}  # what a site takes of a run at most, by default
+LIMITED = {key: limit for limit, (_, keys) in _BOUNDS.items() for key in keys}  # settings of a run -> their limit
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")  # of a site's own data: never the run's
 TABLE = ("columns", "drop", "one-hot")
@@ -126,11 +120,6 @@ def allowed_by(node: Values) -> dict[str, Scalar]:
     return {**DEFAULTS, **node}
 
 
-def openly(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return both as the site's operator asks: approved, and without secure aggregation, which would hide numbers."""
-    return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
-
-
 def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
     return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}
@@ -146,7 +135,9 @@ def refusals(node: Values, config: dict[str, Scalar], asked: Values) -> list[str
     """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
     if wrong := [*wrong_values(node)]:
         return wrong
-    return [*_demanded(node, config), *permission_problems(node, config), *definition_problems(node, asked)]
+    beyond = [key for key in TABLE if asked.get(key, "") not in ("", node.get(key, ""))]
+    about_table = [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
+    return [*_demanded(node, config), *permission_problems(node, config), *about_table]
 
 
 def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
@@ -175,12 +166,6 @@ def permission_problems(node: Values, config: Values) -> list[str]:
     allowed = allowed_by(node)
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
-
-
-def definition_problems(node: Values, asked: Values) -> list[str]:
-    """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
-    beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
-    return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
 def wrong_values(node: Values) -> Iterator[str]:

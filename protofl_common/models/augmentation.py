@@ -80,7 +80,7 @@ def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, 
     A block is a convolution, or a module with several inside, with the layers up to the next block (pooling, ReLU).
     A stage is as many blocks as have maps of one size.
     """
-    sizes = _map_sizes(body, _layers_of(body), input_shape)
+    sizes = _map_sizes(body, input_shape)
     blocks: list[nn.Module] = []
     for layer in sizes:
         if _convolves(layer):
@@ -108,10 +108,8 @@ def _convolves(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _map_sizes(
-    body: nn.Module, layers: list[nn.Module], input_shape: tuple[int, ...]
-) -> dict[nn.Module, tuple[int, int]]:
-    """(channels, pixels) of what each layer makes of a sample, where that is maps of several pixels."""
+def _map_sizes(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, tuple[int, int]]:
+    """(channels, pixels) of what each of the `_layers_of` makes of a sample, where that is maps of several pixels."""
     sizes: dict[nn.Module, tuple[int, int]] = {}
 
     def note(layer: nn.Module, inputs: object, output: object) -> None:
@@ -121,7 +119,7 @@ def _map_sizes(
     tokens = any(isinstance(part, nn.Embedding) for part in body.modules())
     like = next(body.parameters(), torch.zeros(()))
     sample = torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
-    hooks = [layer.register_forward_hook(note) for layer in layers]
+    hooks = [layer.register_forward_hook(note) for layer in _layers_of(body)]
     was_training = body.training
     body.eval()(sample)
     body.train(was_training)

@@ -16,7 +16,7 @@ from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, 
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION, Embedded, reach_width
-from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, freeze_orthogonally
+from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
 
 M = TypeVar("M", bound=nn.Module)
 SMALLEST_IMAGE = 8
@@ -115,7 +115,9 @@ def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: i
     if head != "trainable":
         if head_seed is not None:
             torch.default_generator.manual_seed(head_seed)
-        freeze_orthogonally(made)
+        # the last layer is fixed, its bias 0, however uneven the classes (FedProto-UH; Dai et al., AAAI 2023)
+        made.weight = nn.Parameter(class_directions(*made.weight.shape), requires_grad=False)
+        made.bias = nn.Parameter(torch.zeros(num_classes), requires_grad=False)
     return made
 
 

@@ -72,27 +72,12 @@ class CosineHead(nn.Module):
         return self.scale * (F.normalize(input) @ self.weight.T)
 
 
-def freeze_orthogonally(head: LinearHead) -> None:
-    """Fix the last layer as `class_directions`, bias 0, however uneven the classes (FedProto-UH; Dai, AAAI 2023)."""
-    classes, width = head.weight.shape
-    with torch.no_grad():
-        head.weight.copy_(class_directions(classes, width))
-        head.bias.zero_()
-    head.requires_grad_(False)
-    if isinstance(head, HiddenHead):
-        head.hidden.requires_grad_(True)
-
-
 def class_directions(classes: int, width: int) -> Tensor:
     """[C, H], rows of length 1: orthogonal where C <= H, else spread over the sphere. Draws from torch's global RNG."""
     if classes <= width:
         return nn.init.orthogonal_(torch.empty(classes, width))
-    return _spread(torch.randn(classes, width))
-
-
-def _spread(rows: Tensor) -> Tensor:
-    """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))."""
-    rows = F.normalize(rows)
+    rows = F.normalize(torch.randn(classes, width))
+    # unit vectors repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))
     for kappa in torch.linspace(1, 20, steps=200):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
         rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)

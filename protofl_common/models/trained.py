@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -15,7 +14,7 @@ from torch import Tensor
 from protofl_common.basics.files import TensorFileError, write_text
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.basics.text import LONGEST_NAME, printable
-from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
+from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
@@ -75,7 +74,7 @@ class TrainedModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
             arch = self.card.arch
-            if arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(arch):
+            if arch in ARCHITECTURES or LIBRARY_NETWORK.fullmatch(arch):
                 # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
@@ -89,8 +88,8 @@ class TrainedModel:
         card = self.card
         shape, classes = (card.features_in,) if card.backbones else card.input_shape, len(card.classes)
         model = build_model(card.arch, input_shape=shape, num_classes=classes, feature_dim=card.feature_dim, seed=0)
-        replaced = _has_statistics(model.state_dict()) and not _has_statistics(self.weights)
-        return with_group_norm(model) if replaced else model
+        statistics = {name for name in model.state_dict() if name.endswith("running_var")}
+        return with_group_norm(model) if statistics and not statistics & self.weights.keys() else model
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""
@@ -137,7 +136,3 @@ class TrainedModel:
             if not (of_classes and labels.ndim == 1 and len(labels) and prototypes.means.shape == shape):
                 raise SettingsError(f"{file}: its prototypes are not of the model on its card")
         return cls(card, weights, prototypes, tensors.get("distances", torch.empty(0)))
-
-
-def _has_statistics(weights: Iterable[str]) -> bool:
-    return any(name.endswith("running_var") for name in weights)

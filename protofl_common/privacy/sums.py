@@ -57,14 +57,6 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
     return to_whole(np.concatenate(parts), clients)
 
 
-def to_vector(
-    report: Report, names: Sequence[str], payload: Payload, declared: Declared, limits: Limits, n: int, clients: int
-) -> NDArray[np.uint64]:
-    """The figures of a client with n training samples, and behind them its upload."""
-    figures = to_whole(weighted_figures(report, n, names), clients)
-    return np.concatenate([figures, to_sums(payload, declared, limits, n, clients)])
-
-
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
     """Numbers of one of ``clients`` as whole ones, which can be added."""
     if not np.isfinite(numbers).all():

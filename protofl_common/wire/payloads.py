@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -151,7 +151,10 @@ class Codec(ABC):
         raise ValueError("sums are of what clients upload after training")
 
     def unpack(self, record: ArrayRecord) -> Value:
-        template, rows = self.template(), 0
+        return self.checked(self.arrays_in(record, self.template()))
+
+    def arrays_in(self, record: ArrayRecord, template: Template) -> StateDict:
+        rows = 0
         if odd := sorted(set(record) ^ set(template)):
             raise RefusedMessage(f"{self.name} whose arrays do not fit: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
         arrays = {}
@@ -160,7 +163,7 @@ class Codec(ABC):
                 rows = rows or rows_of(record[key], self.name, -shape[0])
                 shape = (rows, *shape[1:])
             arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
-        return self.checked(arrays)
+        return arrays
 
     def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
         """Refuse labels out of range, vectors that are too long, and more than ``per_class`` of a class."""
@@ -282,25 +285,19 @@ class UpdateCodec(WeightsCodec):
     """The change of a state dict, in which two factors may stand for a matrix."""
 
     def unpack(self, record: ArrayRecord) -> Value:
-        template = self.template()
-        pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
-        pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
-        rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
-        whole = {key: expected for key, expected in template.items() if key not in pairs}
-        others = WeightsCodec(self.name, self.entry, replace(self.limits, weights={self.name: whole}))
-        arrays: Any = others.unpack(rest)
-        arrays |= {key: self._product(record, key, template[key][1]) for key in pairs}
-        return {key: arrays[key] for key in template}
-
-    def _product(self, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
-        what = f"{self.name} {key}"
-        rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
-        left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
-        right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
-        matrix = (left @ right).reshape(shape)
-        if not matrix.isfinite().all():
-            raise RefusedMessage(f"{what}: factors whose product is not finite")
-        return matrix
+        whole, sent, names = self.template(), dict[str, tuple[str, tuple[int, ...]]](), set(record)
+        for key, (dtype, shape) in whole.items():
+            if dtype == "float32" and {key + LEFT, key + RIGHT} <= names:
+                rank = rows_of(record[key + RIGHT], f"factors of {self.name} {key}", largest_rank(shape))
+                sent |= {key + LEFT: (dtype, (shape[0], rank)), key + RIGHT: (dtype, (rank, math.prod(shape[1:])))}
+            else:
+                sent[key] = dtype, shape
+        arrays = self.arrays_in(record, sent)
+        for key in [key for key in whole if key not in sent]:
+            arrays[key] = (arrays[key + LEFT] @ arrays[key + RIGHT]).reshape(whole[key][1])
+            if not arrays[key].isfinite().all():
+                raise RefusedMessage(f"{self.name} {key}: factors whose product is not finite")
+        return self.checked({key: arrays[key] for key in whole})
 
 
 class MomentsCodec(WeightsCodec):

@@ -188,9 +188,8 @@ def unpack_report(
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in flat.items():
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST_FIGURE:  # type: ignore[arg-type]
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST_FIGURE:
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}")
-        assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
         signed = group == "losses" or (group in ("metrics", "validation") and not is_share(key))
         if group in names and key in names[group] and (signed or value >= 0):

@@ -88,7 +88,7 @@ the next sum forgets what was sent | -k tries
 unmasking a site alone | -k tries
 - or len(sent) < self._threshold(progress.keys)
 figures in the clear | -k no_single
-- return content, without_figures(report)
+- return content, sums.without_figures(report)
 + return content, report
 the secret of an upload stays | -k forgotten
 - stage="mask", secret=b"",

@@ -72,13 +72,13 @@ def described(settings: Settings) -> Iterator[str]:
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
-    where = ", both in the sum alone" * settings.privacy.sums_only
+    where = ", both in the sum alone" * settings.privacy.secagg
     yield "           its name, its model's architecture and size, its device, class names, seconds"
     yield f"           numbers of samples and of right predictions, and losses{where}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
-    if settings.privacy.sums_only and not study.sites:
+    if settings.privacy.secagg and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
     changed = {key: value for each in reversed(every) for key, value in to_run_config(each).items()}
     for key, value in changed.items():  # all of them, whatever a value has: nothing may hide behind a long one

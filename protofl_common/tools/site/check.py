@@ -27,7 +27,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
+from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -193,8 +193,8 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
-        folders = {"cache-dir": cache, "state-dir": cache}
-        config, open_node = openly({**default_run_config(), **asked}, {**node, **folders})
+        config = {**default_run_config(), **asked, "secagg": False}  # secure aggregation would hide numbers
+        open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SECAGG: False, "approve": False}
         context = Context(1, 1, open_node, RecordDict(), config)
         reply = app(Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY), context)
     if reply.has_error():
