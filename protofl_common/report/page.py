@@ -140,8 +140,7 @@ def _accuracies(run: RecordedRun) -> Markup:
         "clients (their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean "
         f"with its round, which was {figures.chosen(best.values())}.{_hidden(run)}"
     )
-    texts = {kind: figures.short_best(one) for kind, one in best.items()}
-    rows = figures.accuracy_rows(accuracy, texts, validation, order)
+    rows = figures.accuracy_rows(accuracy, best, validation, order)
     return table(Table(("", *(heads[name] for name in order), "best mean"), rows, note))
 
 
