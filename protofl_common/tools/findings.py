@@ -18,13 +18,9 @@ class Finding:
     cure: str = ""
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
-
-
 def show(command: str, findings: Iterable[Finding], as_json: bool) -> int:
     """Print the findings, worst first, and return the exit status: 1 where something is wrong."""
-    findings = worst_first(findings)
+    findings = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
     if as_json:
         rows = [asdict(finding) | {"level": (finding.level or "ok").lower()} for finding in findings]
         print_json(command, {"findings": rows})
