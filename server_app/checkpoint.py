@@ -24,7 +24,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import SETTINGS, RunFolder
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-5"
@@ -91,7 +91,7 @@ def newest_whole(folder: Path, without: str) -> Checkpoint:
 
 
 def check_free(folder: Path) -> None:
-    if (folder / "settings.toml").exists():
+    if (folder / SETTINGS).exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
 

@@ -1,7 +1,6 @@
 """A run's folder -> what the page shows. Takes runs that still go on, that failed, and those of older versions."""
 
 import json
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,8 @@ from safetensors import SafetensorError, safe_open
 from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import flatten
 from protofl_common.runs.figures import compared
-from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
+from protofl_common.runs.folder import KINDS, SETTINGS, RoundRow, RunFolder, SiteFacts
 
 AUDIT = "audit.json"
 Floats = NDArray[np.float64]
@@ -37,12 +35,10 @@ class RecordedRun:
     """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
-        files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
-        self.folder, self.name, self.settings = folder, folder.resolve().name, settings
+        files = RunFolder(folder)
+        self.folder, self.name, self.settings = folder, folder.resolve().name, files.settings()
+        if not self.settings:
+            raise SettingsError(f"{folder}: no {SETTINGS} in it; give the folder of a run")
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.finished = self.summary is not None
@@ -53,6 +49,7 @@ class RecordedRun:
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+        baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
 
     @cached_property

@@ -9,6 +9,7 @@ Folders of versions before ``format`` was written have format 1. A folder of a l
 """
 
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.datasets import REDIVIDED
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
 BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
@@ -188,6 +190,12 @@ class RunFolder:
     def lock(self) -> Path:
         """The file beside it that a process at work on it locks."""
         return self.path.parent / f".{self.path.name}.lock"
+
+    def settings(self) -> Config:
+        try:
+            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
 
     def rows(self) -> list[RoundRow]:
         return list(self.each_row())

@@ -6,7 +6,6 @@ protofl runs                # those in runs/
 import argparse
 import json
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,13 +21,12 @@ from safetensors import safe_open
 
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import flatten
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.folder import METRICS, RunFolder, troubles
+from protofl_common.runs.folder import METRICS, SETTINGS, RunFolder, troubles
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
-SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
+CHECKPOINTS = "checkpoints"
 HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clients' models, and what lets it go on
 
 
@@ -58,12 +56,6 @@ class KnownRun(RunFolder):
     def rounds(self) -> tuple[int, int]:
         """Rounds with a checkpoint, and how many there shall be."""
         return max((int(path.stem) for path in self._checkpoints()), default=0), int(self.settings().get("rounds", 0))
-
-    def settings(self) -> dict[str, Any]:
-        try:
-            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
 
     def known_sites(self) -> dict[str, KnownSite]:
         sites = dict[str, KnownSite]()
