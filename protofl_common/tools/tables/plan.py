@@ -219,22 +219,20 @@ class Runs:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def launcher(resources: Callable[[Config], Config]) -> Launch:
-    """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
+def launch(
+    run: Run, folder: Path, resume: bool, on_round: Callable[[int], None], *, resources: Callable[[Config], Config]
+) -> str:
+    """Make a run, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
+    from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
 
-    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
-        from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
+    config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
+    log = folder.parent / "logs" / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
 
-        config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
-        log = folder.parent / "logs" / f"{run.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as file:
+        def note(line: str) -> None:
+            print(line, file=file, flush=True)
+            if match := ROUND.match(line):
+                on_round(int(match[2]))
 
-            def note(line: str) -> None:
-                print(line, file=file, flush=True)
-                if match := ROUND.match(line):
-                    on_round(int(match[2]))
-
-            return attempt(default_run_config() | config, resources(run.federation), note)[1]
-
-    return launch
+        return attempt(default_run_config() | config, resources(run.federation), note)[1]

@@ -9,7 +9,7 @@ from typing import Any
 from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.groups import ESTIMATED, Estimate, estimated, paired
+from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimated
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
@@ -134,8 +134,7 @@ def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estima
     result, other = results[row, column], results.get((table.against, column))
     if other is None or row == table.against or result.division != other.division:
         return None
-    values = paired(result.values, other.values)
-    return Estimate.of(values.values()) if values else None
+    return difference(result.values, other.values)
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
