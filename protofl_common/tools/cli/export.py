@@ -48,7 +48,7 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> None:
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
-    from protofl_common.tools.inference import onnx_file
+    from protofl_common.tools import onnx_file
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")

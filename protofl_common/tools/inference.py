@@ -1,4 +1,4 @@
-"""Predicting with a trained model, by its head or by the nearest prototype."""
+"""Using what a run has left at a site, outside of any federation: its model predicts by its head, or by prototypes."""
 
 import json
 from collections.abc import Iterator
@@ -17,9 +17,11 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.data.raw import DataError, Inputs, filled, normalised
 from protofl_common.maths.prototypes import class_scores, distances, unknown_above
-from protofl_common.models.trained import TrainedModel
+from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
+
+__all__ = ["ModelCard", "Prediction", "Predictor", "TrainedModel"]
 
 
 @dataclass(frozen=True)
