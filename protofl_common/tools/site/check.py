@@ -28,7 +28,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
@@ -47,7 +47,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
     else:
         listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
         listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
-    return listed
+    return worst_first(listed)
 
 
 def _code_and_user() -> Iterator[Finding]:
