@@ -69,7 +69,7 @@ def page(run: RecordedRun) -> str:
         title=run.title,
         name=run.name,
         sub=f"{run.name}{f' · {paper}' if paper else ''}",
-        state="" if run.finished else _note("This run is not finished: the page shows it as far as it is."),
+        state="" if run.summary else _note("This run is not finished: the page shows it as far as it is."),
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
         footer=" · ".join(filter(None, footer)),
@@ -98,7 +98,7 @@ def _result(run: RecordedRun) -> Markup:
         tiles.append((f"{100 * better['worst-10%']:.1f} %", f"worst 10 % of clients, {run.better}"))
     rounds, planned = len(run.rounds), run.settings.get("rounds", len(run.rounds))
     early = bool(run.summary and run.summary.get("stopped-early"))
-    whole = run.finished and not early
+    whole = run.summary and not early
     tiles.append((f"{rounds}" if whole else f"{rounds} of {planned}", "rounds, stopped early" if early else "rounds"))
     sizes, lost, seconds = figures.totals(run.rows)
     tiles.append((str(len(run.sites)), "clients"))

@@ -41,7 +41,6 @@ class RecordedRun:
             raise SettingsError(f"{folder}: no {SETTINGS} in it; give the folder of a run")
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
-        self.finished = self.summary is not None
         self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it

@@ -177,7 +177,6 @@ def simulate(
 
 def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
     """Run a federation of Flower's config; the folder of its results, or None and why it failed."""
-    with_halves()
     from server_app.app import EXPECTED
 
     clients, workers = int(federation["num-supernodes"]), workers_for(federation, str(run_config["device"]))

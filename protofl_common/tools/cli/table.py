@@ -117,11 +117,9 @@ def execute(
             cells = _with_others(table, cells, planned_cells, trials, options or {})
             write = partial(_write, table, cells, runs, out, overrides)
             write()
-            whole = progress.add_task(table.name, total=len(todo))
-            for run in todo:
-                if _one(run, runs, launch=launch, progress=progress):
+            for run in progress.track(todo, total=len(todo), description=table.name):
+                if make(run, runs):
                     write()
-                progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
     return 1 if runs.failed else 0
