@@ -22,6 +22,7 @@ from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
+CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
 WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
 BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
@@ -178,6 +179,11 @@ def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
 
 def baseline_folder(run: Path, algo: str) -> Path:
     return run.with_name(f"{run.name}-{algo}")
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The latest first."""
+    return sorted((path for path in (run / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.sources import source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
-from protofl_common.runs.folder import SUMMARY, RunFolder
+from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import ROUND, check_data_are_here
 from protofl_common.tools.cli.runs import HEAVY
@@ -202,7 +202,7 @@ class Runs:
 
     def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
         folder = self.folder_of(run)
-        resume = (folder / "checkpoints").exists() and not (folder / SUMMARY).exists()
+        resume = (folder / CHECKPOINTS).exists() and not (folder / SUMMARY).exists()
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # what is there is of other defaults, or has no checkpoint
         reason = launch(run, self.folder, resume, on_round)
