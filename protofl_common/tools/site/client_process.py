@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
@@ -28,11 +28,10 @@ from flwr.supernode.runtime import run_clientapp
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.tools.executor import asks_soon
 
-Handler = Callable[[Message, Context], Message]
 AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")  # what each message would import: a third of its processor time
 
 
-def installed_code(app: str) -> Callable[..., Handler]:
+def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
     """Return the function with which Flower loads a run's ClientApp: it loads that of the folder ``app``, always."""
     return get_load_client_app_fn("client_app.app:app", app, multi_app=False)
 

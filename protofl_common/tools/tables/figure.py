@@ -100,7 +100,9 @@ class Figure:
         clients = row["clients"]
         scale = 100 if over_clients.in_percent(self.what) else 1
         if not any(map(over_clients.figures_of, clients.values())):
-            return scale * self._over_samples(row)
+            if self.domain or self.over not in ("mean", "by-samples"):
+                raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
+            return float(scale * over_clients.figures_of(row)[self.what]["weighted"])
         chosen: list[tuple[float, int]] = [
             (scale * over_clients.figures_of(client)[self.what], samples)
             for site, client in clients.items()
@@ -114,11 +116,6 @@ class Figure:
         if self.over in ("mean", "by-samples", "std"):
             return over_clients.over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
         return over_clients.mean_of_part(shares, self.over)
-
-    def _over_samples(self, row: RoundRow) -> float:
-        if self.domain or self.over not in ("mean", "by-samples"):
-            raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
-        return float(over_clients.figures_of(row)[self.what]["weighted"])
 
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
