@@ -50,12 +50,12 @@ class RecordedRun:
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-
-    @cached_property
-    def sites(self) -> dict[str, SiteFacts]:
         introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
-        return {site: every[site] for site in in_order(every)}
+        self.sites: dict[str, SiteFacts] = {site: every[site] for site in in_order(every)}
+        self.last = {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
+        # the way to predict with the better last mean; "" without any
+        self.better = max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     @cached_property
     def domains(self) -> dict[str, list[str]]:
@@ -68,15 +68,6 @@ class RecordedRun:
 
     def evaluations(self, kind: str) -> list[RoundRow]:
         return [row for row in self.rows if kind in row["accuracy"]]
-
-    @cached_property
-    def last(self) -> dict[str, RoundRow]:
-        return {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
-
-    @cached_property
-    def better(self) -> str:
-        """The way to predict with the better last mean; "" without any."""
-        return max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     def class_name(self, label: int) -> str:
         classes = self.facts.get("classes", [])
