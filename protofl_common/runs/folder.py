@@ -198,10 +198,9 @@ class RunFolder:
         return self.path.parent / f".{self.path.name}.lock"
 
     def settings(self) -> Config:
-        try:
+        with suppress(OSError, ValueError):
             return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
+        return {}
 
     def rows(self) -> list[RoundRow]:
         return list(self.each_row())
@@ -248,15 +247,12 @@ class RunFolder:
 
 def _read(path: Path) -> Iterator[Any]:
     """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for part in file if path.suffix == ".jsonl" else (file.read(),):
-                with suppress(json.JSONDecodeError):
-                    if not isinstance(content := json.loads(part), dict):
-                        continue
-                    if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
-                        later = f"{path} has format {number}, of a later version"
-                        raise SettingsError(f"{later}; this one reads up to {FORMAT}")
-                    yield content
-    except (OSError, UnicodeDecodeError):
-        return
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        for part in file if path.suffix == ".jsonl" else (file.read(),):
+            with suppress(json.JSONDecodeError):
+                if not isinstance(content := json.loads(part), dict):
+                    continue
+                if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
+                    later = f"{path} has format {number}, of a later version"
+                    raise SettingsError(f"{later}; this one reads up to {FORMAT}")
+                yield content

@@ -7,6 +7,7 @@ on after its last round. Several processes, on several machines too, may work on
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
@@ -192,13 +193,11 @@ class Runs:
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> bool:
         """Make a run unless it is finished; False where another process makes it."""
-        try:
-            with self.lock(run.name).acquire(self.patience):
-                if not self.finished(run):
-                    self._execute(run, launch, on_round)
-        except Timeout:
-            return False
-        return True
+        with suppress(Timeout), self.lock(run.name).acquire(self.patience):
+            if not self.finished(run):
+                self._execute(run, launch, on_round)
+            return True
+        return False
 
     def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
         folder = self.folder_of(run)
