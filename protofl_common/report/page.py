@@ -90,10 +90,8 @@ def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun
 def _result(run: RecordedRun) -> Markup:
     if not run.rows:
         return _note("No round has been finished yet.")
-    tiles = []
-    for kind, row in run.last.items():
-        over = "mean accuracy" if "std" in row["accuracy"][kind] else "accuracy over all samples"
-        tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}"))
+    over = "accuracy over all samples" if run.hides_clients else "mean accuracy"
+    tiles = [(f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}") for kind, row in run.last.items()]
     if run.better and "worst-10%" in (better := run.last[run.better]["accuracy"][run.better]):
         tiles.append((f"{100 * better['worst-10%']:.1f} %", f"worst 10 % of clients, {run.better}"))
     rounds, planned = len(run.rounds), run.settings.get("rounds", len(run.rounds))

@@ -36,7 +36,6 @@ class KnownSite:
     reason: str = ""  # of the latest
 
 
-@dataclass(frozen=True)
 class KnownRun(RunFolder):
     """A run's folder, and what stands in its checkpoints."""
 
