@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
 from unittest.mock import patch
 
 from flwr.clientapp import ClientApp
@@ -38,13 +37,10 @@ def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
 
 def handle(app: str, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
-    ours: dict[str, Any] = {
-        "install_from_fab": lambda *_, **__: None,
-        "get_load_client_app_fn": lambda **_: installed_code(app),
-    }
-    with (
+    with (  # an error where another version of Flower has no such names
         asks_soon(run_clientapp, "pull_and_inflate_object_from_tree"),
-        patch.multiple(run_clientapp, **ours),  # an error where another version of Flower has no such names
+        patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
+        patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
     ):
         flwr_clientapp()
 
