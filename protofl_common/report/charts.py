@@ -22,7 +22,7 @@ from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import figures_of
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
-CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
+CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_ROWS, MOST_CLIENTS = 200, 100  # clients of a heat map over rounds, and over classes; with more the first ones
 FEW_POINTS, MOST_POINTS = 50, 500  # of a t-SNE, which takes a second, and two to import
 NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
@@ -160,9 +160,10 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
     )
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         clients, server = places[: len(shown)], places[len(shown) :]
-        axes.scatter(*clients.T, s=16, c=_colours(labels), alpha=0.75, linewidths=0, label="client prototypes")
+        colours, merged_colours = (CLASS_COLOURS.take(each, mode="wrap") for each in (labels, merged_labels))
+        axes.scatter(*clients.T, s=16, c=colours, alpha=0.75, linewidths=0, label="client prototypes")
         look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
-        axes.scatter(*server.T, s=60, c=_colours(merged_labels), **look)
+        axes.scatter(*server.T, s=60, c=merged_colours, **look)
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption)
@@ -184,10 +185,6 @@ def _map(values_ND: Floats) -> tuple[Floats, str]:
 
 def _chosen(labels: Ints, most: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(len(labels), min(most, len(labels)), replace=False))
-
-
-def _colours(labels: Ints) -> list[str]:
-    return [CLASS_COLOURS[label % len(CLASS_COLOURS)] for label in labels.tolist()]
 
 
 def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> None:
