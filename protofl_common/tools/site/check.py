@@ -192,8 +192,9 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     with tempfile.TemporaryDirectory() as cache:
         folders = {"cache-dir": cache, "state-dir": cache}
         config, open_node = openly({**default_run_config(), **asked}, {**node, **folders})
+        grid = LocalGrid(config, {1: open_node}, run_id=1)  # first: a message asks Flower which run it is of
         message = Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY)
-        (reply,) = LocalGrid(config, {1: open_node}, run_id=1).send_and_receive([message])
+        (reply,) = grid.send_and_receive([message])
     if reply.has_error():
         yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason)))
         return
