@@ -15,13 +15,13 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study, is_past
-from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder, troubles
+from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder, checkpoints, troubles
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
 from server_app.callbacks.stopping import epsilon_spent
-from server_app.checkpoint import alone_in, check_free, check_same, checkpoints, starting_point
+from server_app.checkpoint import alone_in, check_free, check_same, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node

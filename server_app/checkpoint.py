@@ -24,11 +24,10 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpoints
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-5"
-FOLDER = "checkpoints"
 NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
@@ -54,7 +53,7 @@ class Checkpoint:
     def write(self, folder: Path) -> None:
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
         del facts["state"]
-        path = folder / FOLDER / f"{self.round:06d}.safetensors"
+        path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
             if not self.round - NEWEST < int(other.stem) <= self.round:
@@ -71,17 +70,13 @@ class Checkpoint:
         return cls(**stored, state=state)
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    return sorted((path for path in (folder / FOLDER).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
-
-
 def newest_whole(folder: Path, without: str) -> Checkpoint:
     """The newest checkpoint that is not damaged, with a line for each that is.
 
     TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
     """
     if not (paths := checkpoints(folder)):
-        raise SettingsError(f"{without}, there is no checkpoint in {folder / FOLDER}")
+        raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
     for path in paths[:-1]:
         try:
             return Checkpoint.read(path)
@@ -91,7 +86,7 @@ def newest_whole(folder: Path, without: str) -> Checkpoint:
 
 
 def check_free(folder: Path) -> None:
-    if (folder / "settings.toml").exists():
+    if (folder / SETTINGS).exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
 
@@ -136,7 +131,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     except Timeout:
         busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
         raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
-    for place in (folder, folder / FOLDER):  # which may be no run's
+    for place in (folder, folder / CHECKPOINTS):  # which may be no run's
         remove_leftovers(place)
     try:
         yield

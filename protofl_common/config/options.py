@@ -69,6 +69,14 @@ def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
         return text
 
 
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Config:
+    """Nested TOML tables -> dotted keys."""
+    flat: Config = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
 def key_of(field_name: str) -> str:
     """``batch_size`` -> ``batch-size``; ``lambda_``, which is no Python keyword, -> ``lambda``."""
     return field_name.rstrip("_").replace("_", "-")

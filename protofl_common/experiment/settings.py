@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from protofl_common.config.options import (
     SettingsError,
     Values,
     did_you_mean,
+    flatten,
     keys_of,
     read_section,
     unknown_keys,
@@ -390,14 +391,6 @@ def with_halves() -> None:
     """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
     if (folder := str(app_folder())) not in sys.path:
         sys.path.append(folder)
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Nested TOML tables -> dotted keys."""
-    flat: dict[str, Scalar] = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:

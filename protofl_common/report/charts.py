@@ -8,7 +8,7 @@ as a t-SNE says nothing of lie by their principal components.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -19,9 +19,10 @@ from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
+from protofl_common.runs.over_clients import figures_of
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
-CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
+CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_ROWS, MOST_CLIENTS = 200, 100  # clients of a heat map over rounds, and over classes; with more the first ones
 FEW_POINTS, MOST_POINTS = 50, 500  # of a t-SNE, which takes a second, and two to import
 NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
@@ -33,12 +34,11 @@ def means(run: RecordedRun) -> Iterator[Markup]:
         return
     lines = {}
     for kind in run.last:
-        for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
-            if name in run.last[kind]["accuracy"][kind]:  # with secure aggregation there is only a mean
-                lines[f"{kind}, {label}"] = _percents(row["accuracy"].get(kind, {}).get(name) for row in rows)
+        for part, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+            if part in run.last[kind]["accuracy"][kind]:  # with secure aggregation there is only a mean
+                lines[f"{kind}, {label}"] = _over_rounds(rows, kind, part)
         if any(kind in row.get("validation", {}) for row in rows):
-            validation = (row.get("validation", {}).get(kind, {}).get("mean") for row in rows)
-            lines[f"{kind}, validation"] = _percents(validation)
+            lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
     ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
     worst = "" if run.hides_clients else ", and that of the worst tenth"
     measured = "Measured with what the clients received, after the round that stands below."
@@ -48,8 +48,9 @@ def means(run: RecordedRun) -> Iterator[Markup]:
     yield plot.line_chart("accuracy-curves", title, caption, _rounds(rows), lines, unit)
 
 
-def _percents(shares: Iterable[float | None]) -> list[float]:
-    return [math.nan if share is None else 100 * share for share in shares]
+def _over_rounds(rows: list[RoundRow], name: str, part: str = "mean", factor: int = 100) -> list[float]:
+    """In percent by default; NaN where a row has no such figure."""
+    return [factor * figures_of(row).get(name, {}).get(part, math.nan) for row in rows]
 
 
 def of_domains(run: RecordedRun) -> Iterator[Markup]:
@@ -81,7 +82,7 @@ def of_clients(run: RecordedRun) -> Iterator[Markup]:
 def metrics(run: RecordedRun) -> Iterator[Markup]:
     rows = [row for row in run.rows if row.get("metrics")]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
-    values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
+    values = {name: _over_rounds(rows, name, factor=1) for name in names}
     if others := {name: values[name] for name in names if f"/{RECALL}/" not in name}:
         caption, unit = "Metrics beside accuracy: means over the clients.", "mean over the clients"
         yield plot.line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit)
@@ -159,9 +160,10 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
     )
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         clients, server = places[: len(shown)], places[len(shown) :]
-        axes.scatter(*clients.T, s=16, c=_colours(labels), alpha=0.75, linewidths=0, label="client prototypes")
+        colours, merged_colours = (CLASS_COLOURS.take(each, mode="wrap") for each in (labels, merged_labels))
+        axes.scatter(*clients.T, s=16, c=colours, alpha=0.75, linewidths=0, label="client prototypes")
         look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
-        axes.scatter(*server.T, s=60, c=_colours(merged_labels), **look)
+        axes.scatter(*server.T, s=60, c=merged_colours, **look)
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption)
@@ -183,10 +185,6 @@ def _map(values_ND: Floats) -> tuple[Floats, str]:
 
 def _chosen(labels: Ints, most: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(len(labels), min(most, len(labels)), replace=False))
-
-
-def _colours(labels: Ints) -> list[str]:
-    return [CLASS_COLOURS[label % len(CLASS_COLOURS)] for label in labels.tolist()]
 
 
 def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> None:
@@ -242,8 +240,7 @@ def time(run: RecordedRun) -> Iterator[Markup]:
 def spent(run: RecordedRun) -> Iterator[Markup]:
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     if rows := [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]:
-        shares = {kind: [row["accuracy"].get(kind, {}).get("mean") for row in rows] for kind in run.last}
-        lines = {f"{kind}, mean": _percents(of_kind) for kind, of_kind in shares.items()}
+        lines = {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last}
         epsilons = [after[row["evaluated-after-round"]] for row in rows]
         caption = (
             "What each evaluation's model has cost: ε of the client that the run costs most, as if it took part in "

@@ -68,14 +68,8 @@ def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
     whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
     head, body = whole[whole.index("<svg") :].split(">", 1)
     box = head.partition('viewBox="')[2].partition('"')[0]
-    for old, new in (
-        (r'\bid="', f'id="{name}-'),
-        (r"url\(#", f"url(#{name}-"),
-        ("xlink:href=", "href="),
-        ('href="#', f'href="#{name}-'),
-        (INK, "currentColor"),
-    ):
-        body = re.sub(old, new, body)
+    body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
+    body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", body)
     svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}")}">{body}'
     return Markup(FIGURE).format(name, title, Markup(svg), caption)
 

@@ -69,7 +69,7 @@ def page(run: RecordedRun) -> str:
         title=run.title,
         name=run.name,
         sub=f"{run.name}{f' · {paper}' if paper else ''}",
-        state="" if run.finished else _note("This run is not finished: the page shows it as far as it is."),
+        state="" if run.summary else _note("This run is not finished: the page shows it as far as it is."),
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
         footer=" · ".join(filter(None, footer)),
@@ -90,15 +90,13 @@ def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun
 def _result(run: RecordedRun) -> Markup:
     if not run.rows:
         return _note("No round has been finished yet.")
-    tiles = []
-    for kind, row in run.last.items():
-        over = "mean accuracy" if "std" in row["accuracy"][kind] else "accuracy over all samples"
-        tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}"))
+    over = "accuracy over all samples" if run.hides_clients else "mean accuracy"
+    tiles = [(f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}") for kind, row in run.last.items()]
     if run.better and "worst-10%" in (better := run.last[run.better]["accuracy"][run.better]):
         tiles.append((f"{100 * better['worst-10%']:.1f} %", f"worst 10 % of clients, {run.better}"))
     rounds, planned = len(run.rounds), run.settings.get("rounds", len(run.rounds))
     early = bool(run.summary and run.summary.get("stopped-early"))
-    whole = run.finished and not early
+    whole = run.summary and not early
     tiles.append((f"{rounds}" if whole else f"{rounds} of {planned}", "rounds, stopped early" if early else "rounds"))
     sizes, lost, seconds = figures.totals(run.rows)
     tiles.append((str(len(run.sites)), "clients"))
@@ -140,8 +138,7 @@ def _accuracies(run: RecordedRun) -> Markup:
         "clients (their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean "
         f"with its round, which was {figures.chosen(best.values())}.{_hidden(run)}"
     )
-    texts = {kind: figures.short_best(one) for kind, one in best.items()}
-    rows = figures.accuracy_rows(accuracy, texts, validation, order)
+    rows = figures.accuracy_rows(accuracy, best, validation, order)
     return table(Table(("", *(heads[name] for name in order), "best mean"), rows, note))
 
 

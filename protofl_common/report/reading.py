@@ -1,10 +1,8 @@
 """A run's folder -> what the page shows. Takes runs that still go on, that failed, and those of older versions."""
 
 import json
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import flatten
 from protofl_common.runs.figures import compared
-from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
+from protofl_common.runs.folder import KINDS, SETTINGS, RoundRow, RunFolder, SiteFacts
 
 AUDIT = "audit.json"
 Floats = NDArray[np.float64]
@@ -37,15 +34,12 @@ class RecordedRun:
     """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
-        files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
-        self.folder, self.name, self.settings = folder, folder.resolve().name, settings
+        files = RunFolder(folder)
+        self.folder, self.name, self.settings = folder, folder.resolve().name, files.settings()
+        if not self.settings:
+            raise SettingsError(f"{folder}: no {SETTINGS} in it; give the folder of a run")
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
-        self.finished = self.summary is not None
         self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
@@ -53,34 +47,20 @@ class RecordedRun:
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+        baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-
-    @cached_property
-    def sites(self) -> dict[str, SiteFacts]:
         introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
-        return {site: every[site] for site in in_order(every)}
-
-    @cached_property
-    def domains(self) -> dict[str, list[str]]:
-        """Domain -> its sites; {} unless there are at least two domains."""
-        domains: dict[str, list[str]] = {}
-        for site, facts in self.sites.items():
-            if domain := facts.get("domain"):
-                domains.setdefault(domain, []).append(site)
-        return dict(sorted(domains.items())) if len(domains) > 1 else {}
+        self.sites: dict[str, SiteFacts] = {site: every[site] for site in in_order(every)}
+        names = sorted({facts["domain"] for facts in self.sites.values() if facts.get("domain")})
+        domains = {name: [site for site, facts in self.sites.items() if facts.get("domain") == name] for name in names}
+        self.domains = domains if len(domains) > 1 else {}  # domain -> its sites, where there are at least two domains
+        self.last = {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
+        # the way to predict with the better last mean; "" without any
+        self.better = max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     def evaluations(self, kind: str) -> list[RoundRow]:
         return [row for row in self.rows if kind in row["accuracy"]]
-
-    @cached_property
-    def last(self) -> dict[str, RoundRow]:
-        return {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
-
-    @cached_property
-    def better(self) -> str:
-        """The way to predict with the better last mean; "" without any."""
-        return max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     def class_name(self, label: int) -> str:
         classes = self.facts.get("classes", [])

@@ -89,12 +89,12 @@ def cells(
 
 
 def accuracy_rows(
-    accuracy: Accuracies, best: Mapping[str, str], validation: Accuracies, names: Iterable[str] = MEASURES
+    accuracy: Accuracies, best: Mapping[str, Best], validation: Accuracies, names: Iterable[str] = MEASURES
 ) -> list[list[str]]:
     """A row for each way to predict, the best at its end, and one for its figures on validation data."""
     rows = []
     for kind, figures in accuracy.items():
-        rows.append([kind, *cells(figures, names), best.get(kind, "–")])
+        rows.append([kind, *cells(figures, names), short_best(best[kind]) if kind in best else "–"])
         if kind in validation:
             rows.append([f"{kind}, validation", *cells(validation[kind], names), "–"])
     return rows

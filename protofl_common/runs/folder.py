@@ -9,6 +9,7 @@ Folders of versions before ``format`` was written have format 1. A folder of a l
 """
 
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.datasets import REDIVIDED
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
+CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
 WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
 BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
@@ -179,6 +182,11 @@ def baseline_folder(run: Path, algo: str) -> Path:
     return run.with_name(f"{run.name}-{algo}")
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """The latest first."""
+    return sorted((path for path in (run / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run's folder. What is missing or damaged is read as nothing, for a run may still go on."""
@@ -189,6 +197,11 @@ class RunFolder:
     def lock(self) -> Path:
         """The file beside it that a process at work on it locks."""
         return self.path.parent / f".{self.path.name}.lock"
+
+    def settings(self) -> Config:
+        with suppress(OSError, ValueError):
+            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
+        return {}
 
     def rows(self) -> list[RoundRow]:
         return list(self.each_row())
@@ -235,15 +248,12 @@ class RunFolder:
 
 def _read(path: Path) -> Iterator[Any]:
     """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for part in file if path.suffix == ".jsonl" else (file.read(),):
-                with suppress(json.JSONDecodeError):
-                    if not isinstance(content := json.loads(part), dict):
-                        continue
-                    if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
-                        later = f"{path} has format {number}, of a later version"
-                        raise SettingsError(f"{later}; this one reads up to {FORMAT}")
-                    yield content
-    except (OSError, UnicodeDecodeError):
-        return
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        for part in file if path.suffix == ".jsonl" else (file.read(),):
+            with suppress(json.JSONDecodeError):
+                if not isinstance(content := json.loads(part), dict):
+                    continue
+                if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
+                    later = f"{path} has format {number}, of a later version"
+                    raise SettingsError(f"{later}; this one reads up to {FORMAT}")
+                yield content

@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, RoundRow, Sites
+from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, ClientRow, RoundRow, Sites
 
 COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
 
@@ -59,10 +59,11 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
     where the run has any, else on test data: which of these, too. None where there is none.
     """
-    considered = of_all_sites(rows)
-    validated = any(kind in _choosing(row, validated=True) for row in considered)
-    figures = [(_choosing(row, validated).get(kind), row) for row in considered]
-    candidates = [(of_kind.get("trimmed", of_kind["mean"]), row) for of_kind, row in figures if of_kind]
+    considered = [(_choosing(row), row) for row in of_all_sites(rows)]
+    validated = any(f"validation/{kind}" in figures for figures, _ in considered)
+    name = f"validation/{kind}" if validated else kind
+    of_kind = [(figures.get(name), row) for figures, row in considered]
+    candidates = [(figure.get("trimmed", figure["mean"]), row) for figure, row in of_kind if figure]
     return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1], "validation" if validated else "test"
 
 
@@ -71,23 +72,23 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
     best, on = best_evaluation(rows, kind)
     if best is None:
         return None
-    mean = _figures(best, validated=False)[kind]["mean"]
-    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": on}
+    return {"mean": figures_of(best)[kind]["mean"], "after-round": best["evaluated-after-round"], "chosen-on": on}
 
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:
     """Names of the accuracies and metrics on test data."""
-    return {name for row in rows for name in _figures(row, validated=False)}
+    return {name for row in rows for name in (*row["accuracy"], *row.get("metrics", {}))}
 
 
-def _figures(row: RoundRow, validated: bool) -> Accuracies:
-    return row.get("validation", {}) if validated else {**row["accuracy"], **row.get("metrics", {})}
+def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
+    """By the names that a table gives them: ``head``, ``head/auc``, ``validation/head``."""
+    validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
+    return {**row["accuracy"], **row.get("metrics", {}), **validation}
 
 
-def _choosing(row: RoundRow, validated: bool) -> Accuracies:
+def _choosing(row: RoundRow) -> Accuracies:
     """The figures by which a round may be chosen: where sites may lie, those of enough sites to outvote them."""
-    figures = _figures(row, validated)
-    return {name: of_name for name, of_name in figures.items() if "trimmed" in of_name or not row.get("liars")}
+    return {name: figure for name, figure in figures_of(row).items() if "trimmed" in figure or not row.get("liars")}
 
 
 def doubts_of_data(sites: Sites) -> Iterator[str]:

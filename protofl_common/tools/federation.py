@@ -3,7 +3,7 @@
 import ssl
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
@@ -44,12 +44,9 @@ def ask(name: str) -> Federation:
         shown = shown_by(connection.address, connection.root_certificates or "")  # first: it says why it fails
         with redirect_stdout(sys.stderr):  # it says which SuperLink it uses
             client = init_http_client_from_connection(connection)
-        try:
-            with flwr_cli_exc_handler():
-                nodes = client.ListNodes(ListNodesRequest()).nodes_info
-                runs = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS)).run_dict.values()
-        finally:
-            client.close()
+        with closing(client), flwr_cli_exc_handler():
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+            runs = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS)).run_dict.values()
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:

@@ -7,7 +7,6 @@ from pathlib import Path
 from protofl_common.tools.cli.arguments import print_json
 
 WRONG, WARNING, FACT = "WRONG", "warning", ""
-LEVELS = (WRONG, WARNING, FACT)
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,11 @@ class Finding:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+    return sorted(findings, key=lambda finding: (WRONG, WARNING, FACT).index(finding.level))
 
 
-def show(command: str, findings: Iterable[Finding], as_json: bool) -> int:
-    """Print the findings, worst first, and return the exit status: 1 where something is wrong."""
-    findings = worst_first(findings)
+def show(command: str, findings: list[Finding], as_json: bool) -> int:
+    """Print the findings, and return the exit status: 1 where something is wrong."""
     if as_json:
         rows = [asdict(finding) | {"level": (finding.level or "ok").lower()} for finding in findings]
         print_json(command, {"findings": rows})

@@ -77,9 +77,10 @@ def holm(values: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, float]:
-    """The differences at the seeds that both have."""
-    return {seed: value - less[seed] for seed, value in more.items() if seed in less}
+def difference(more: Mapping[int, float], less: Mapping[int, float]) -> Estimate | None:
+    """How much more the figures are, over the seeds that both have; None without any."""
+    pairs = [value - less[seed] for seed, value in more.items() if seed in less]
+    return Estimate.of(pairs) if pairs else None
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,12 @@ class Group:
         """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
         if self.data != reference.data:
             return None, "not paired: other data, or divided otherwise"
-        if not (values := paired(self.values, reference.values)):
+        if (than := difference(self.values, reference.values)) is None:
             return None, "not paired: no seed in common"
-        left = len(self.values.keys() | reference.values.keys()) - len(values)
+        left = len(self.values.keys() | reference.values.keys()) - than.n
         notes = [f"left out, without a partner: {left} of the seeds"] if left else []
-        notes += ["one pair: may be chance"] if len(values) == 1 else []
-        return Estimate.of(values.values()), "; ".join(notes)
+        notes += ["one pair: may be chance"] if than.n == 1 else []
+        return than, "; ".join(notes)
 
 
 def run_folders(given: Iterable[Path]) -> list[Path]:

@@ -29,10 +29,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError, Values
 from protofl_common.experiment.settings import with_halves
 
-Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
 MEGABYTES = 3000  # of a GPU's free memory for each client: 500 of CUDA, and a ResNet on small images
@@ -178,7 +177,6 @@ def simulate(
 
 def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
     """Run a federation of Flower's config; the folder of its results, or None and why it failed."""
-    with_halves()
     from server_app.app import EXPECTED
 
     clients, workers = int(federation["num-supernodes"]), workers_for(federation, str(run_config["device"]))

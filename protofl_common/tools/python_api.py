@@ -22,11 +22,11 @@ import numpy as np
 
 from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import cache_folder, digest, replacing
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named, own_code
-from protofl_common.experiment.settings import default_run_config, flatten, with_halves
+from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protofl_common.basics.files import sync, write_text
 from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.runs.folder import METRICS, RoundRow
+from protofl_common.runs.folder import METRICS, SETTINGS, RoundRow
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.replies import RoundResult
 
@@ -40,7 +40,7 @@ def write_checkpoint(run: ActiveRun, number: int) -> None:
         metrics_bytes=metrics.stat().st_size,
         state=run.strategy.present_state(),
     ).write(run.folder)
-    for file, name in (("settings.toml", ""), ("resume.toml", run.folder.name)):
+    for file, name in ((SETTINGS, ""), ("resume.toml", run.folder.name)):
         if not (run.folder / file).exists():
             write_text(run.folder / file, as_toml(run.settings, run.folder / file, federation.num_partitions, name))
 

@@ -146,8 +146,7 @@ def final_table(summary: Summary) -> str:
     early = ", stopped early" if summary.get("stopped-early") else ""
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     best, sizes = summary["best-accuracy"], summary["bytes"]
-    short = {kind: figures.short_best(figure) for kind, figure in best.items()}
-    rows = figures.accuracy_rows(summary["accuracy"], short, summary.get("validation", {}))
+    rows = figures.accuracy_rows(summary["accuracy"], best, summary.get("validation", {}))
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     hidden = any("std" not in values for values in summary["accuracy"].values())
     lost = ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")

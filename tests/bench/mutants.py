@@ -279,7 +279,7 @@ predict-among = own looks at test labels | -k own_prototypes
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 best round chosen on test data
-- validated = any(kind in _choosing(row, validated=True) for row in considered)
+- validated = any(f"validation/{kind}" in figures for figures, _ in considered)
 + validated = False
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_division.py
 trained on validation data

@@ -21,8 +21,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
-from protofl_common.tools import reading
-from protofl_common.tools.cli import main
+from protofl_common.tools.cli import main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.checkpoint import alone_in
 from tests.support.fakes import write_run
@@ -80,7 +79,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(reading, "FILES", 64)
+    monkeypatch.setattr(predict, "FILES", 64)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +305,7 @@ def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys
     Path("=1+1.png").write_bytes(strange.read_bytes())
     assert main(["predict", str(model), "=1+1.png", "--out", str(out)]) == 0
     assert out.read_text().splitlines()[1].startswith("'=1+1.png,"), "no formula of a spreadsheet"
-    plain = [reading._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "=\n1", "")]
+    plain = [predict._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "=\n1", "")]
     assert plain == ["-1", "+", "'+a", "'=\n1", ""]
 
 
@@ -356,7 +355,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
-    (found,) = reading.read_ahead(files, card_of((1, 8, 8)))
+    (found,) = predict.read_ahead(files, card_of((1, 8, 8)))
     assert (found.inputs == pixels).all()
     assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}
 

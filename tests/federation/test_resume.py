@@ -16,9 +16,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.runs.folder import CHECKPOINTS, checkpoints
 from protofl_common.tools.cli.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
-from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
 from tests.support.given import Patch, Printed
@@ -61,7 +61,7 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     (folder / "client-prototypes.safetensors.0a1b2c3d.tmp").mkdir()  # as a kill leaves it
-    (folder / FOLDER / "000003.safetensors.0a1b2c3d.tmp").mkdir()
+    (folder / CHECKPOINTS / "000003.safetensors.0a1b2c3d.tmp").mkdir()
     (own := folder / "draft.tmp").touch()  # by no kill
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
@@ -158,7 +158,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
         path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
-    old = folder / FOLDER / "000001.safetensors"
+    old = folder / CHECKPOINTS / "000001.safetensors"
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
     assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5" in refusal(config)
 
@@ -181,7 +181,7 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, mo
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if path.parent.parent.name == FOLDER and '"round": 2' in metadata["facts"]:
+        if path.parent.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofl_common.config.options import Config, SettingsError, typed
+from protofl_common.config.options import Config, SettingsError, flatten, typed
 from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import app_folder, default_run_config, flatten
+from protofl_common.experiment.settings import app_folder, default_run_config
 
 FORMAT = 1  # of --json; to be increased when an entry changes its meaning, or goes
 ROOT = app_folder()

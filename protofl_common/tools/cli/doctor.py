@@ -30,7 +30,7 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show, worst_first
 
 OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
@@ -52,7 +52,8 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.chosen = read_assignments(arguments.settings)
     arguments.settings = read_recipe(arguments.recipe).settings | arguments.chosen
-    return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
+    findings = worst_first(finding for check in CHECKS for finding in _safely(check, arguments))
+    return show("doctor", findings, arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have

@@ -48,7 +48,7 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> None:
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
-    from protofl_common.tools.inference import onnx_file
+    from protofl_common.tools.inference import ONNX, write_onnx
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
@@ -56,10 +56,10 @@ def act(arguments: argparse.Namespace) -> None:
     model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD, README]
-    (arguments.out / onnx_file.NAME).unlink(missing_ok=True)  # of another model
+    (arguments.out / ONNX).unlink(missing_ok=True)  # of another model
     if arguments.onnx:
-        onnx_file.write_onnx(model, arguments.out / onnx_file.NAME)
-        written.append(onnx_file.NAME)
+        write_onnx(model, arguments.out / ONNX)
+        written.append(ONNX)
     model.export(arguments.out, limit)
     write_text(arguments.out / README, _readme(model.card, limit, RunFolder(run).summary()))
     card = model.card

@@ -24,10 +24,10 @@ from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 from protofl_common.models.trained import TrainedModel
-from protofl_common.runs.folder import BEST, WEIGHTS
+from protofl_common.runs.folder import BEST, WEIGHTS, checkpoints
 from protofl_common.tools.cli.arguments import run_named
 from protofl_common.wire.payloads import StateDict
-from server_app.checkpoint import alone_in, checkpoints, newest_whole
+from server_app.checkpoint import alone_in, newest_whole
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"

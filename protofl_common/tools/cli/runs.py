@@ -6,8 +6,6 @@ protofl runs                # those in runs/
 import argparse
 import json
 import time
-import tomllib
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +20,11 @@ from safetensors import safe_open
 
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import flatten
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.folder import METRICS, RunFolder, troubles
+from protofl_common.runs.folder import CHECKPOINTS, METRICS, SETTINGS, RunFolder, checkpoints, troubles
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
-SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
 HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clients' models, and what lets it go on
 
 
@@ -40,7 +36,6 @@ class KnownSite:
     reason: str = ""  # of the latest
 
 
-@dataclass(frozen=True)
 class KnownRun(RunFolder):
     """A run's folder, and what stands in its checkpoints."""
 
@@ -57,18 +52,12 @@ class KnownRun(RunFolder):
     @property
     def rounds(self) -> tuple[int, int]:
         """Rounds with a checkpoint, and how many there shall be."""
-        return max((int(path.stem) for path in self._checkpoints()), default=0), int(self.settings().get("rounds", 0))
-
-    def settings(self) -> dict[str, Any]:
-        try:
-            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
+        return next((int(path.stem) for path in checkpoints(self.path)), 0), int(self.settings().get("rounds", 0))
 
     def known_sites(self) -> dict[str, KnownSite]:
         sites = dict[str, KnownSite]()
-        if newest := max(self._checkpoints(), default=None):
-            with safe_open(newest, framework="numpy") as file:
+        if whole := checkpoints(self.path):
+            with safe_open(whole[0], framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
             sites = {site: KnownSite(node) for site, node in owners.items()}
         for row in self.rows():
@@ -79,9 +68,6 @@ class KnownRun(RunFolder):
                 facts.trouble[kind] = facts.trouble.get(kind, 0) + 1
                 facts.reason = f"round {row['round']}: {reason}"
         return sites
-
-    def _checkpoints(self) -> Iterator[Path]:
-        return (path for path in (self.path / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
 
 
 def runs_in(folder: Path) -> list[KnownRun]:

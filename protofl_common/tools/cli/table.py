@@ -34,7 +34,7 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
-from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launcher, plan, runs_of
+from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
@@ -86,7 +86,8 @@ def act(arguments: argparse.Namespace) -> int | None:
 
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options, shard)
+    make = partial(launch, resources=resources)
+    failed = execute(planned, runs, make, out, overrides, console, trials, options, shard)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
     return failed
@@ -116,11 +117,9 @@ def execute(
             cells = _with_others(table, cells, planned_cells, trials, options or {})
             write = partial(_write, table, cells, runs, out, overrides)
             write()
-            whole = progress.add_task(table.name, total=len(todo))
-            for run in todo:
-                if _one(run, runs, launch=launch, progress=progress):
+            for run in progress.track(todo, total=len(todo), description=table.name):
+                if make(run, runs):
                     write()
-                progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
     return 1 if runs.failed else 0

@@ -1,9 +1,8 @@
 """``protofl site requests``, ``approve``, ``deny`` and ``audit``: what an operator decides, and what was done."""
 
 import getpass
-import hashlib
 import json
-from base64 import b64decode, b64encode, urlsafe_b64decode
+from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import ssh_key_fingerprint
 
 from client_app import audit
 from client_app.consent import APPROVED, FOLDER, Request, code_of, new_request, read, requests, write
@@ -55,8 +55,7 @@ def state_of(request: Request) -> str:
 def fingerprint(key: str) -> str:
     """Return what ``ssh-keygen -l`` shows of the person's public ``key``."""
     public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
-    blob = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
-    return f"SHA256:{b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
+    return f"SHA256:{b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip('=')}"
 
 
 def described(settings: Settings) -> Iterator[str]:

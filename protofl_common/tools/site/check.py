@@ -15,10 +15,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
-from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import TIMESTAMP_TOLERANCE
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
 from client_app import protections
@@ -31,6 +29,7 @@ from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allo
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
@@ -190,13 +189,12 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
-    app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
         config = {**default_run_config(), **asked, "secagg": False}  # secure aggregation would hide numbers
         open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SECAGG: False, "approve": False}
-        context = Context(1, 1, open_node, RecordDict(), config)
-        reply = app(Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY), context)
+        grid = LocalGrid(config, {1: open_node}, run_id=1)  # first: a message asks Flower which run it is of
+        message = Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY)
+        (reply,) = grid.send_and_receive([message])
     if reply.has_error():
         yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason)))
         return

@@ -17,10 +17,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
 from unittest.mock import patch
 
-from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
@@ -28,24 +27,20 @@ from flwr.supernode.runtime import run_clientapp
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.tools.executor import asks_soon
 
-Handler = Callable[[Message, Context], Message]
 AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")  # what each message would import: a third of its processor time
 
 
-def installed_code(app: str) -> Callable[..., Handler]:
+def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
     """Return the function with which Flower loads a run's ClientApp: it loads that of the folder ``app``, always."""
     return get_load_client_app_fn("client_app.app:app", app, multi_app=False)
 
 
 def handle(app: str, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
-    ours: dict[str, Any] = {
-        "install_from_fab": lambda *_, **__: None,
-        "get_load_client_app_fn": lambda **_: installed_code(app),
-    }
-    with (
+    with (  # an error where another version of Flower has no such names
         asks_soon(run_clientapp, "pull_and_inflate_object_from_tree"),
-        patch.multiple(run_clientapp, **ours),  # an error where another version of Flower has no such names
+        patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
+        patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
     ):
         flwr_clientapp()
 
@@ -63,7 +58,7 @@ def fork_for_each_message(app: str) -> None:
         for row in CATALOG.values():
             half(row.client, object)
     gc.freeze()  # or collecting in a child would copy all pages
-    signal.signal(signal.SIGCHLD, _reap)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child, and none is left as a zombie
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         if os.fork() == 0:
@@ -77,12 +72,6 @@ def fork_for_each_message(app: str) -> None:
                     sys.excepthook(type(end), end, end.__traceback__)
             sys.stdout.flush()
             os._exit(0)  # all is sent; to end as Python does, module by module, would take longer than most messages
-
-
-def _reap(*_: Any) -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
     models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
-    return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(_entries(cache)))]
+    caches = [path for folder in (cache, cache / "features") for path in sorted(folder.glob("*"))]
+    caches = [path for path in caches if _ENTRY.fullmatch(path.name)]
+    return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(caches))]
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
@@ -79,9 +81,3 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
     for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
         yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
-
-
-def _entries(cache: Path) -> Iterator[Path]:
-    for folder in (cache, cache / "features"):
-        if folder.is_dir():
-            yield from sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))

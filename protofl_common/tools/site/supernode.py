@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 from flwr.supercore.constant import TaskType
@@ -46,10 +45,10 @@ def start(words: list[str], address: str, start_method: str) -> None:
     os.close(writing)
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", f"/dev/fd/{reading}"]
-    ours: dict[str, Any] = {"time": SimpleNamespace(sleep=Pauses()), "get_fused_config_from_fab": settings_of}
-    with (
+    pauses = SimpleNamespace(sleep=Pauses())
+    with (  # an error where another version of Flower has no such names
         asks_soon(start_client_internal, "pull_objects"),
-        patch.multiple(start_client_internal, **ours),  # an error where another version of Flower has no such names
+        patch.multiple(start_client_internal, time=pauses, get_fused_config_from_fab=settings_of),
     ):
         flower_supernode()
     # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep the process, idle.

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs import over_clients
-from protofl_common.runs.folder import ClientRow, RoundRow, RunFolder
+from protofl_common.runs.folder import RoundRow, RunFolder
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
@@ -71,7 +71,7 @@ class Figure:
             domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
             if self.when == "best":
                 rows = self._candidates(rows)
-            values = [self._accuracy(row, domains) for row in rows if self.what in _figures(row)]
+            values = [self._accuracy(row, domains) for row in rows if self.what in over_clients.figures_of(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -81,7 +81,8 @@ class Figure:
 
     def described(self, folder: Path) -> str:
         """The figure, and by which data its round was chosen in that run, and among which, if it is the best one's."""
-        rows = [row for row in RunFolder(folder).rows() if self._kind in _figures(row)] if self.when == "best" else []
+        rows = RunFolder(folder).rows() if self.when == "best" else []
+        rows = [row for row in rows if self._kind in over_clients.figures_of(row)]
         on, many = over_clients.best_evaluation(rows, self._kind)[1], len(over_clients.of_all_sites(rows))
         few = f", among the {many} of {len(rows)} evaluations that all clients made" if many < len(rows) else ""
         return f"{self}, its round chosen on {on} data{few}" if rows else str(self)
@@ -98,12 +99,14 @@ class Figure:
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         clients = row["clients"]
         scale = 100 if over_clients.in_percent(self.what) else 1
-        if not any(map(_figures, clients.values())):
-            return scale * self._over_samples(row)
+        if not any(map(over_clients.figures_of, clients.values())):
+            if self.domain or self.over not in ("mean", "by-samples"):
+                raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
+            return float(scale * over_clients.figures_of(row)[self.what]["weighted"])
         chosen: list[tuple[float, int]] = [
-            (scale * _figures(client)[self.what], samples)
+            (scale * over_clients.figures_of(client)[self.what], samples)
             for site, client in clients.items()
-            if self.what in _figures(client) and self.domain in ("", domains.get(site))
+            if self.what in over_clients.figures_of(client) and self.domain in ("", domains.get(site))
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
@@ -114,11 +117,6 @@ class Figure:
             return over_clients.over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
         return over_clients.mean_of_part(shares, self.over)
 
-    def _over_samples(self, row: RoundRow) -> float:
-        if self.domain or self.over not in ("mean", "by-samples"):
-            raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
-        return float(_figures(row)[self.what]["weighted"])
-
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
@@ -126,9 +124,3 @@ class Figure:
         if name not in row.get("server", {}):
             raise NoFigure(f"the algorithm reports no {name}")
         return float(row["server"][name]) / (max(1, row["valid"]) if self.what == "prototypes-sent" else 1)
-
-
-def _figures(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """By their names in a table: ``head``, ``head/auc``, ``validation/head``."""
-    validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
-    return {**row["accuracy"], **row.get("metrics", {}), **validation}

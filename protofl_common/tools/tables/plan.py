@@ -7,6 +7,7 @@ on after its last round. Several processes, on several machines too, may work on
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
@@ -23,7 +24,7 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.sources import source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
-from protofl_common.runs.folder import SUMMARY, RunFolder
+from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import ROUND, check_data_are_here
 from protofl_common.tools.cli.runs import HEAVY
@@ -192,17 +193,15 @@ class Runs:
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> bool:
         """Make a run unless it is finished; False where another process makes it."""
-        try:
-            with self.lock(run.name).acquire(self.patience):
-                if not self.finished(run):
-                    self._execute(run, launch, on_round)
-        except Timeout:
-            return False
-        return True
+        with suppress(Timeout), self.lock(run.name).acquire(self.patience):
+            if not self.finished(run):
+                self._execute(run, launch, on_round)
+            return True
+        return False
 
     def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
         folder = self.folder_of(run)
-        resume = (folder / "checkpoints").exists() and not (folder / SUMMARY).exists()
+        resume = (folder / CHECKPOINTS).exists() and not (folder / SUMMARY).exists()
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # what is there is of other defaults, or has no checkpoint
         reason = launch(run, self.folder, resume, on_round)
@@ -219,22 +218,20 @@ class Runs:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def launcher(resources: Callable[[Config], Config]) -> Launch:
-    """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
+def launch(
+    run: Run, folder: Path, resume: bool, on_round: Callable[[int], None], *, resources: Callable[[Config], Config]
+) -> str:
+    """Make a run, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
+    from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
 
-    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
-        from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
+    config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
+    log = folder.parent / "logs" / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
 
-        config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
-        log = folder.parent / "logs" / f"{run.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as file:
+        def note(line: str) -> None:
+            print(line, file=file, flush=True)
+            if match := ROUND.match(line):
+                on_round(int(match[2]))
 
-            def note(line: str) -> None:
-                print(line, file=file, flush=True)
-                if match := ROUND.match(line):
-                    on_round(int(match[2]))
-
-            return attempt(default_run_config() | config, resources(run.federation), note)[1]
-
-    return launch
+        return attempt(default_run_config() | config, resources(run.federation), note)[1]

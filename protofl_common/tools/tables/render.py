@@ -9,7 +9,7 @@ from typing import Any
 from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.groups import ESTIMATED, Estimate, estimated, paired
+from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimated
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
@@ -35,17 +35,13 @@ class Result:
     warnings: tuple[str, ...] = ()  # of the runs, each once
 
     @property
-    def numbers(self) -> list[float]:
-        return list(self.values.values())
-
-    @property
     def text(self) -> str:
         """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state."""
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
-        text = f"{statistics.fmean(self.numbers):.{self.decimals}f}"
+        text = f"{statistics.fmean(self.values.values()):.{self.decimals}f}"
         if len(self.values) > 1:
-            text += f" ± {statistics.stdev(self.numbers):.{self.decimals}f}"
+            text += f" ± {statistics.stdev(self.values.values()):.{self.decimals}f}"
         if len(self.values) < self.wanted:
             failed = ", others failed" if self.state == "failed" else ""
             text += f" ({len(self.values)} of {self.wanted} seeds{failed})"
@@ -123,7 +119,7 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
 def differences(table: TableFile, results: Results) -> Table:
     """A row for each cell, with n, and how much more it is than the row ``against`` of its column."""
     shown = [(place, result, _beyond(table, *place, results)) for place, result in results.items() if result.values]
-    rows = [[*place, *estimated(result.numbers, than, result.decimals)] for place, result, than in shown]
+    rows = [[*place, *estimated(result.values.values(), than, result.decimals)] for place, result, than in shown]
     for row, (_, result, than) in zip(rows, shown, strict=True):
         row[2] += f" ({than.n} paired)" if than and than.n < len(result.values) else ""
     return Table(("", "column", *ESTIMATED), rows, words=(0, 1))
@@ -134,8 +130,7 @@ def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estima
     result, other = results[row, column], results.get((table.against, column))
     if other is None or row == table.against or result.division != other.division:
         return None
-    values = paired(result.values, other.values)
-    return Estimate.of(values.values()) if values else None
+    return difference(result.values, other.values)
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
@@ -162,7 +157,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
             "figure": result.figure,
             "paper": table.rows[row].paper.get(column, ""),
             "values": {str(seed): value for seed, value in result.values.items()},
-            "estimate": Estimate.of(result.numbers).as_dict() if result.values else None,
+            "estimate": Estimate.of(result.values.values()).as_dict() if result.values else None,
             "difference": than.as_dict(test=True) if (than := _beyond(table, row, column, results)) else None,
             "search": asdict(result.found) | chosen if result.found else None,
         }
@@ -176,7 +171,7 @@ def csv_of_cells(table: TableFile, results: Results) -> str:
     for name, row in table.rows.items():
         for column in table.columns:
             result = results.get((name, column)) or Result({}, 0, "paper only", "", "")
-            numbers = result.numbers
+            numbers = [*result.values.values()]
             mean = f"{statistics.fmean(numbers):.4f}" if numbers else ""
             std = f"{statistics.stdev(numbers):.4f}" if len(numbers) > 1 else ""
             values = " ".join(f"{seed}:{value:.4f}" for seed, value in result.values.items())

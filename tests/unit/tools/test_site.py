@@ -235,6 +235,7 @@ def site(home: Path, monkeypatch: Patch) -> Path:
 
 
 def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("flwr.supercore.task_identity.TaskIdentity._run_id", None)  # as in a process of its own
     said = found(dataset="image-folder", partition="own", image_size=8)
     assert {one.level for one in said} == {""}, said
     text = "\n".join(f"{one.topic} {one.text}" for one in said)

@@ -21,7 +21,7 @@ from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Run, Runs, launcher, own_files, plan, runs_of
+from protofl_common.tools.tables.plan import Run, Runs, launch, own_files, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -451,10 +451,10 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
 
     monkeypatch.setattr(local, "attempt", attempt)
     rounds: list[int] = []
-    launch = launcher(lambda federation: federation | {"client-resources-num-cpus": 2})
-    assert launch(a_run(1), tmp_path / "runs", False, rounds.append) == ""
-    assert launch(a_run(2), tmp_path / "runs", True, rounds.append) == ""
-    assert launch(a_run(3), tmp_path / "runs", False, rounds.append) == "why"
+    more = {"resources": lambda federation: federation | {"client-resources-num-cpus": 2}}
+    assert launch(a_run(1), tmp_path / "runs", False, rounds.append, **more) == ""
+    assert launch(a_run(2), tmp_path / "runs", True, rounds.append, **more) == ""
+    assert launch(a_run(3), tmp_path / "runs", False, rounds.append, **more) == "why"
     assert rounds == [7, 7, 7]
     first = default_run_config() | {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
     assert seen[0] == (first, {"num-supernodes": 2, "client-resources-num-cpus": 2})
