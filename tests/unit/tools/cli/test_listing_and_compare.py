@@ -99,9 +99,10 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
-        settings = {"algo": "local", "dataset": "digits", "partition": "iid", "seed": days}
+        settings = {"algo": "local", "dataset": "digits", "partition": "iid" if days else "own", "seed": days}
         write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
-        (folder / "settings.toml").write_text(f'algo = "local"\ndataset = "digits"\nseed = {days}\nrounds = 2\n')
+        toml = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**settings, "rounds": 2}.items())
+        (folder / "settings.toml").write_text(toml)
         for part in ("clients/site-0", "checkpoints"):
             (folder / part).mkdir(parents=True)
             (folder / part / "1.bin").write_bytes(bytes(1000))
@@ -117,6 +118,7 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
     assert list(found) == ["running", "stopped", "newer", "older"]
     assert [run["state"] for run in found.values()] == ["running", "stopped", "finished", "finished"]
+    assert [run["dataset"] for run in found.values()] == ["own data of the sites", *["digits"] * 3]
     older = found["older"]
     wanted = {"algorithm": "local", "dataset": "digits", "seed": 20, "rounds": 2, "wanted": 2, "final": "head 45.00"}
     assert wanted.items() <= older.items()
