@@ -277,8 +277,12 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     (row,) = content["requests"]
     assert row.items() >= {**limits, "id": Study.of(config).id, "decision": "approved", "run_ids": []}.items()
     assert row["settings"]["study-purpose"] == "which valves leak"
-    assert any("which valves leak" in line for line in row["asks"])
-    assert content["unread"] == 0
+    leaving = [word in "\n".join(row["asks"]) for word in ("which valves leak", "losses", "seconds")]
+    assert (content["unread"], leaving) == (0, [True, False, True])
+    del hospitals.nodes[2]["min-class-samples"]
+    hospitals.answer("north", hospitals.config(dp="sample", norm="group"))
+    *_, private = json.loads(hospitals.shown("requests", "--json"))["requests"]
+    assert not re.search("losses|seconds", "\n".join(private["asks"]))
 
 
 def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals: Hospitals, monkeypatch: Patch) -> None:

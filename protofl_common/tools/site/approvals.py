@@ -72,9 +72,10 @@ def described(settings: Settings) -> Iterator[str]:
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
-    where = ", both in the sum alone" * settings.privacy.sums_only
-    yield "           its name, its model's architecture and size, its device, class names, seconds"
-    yield f"           numbers of samples and of right predictions, and losses{where}"
+    private, where = settings.privacy.dp != "none", ", in the sum alone" * settings.privacy.sums_only
+    losses = ", and losses" * (not private and settings.privacy.min_class_samples == 1)
+    yield "           its name, its model's architecture and size, its device, class names" + ", seconds" * (not private)
+    yield f"           numbers of samples and of right predictions{losses}{where}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
