@@ -158,7 +158,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
-    config = hospitals.config(rounds=4)
+    config = hospitals.config(rounds=4, run_name="mine")
     hospitals.ask_and_decide(config)
     denies = when(lambda _, reply: hospitals.decide(config, "south", words=("deny",)) or reply, node=3, number=2)
     outcome = run_federation(config, nodes=hospitals.nodes, tamper=denies)
@@ -166,6 +166,9 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert reasons == ["", "", denied, denied, denied]
     assert [row["valid"] for row in outcome.rows] == [3, 3, 2, 2, 2]
+    (outcome.folder / "summary.json").unlink()
+    run_federation(config | {"resume": True}, nodes=hospitals.nodes, run_id=2)
+    assert "not there after join-timeout" not in hospitals.capsys.readouterr().out
     hospitals.nodes[3]["approve"] = False  # such a site asks about no run, but its operator has denied this one
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
