@@ -352,7 +352,7 @@ def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> 
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
+def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Patch) -> None:
     (site / "data/cat/0.png").write_text("no image")
     settings = ["dataset=image-folder", "partition=own", "image-size=8"]
     assert main(["site", "check", *settings, "--node-config", NODE]) == 1
@@ -368,6 +368,13 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     (site / "state/sites/north/audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
     assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
     assert "audit.jsonl cannot be written" in capsys.readouterr().err
+    assert main(["site", "key", "--node-config", NODE]) == 0
+    assert capsys.readouterr().err == f"{site / 'state/sites/north/site.key'} is new\n"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    if os.getuid() == 0:
+        os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
+    assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
+    assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------
