@@ -266,6 +266,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
     ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
+    ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
     ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
