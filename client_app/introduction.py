@@ -34,6 +34,8 @@ def introduction(message: Message, context: Context) -> SiteCard:
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
+    if client.node.has_own_data and client.data.columns:
+        log("INFO", f"run {client.run_id}: its inputs, in this order: {', '.join(client.data.columns)}")
     return card_of(client, *about_model)
 
 

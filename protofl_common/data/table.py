@@ -76,6 +76,8 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
             numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error})") from error
+    if len(names) == 1 and (sign := re.search("[;\t|]", names[0])):  # as spreadsheets of some languages do
+        raise DataError(f"{file}: columns are separated by {sign[0]!r}; save it with ',', and numbers with a point")
     for line, row in numbered:
         if len(row) != len(names):
             raise DataError(f"{file}, line {line}: {len(row)} values; there are {len(names)} columns")

@@ -91,15 +91,17 @@ class Federation:
     def gather(self) -> None:
         """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
-        The sites of a run that is resumed are waited for too, but no longer than ``join-timeout``; its data set must be
-        divided among as many clients as before (0: sites bring data of their own).
+        The sites of a run that is resumed are waited for too, until they refuse, but no longer than ``join-timeout``;
+        its data set must be divided among as many clients as before (0: sites bring data of their own).
         """
         deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(self.start.sites)
         divided_among = self.start.num_partitions
         while time.monotonic() < deadline:
             self._look()
             self._resolve()
-            absent -= self.cards.keys()
+            problems = [why.partition(": ") for why in self.problems.values()]
+            refusing = {who for who, _, why in problems if not why.startswith(WAITING)}  # they are not asked again
+            absent = {name for name in absent - self.cards.keys() if f"site {name}" not in refusing}
             if self.simulated:
                 admission.check_division(self.settings, self.cards, divided_among)
             if self._all_heard() and not absent:

@@ -99,7 +99,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "folder": str(run.path),
         "state": "finished" if summary else "running" if run.goes_on else "stopped",
         "algorithm": str(settings.get("algo", "")),
-        "dataset": str(settings.get("dataset", "")),
+        "dataset": "own data of the sites" if settings.get("partition") == "own" else str(settings.get("dataset", "")),
         "seed": int(settings.get("seed", 0)),
         "rounds": summary["rounds"] if summary else rounds,
         "wanted": wanted,

@@ -15,6 +15,7 @@ the code that is installed here, whatever a run brings.
 """
 
 import argparse
+import os
 import socket
 import sys
 from dataclasses import asdict
@@ -22,13 +23,13 @@ from datetime import date
 from pathlib import Path
 
 from client_app.audit import AuditError
-from client_app.consent import APPROVED, DENIED, FOLDER, site_key
+from client_app.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
 from client_app.state import LedgerError, StateError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import in_text
 from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
-from protofl_common.tools.findings import WRONG, show
+from protofl_common.tools.findings import WRONG, existing, show
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 
@@ -68,6 +69,9 @@ def act(arguments: argparse.Namespace) -> int | None:
             raise SettingsError(f"site {action}: {odd[0]}: unknown option")
         arguments.words += others
         site_folders(arguments.node)  # of another node config it would be another site
+        folder, writes = existing(site_folder(arguments.node)), action in ("approve", "deny", "key", "purge")
+        if writes and not os.geteuid() and (owner := folder.stat().st_uid):  # who could not read what root writes
+            raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: sudo -u '#{owner}' …")
     if arguments.words and action not in ("check", "purge", "approve", "deny"):
         raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
     try:
@@ -116,7 +120,9 @@ def purge(arguments: argparse.Namespace) -> None:
 
 
 def key(arguments: argparse.Namespace) -> None:
-    print(f"{site_name(arguments.node)}:{in_text(site_key(site_folder(arguments.node)).public_key())}")
+    path = site_folder(arguments.node).absolute() / KEY_FILE
+    print(f"{path}{' is new' * (not path.exists())}", file=sys.stderr)
+    print(f"{site_name(arguments.node)}:{in_text(site_key(path.parent).public_key())}")
 
 
 def requests(arguments: argparse.Namespace) -> None:

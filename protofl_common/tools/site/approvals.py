@@ -65,15 +65,15 @@ def described(settings: Settings) -> Iterator[str]:
     yield f"{study}, signed by {signer}, {fingerprint(key)}" if study.name else f"{study}: nobody has signed it"
     yield f"purpose    {study.purpose or 'not said'}"
     yield "with       " + (", ".join(f"{name}:{study.sites[name]}" for name in in_order(study.sites)) or "any sites")
-    runs = f"{study.runs} runs" if study.runs else "any number of runs"
-    yield f"until      {study.until or 'no end'}; {runs} of {run.rounds} rounds"
+    yield f"until      {study.until or 'no end'}; {study.runs or 'any number of'} runs of {run.rounds} rounds"
     every = [settings, *baselines_of(settings, settings.given).values()]
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
-    where = ", both in the sum alone" * settings.privacy.secagg
-    yield "           its name, its model's architecture and size, its device, class names, seconds"
-    yield f"           numbers of samples and of right predictions, and losses{where}"
+    exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
+    rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.secagg
+    yield "           its name, its model's architecture and size, its device, class names" + ", seconds" * exact
+    yield f"           numbers of samples and of right predictions{rest}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"

@@ -120,9 +120,8 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
-    state, cache = site_folders(node)
-    written = {"state-dir": state, "cache-dir": cache, "FLWR_HOME": get_flwr_home()}
-    for key, folder in written.items():
+    folders = (*site_folders(node), get_flwr_home())
+    for key, folder in zip(("state-dir", "cache-dir", "FLWR_HOME"), folders, strict=True):
         yield from _folder("writes", key, folder, others=0o077)
 
 
@@ -149,6 +148,8 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
+    if node.get("approve") is False:
+        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it (approve = false)")
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
@@ -166,8 +167,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
     private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
     if not private:
-        losses = ["losses"] if node.get("min-class-samples", 1) == 1 else []
-        always += ["which classes it has", "metrics", *losses, "seconds"]
+        always += ["which classes it has", "metrics", *["losses"] * (node.get("min-class-samples", 1) == 1), "seconds"]
     if allowed_by(node)[REQUIRE_SECAGG]:
         masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
         yield Finding(FACT, "sends", masks)

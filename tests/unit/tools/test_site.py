@@ -267,6 +267,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
     ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
+    ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
     ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
@@ -281,8 +282,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
 @pytest.mark.usefixtures("site")
 def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: str, level: str, text: str) -> None:
     said = found(*options, node=node)
-    assert level_of(said, text) == level
-    assert said[0].level == level
+    assert (level_of(said, text), said[0].level) == (level, level)
 
 
 NAMED = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
@@ -353,7 +353,7 @@ def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> 
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
+def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Patch) -> None:
     (site / "data/cat/0.png").write_text("no image")
     settings = ["dataset=image-folder", "partition=own", "image-size=8"]
     assert main(["site", "check", *settings, "--node-config", NODE]) == 1
@@ -369,6 +369,13 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     (site / "state/sites/north/audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
     assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
     assert "audit.jsonl cannot be written" in capsys.readouterr().err
+    assert main(["site", "key", "--node-config", NODE]) == 0
+    assert capsys.readouterr().err == f"{site / 'state/sites/north/site.key'} is new\n"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    if os.getuid() == 0:
+        os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
+    assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
+    assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------
@@ -445,8 +452,7 @@ def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a
 
 
 def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
-    run: dict[str, Any] = {"partition": "own", "image_size": 8, "algo": "fedproto", "norm": "group", "rounds": 1,
-        "local_epochs": 1}  # fmt: skip
+    run: dict[str, Any] = ONE | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
     lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
@@ -520,11 +526,9 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
     assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
-    answered = ["state/privacy/north.answered", "state/privacy/north.answered.lock"]
-    answered += ["state/sites/north/audit.jsonl", "state/sites/north/audit.jsonl.lock"]
-    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *answered]
-    assert not (home / "state/second-2").exists()
-    assert (home / "cache/features/notes").exists()
+    stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
+    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *stay]
+    assert [(home / path).exists() for path in ("state/second-2", "cache/features/notes")] == [False, True]
 
 
 # -- the page docs/security.md ----------------------------------------------------------------------------------------

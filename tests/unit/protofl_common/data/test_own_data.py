@@ -203,6 +203,7 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("contents", "said"), [
     ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
+    ("a;label\n1,5;x\n", "columns are separated by ';'; save it with ',', and numbers with a point"),
     ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
     ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
     ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
