@@ -29,13 +29,6 @@ from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
 app = ClientApp()
 
 
-@app.query()
-@answered
-def introduce(message: Message, context: Context) -> RecordDict:
-    """Before the first round: who this client is. Prepares the data, so that what is wrong with them shows now."""
-    return RecordDict({"site": records.pack_site_card(introduction(message, context))})
-
-
 @app.train()
 @answered
 def train_round(message: Message, context: Context) -> RecordDict:
@@ -61,16 +54,9 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
         return visit.reply(Payload(), {})
 
 
-@app.query("best")
-@answered
-def name_best(message: Message, context: Context) -> RecordDict:
-    """After the final evaluation: hear which round was the best."""
-    choose_best(Client(context, message))
-    return RecordDict()
-
-
-for name, stage in STAGES.items():
-    app.query(name)(answered(stage))
+# before the first round, after the final evaluation, and the stages of secure aggregation
+for name, work in {"default": introduction, "best": choose_best, **STAGES}.items():
+    app.query(name)(answered(work))
 
 
 class Visit:

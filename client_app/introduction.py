@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from client_app.algorithms.base import client_half
@@ -17,12 +17,12 @@ from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
-from protofl_common.wire.records import SiteCard
+from protofl_common.wire.records import SiteCard, pack_site_card
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
 
-def introduction(message: Message, context: Context) -> SiteCard:
+def introduction(message: Message, context: Context) -> RecordDict:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
     client = Client(context, message)
     if client.node.has_own_data:
@@ -34,7 +34,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
-    return card_of(client, *about_model)
+    return RecordDict({"site": pack_site_card(card_of(client, *about_model))})
 
 
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
