@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -19,6 +18,7 @@ from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
+from client_app.training import for_epochs
 from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import chosen
@@ -138,7 +138,7 @@ class Visit:
         """Train as in a round, for ``new-client-epochs``; nothing of that leaves a new client but its figures."""
         settings = self.client.settings
         if epochs := settings.federation.new_client_epochs:
-            self.algorithm.training = replace(settings.training, local_epochs=epochs, local_steps=0)
+            self.algorithm.training = for_epochs(settings.training, epochs)
             with self.timed("train"):
                 self.algorithm.fit()
 
