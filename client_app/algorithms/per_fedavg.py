@@ -55,10 +55,7 @@ class MetaStep(Step):
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
-            with torch.no_grad():
-                for weight in self.model.parameters():
-                    if weight.grad is not None:
-                        weight.sub_(weight.grad, alpha=self.alpha)
+            torch.optim.SGD(self.model.parameters(), lr=self.alpha).step()
 
 
 class PerFedAvg(FedAvg[PerFedAvgHparams]):
