@@ -172,8 +172,8 @@ class Visit:
     def _report(self, losses: dict[str, float]) -> records.Report:
         tested, validated, data = self.evaluated.tested, self.evaluated.validated, self.client.data
         for protection in self.protections:
-            tested = protection.evaluation(tested, data.test_labels)
-            validated = protection.evaluation(validated, data.validation_labels)
+            tested = protection.evaluation(tested, len(data.test_labels))
+            validated = protection.evaluation(validated, len(data.validation_labels))
         report = records.Report(
             round=self.client.instructions.round,
             train_samples=self.client.stated_samples,

@@ -13,7 +13,6 @@ from client_app.training import Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
-from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.plan import plan_of
@@ -44,9 +43,9 @@ class SmallClasses(Protection):
         if not self.client.settings.privacy.sums_only:
             _ = self.client.classes_present
 
-    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+    def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
-        return evaluation if len(labels_N) >= max(self.least, FEWEST_TESTED) else Evaluation()
+        return evaluation if samples >= max(self.least, FEWEST_TESTED) else Evaluation()
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""
