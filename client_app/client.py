@@ -74,14 +74,9 @@ class Client:
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
-        if not self.named_sites:
+        if self.study is None or not self.settings.named_sites:
             return b""
         return site_key(self.site_folder).sign(about_site(self.settings.study, self.name, self.run_id, purpose))
-
-    @property
-    def named_sites(self) -> dict[str, str]:
-        """The sites that the study names, this one among them, each with its key; {} where it names none."""
-        return self.study.sites if self.study else {}
 
     @cached_property
     def data(self) -> ClientData:

@@ -189,7 +189,8 @@ class SecureSum:
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        return masks.needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
+        settings = self.client.settings
+        return masks.needed(max(len(keys), len(settings.named_sites)), settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()

@@ -108,6 +108,11 @@ class Settings(Sections):
         return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
+    def named_sites(self) -> dict[str, str]:
+        """Return the sites that may take part, each with its key; {} where the run's study names none."""
+        return study.keys_of_sites(self.study.study_sites)
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         return names_in(self.run.baselines)
 

@@ -123,7 +123,7 @@ class SecureSum(Channel):
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
-        return masks.needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(sites), len(self.settings.named_sites)), self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""

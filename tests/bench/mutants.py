@@ -204,7 +204,7 @@ keys for a sum that nobody signed | -k sum_is_with
 - if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
 + if False:
 the threshold of a study counts only who is shown | -k few_others
-- needed(max(len(keys), len(self.client.named_sites)),
+- needed(max(len(keys), len(settings.named_sites)),
 + needed(len(keys),
 @@ protofl_common/experiment/study.py: tests/federation/test_studies.py
 a study that nobody signed | -k signature
