@@ -20,7 +20,6 @@ from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
 from client_app.training import for_epochs
 from protofl_common.basics.devices import seed_torch
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
@@ -74,7 +73,7 @@ class Visit:
             for protection in self.protections:
                 protection.before()
             number = client.instructions.round
-            seed_torch(derive_seed(client.settings.run.seed, "visit", client.name, number))  # for a package's half
+            seed_torch(client.seed("visit", number))  # for a package's half
             self.algorithm = client_half(client.settings.row)(client, number)
             self._restore()
             declared = client.settings.exchange.down

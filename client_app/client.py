@@ -72,6 +72,10 @@ class Client:
         if machine.threads:
             torch.set_num_threads(min(machine.threads, os.cpu_count() or 1))
 
+    def seed(self, purpose: str, *more: str | int) -> int:
+        """Return the seed of this client's draws for one purpose, such as ``"train"`` and a round."""
+        return derive_seed(self.settings.run.seed, purpose, self.name, *more)
+
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
         if self.study is None or not self.settings.named_sites:
@@ -105,10 +109,10 @@ class Client:
         if own and least > 1 and not private:  # noise would not cover which classes are small
             data = without_rare_tests(data, least)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
-        noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
-        if noise == "none":
+        if (noise := settings.noise.image_noise) == "none":
             return data
-        return replace(data, train_inputs=release.noised_images(np.asarray(data.train_inputs), noise, seed))
+        images = release.noised_images(np.asarray(data.train_inputs), noise, self.seed("image-noise"))
+        return replace(data, train_inputs=images)
 
     @cached_property
     def train_set(self) -> Samples:

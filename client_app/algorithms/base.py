@@ -21,7 +21,6 @@ from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
@@ -163,10 +162,10 @@ class ClientAlgorithm(Generic[H]):
         for, and this is not what its ledger was charged for.
         """
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
-        seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
         settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
         settings = replace(settings, batch_size=batch_size or settings.batch_size)
-        return training.train(step, self.training_set if data is None else data, settings, seed)
+        samples = self.training_set if data is None else data
+        return training.train(step, samples, settings, self.client.seed(purpose, self.round))
 
     # -- after training ------------------------------------------------------------------------------------------
     def upload(self) -> Payload:

@@ -10,7 +10,6 @@ from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Step
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.experiment.settings import Settings
@@ -93,7 +92,6 @@ class PaperNoise(Protection):
         entries = dict(upload.entries)
         for name, value in entries.items():
             if isinstance(value, Prototypes):
-                of_entry = "prototype-noise", self.client.name, self.client.instructions.round, name
-                seed = derive_seed(self.client.settings.run.seed, *of_entry)
+                seed = self.client.seed("prototype-noise", self.client.instructions.round, name)
                 entries[name] = replace(value, means=noised(value.means, kind, seed))
         return Payload(**entries)

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from protofl_common.basics.text import in_order, is_site_name, printable
@@ -259,8 +259,7 @@ class Federation:
         try:
             card = unpack_site_card(content)
         except RefusedMessage as refusal:
-            record = content.config_records.get("site")
-            name = str(record.get("name")) if record else ""
+            name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
             who = f"site {name}: " if is_site_name(name) and not self.settings.named_sites else ""
             self.problems[node] = f"{who}an introduction with {refusal}"
             return

@@ -252,10 +252,10 @@ KL the other way round
 - kl_div(log_softmax(logits_BC, dim=1), targets_BC,
 + kl_div(targets_BC, log_softmax(logits_BC, dim=1),
 # training and evaluation
-@@ client_app/algorithms/base.py: tests/unit/reference/test_fedproto.py
+@@ client_app/client.py: tests/unit/reference/test_fedproto.py
 one order of batches for all clients
-- derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-+ derive_seed(self.settings.run.seed, purpose, self.round)
+- derive_seed(self.settings.run.seed, purpose, self.name, *more)
++ derive_seed(self.settings.run.seed, purpose, *more)
 @@ client_app/evaluation.py: tests/federation/test_predict.py
 evaluated in training mode | -k exported
 -     model.eval()
