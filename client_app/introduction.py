@@ -4,7 +4,6 @@ import copy
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import Tensor
 
 from client_app.algorithms.base import client_half
 from client_app.answers import log
@@ -17,7 +16,7 @@ from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
-from protofl_common.wire.records import SiteCard, pack_site_card
+from protofl_common.wire import records
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
@@ -34,15 +33,15 @@ def introduction(message: Message, context: Context) -> RecordDict:
     about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
-    return RecordDict({"site": pack_site_card(card_of(client, *about_model))})
+    return RecordDict({"site": records.pack_site_card(card_of(client, *about_model))})
 
 
-def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
+def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
     refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
     present = client.classes_present if refuses else ()
-    return SiteCard(
+    return records.SiteCard(
         name=client.name,
         partition=client.node.partition,
         num_partitions=client.node.num_partitions,
@@ -101,7 +100,7 @@ def _check_batches(client: Client) -> None:
         raise SettingsError(f"batch-size = {size}: {why}") from error  # how many it has may only be in a sum
 
 
-def _zeros(client: Client, number: int) -> Tensor:
+def _zeros(client: Client, number: int) -> torch.Tensor:
     """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
     dtype = torch.float32 if client.data.mean or client.settings.backbones else torch.int64
     return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)
