@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -128,7 +127,7 @@ class Visit:
         with self.timed("evaluate"):
             prototypes = algorithm.prototypes_for_prediction()
             if prototypes is not None and settings.training.predict_among == "own":
-                prototypes = chosen(prototypes, torch.from_numpy(client.large_classes).to(client.device))
+                prototypes = chosen(prototypes, client.large_classes.to(client.device))
             validated = figures(client.validation_set) if len(client.validation_set) else Evaluation()
             self.evaluated = Evaluated(algorithm, prototypes, figures(client.test_set), validated)
         return self.evaluated

@@ -24,7 +24,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.raw import Ints, StoredRows
+from protofl_common.data.raw import StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
@@ -220,9 +220,9 @@ class Client:
         return 0 if self.settings.hides_samples else stated
 
     @cached_property
-    def large_classes(self) -> Ints:
-        """Labels of the classes with ``min-class-samples`` training samples."""
-        return release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples)
+    def large_classes(self) -> torch.Tensor:
+        """Labels of the classes with ``min-class-samples`` training samples, on the CPU."""
+        return torch.from_numpy(release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples))
 
     @property
     def classes_present(self) -> tuple[int, ...]:

@@ -48,8 +48,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
         if self.client.plan is not None:
             return super().prototypes_for_prediction()
-        large_K = torch.from_numpy(self.client.large_classes)
-        return chosen(self.local_prototypes(), large_K).to(self.client.device)
+        return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         hparams, labels_B, z_BD = self.hparams, batch.labels, normalize(batch.features, dim=1)

@@ -275,7 +275,7 @@ evaluated after training | -k come_in_their_order
 +
 @@ client_app/app.py: tests/unit/client_app/test_algorithm.py
 predict-among = own looks at test labels | -k own_prototypes
-- torch.from_numpy(client.large_classes).to(client.device)
+- client.large_classes.to(client.device)
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 best round chosen on test data
@@ -379,7 +379,7 @@ FedPCL unweighted
 + self.merged(uploads, "uniform"
 @@ client_app/algorithms/fedpcl.py: tests/unit/reference/test_fedpcl.py
 FedPCL predicts by global prototypes
-- return chosen(self.local_prototypes(), large_K).to(self.client.device)
+- return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
 + return self.global_prototypes or self.local_prototypes()
 @@ client_app/algorithms/fedprox.py: tests/unit/reference/test_fedprox.py
 FedProx pulls half as much
