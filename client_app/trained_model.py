@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
@@ -82,7 +81,7 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
     )
 
 
-def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[Tensor, float]:
+def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[torch.Tensor, float]:
     """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities.
 
     T, and when an input is unknown, are chosen on validation samples, where there are any, else on test samples.

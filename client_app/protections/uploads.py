@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from client_app.client import Client
 from client_app.evaluation import Evaluation
@@ -55,7 +54,7 @@ class SmallClasses(Protection):
         return replace(report, losses={})
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             return torch.where(value < self.least, 0, value)
         if not isinstance(value, Prototypes):
             return value

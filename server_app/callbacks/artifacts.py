@@ -21,7 +21,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
@@ -113,7 +112,7 @@ def _facts(card: SiteCard) -> SiteFacts:
     return cast(SiteFacts, {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes})
 
 
-def _numbers(values: Tensor) -> list[float | None]:
+def _numbers(values: torch.Tensor) -> list[float | None]:
     """Five digits of each, None for what is not a number."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
