@@ -3,10 +3,8 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Self
 
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -19,21 +17,14 @@ from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
+from client_app.training import for_epochs
 from protofl_common.basics.devices import seed_torch
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
 
 app = ClientApp()
-
-
-@app.query()
-@answered
-def introduce(message: Message, context: Context) -> RecordDict:
-    """Before the first round: who this client is. Prepares the data, so that what is wrong with them shows now."""
-    return RecordDict({"site": records.pack_site_card(introduction(message, context))})
 
 
 @app.train()
@@ -61,16 +52,9 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
         return visit.reply(Payload(), {})
 
 
-@app.query("best")
-@answered
-def name_best(message: Message, context: Context) -> RecordDict:
-    """After the final evaluation: hear which round was the best."""
-    choose_best(Client(context, message))
-    return RecordDict()
-
-
-for name, stage in STAGES.items():
-    app.query(name)(answered(stage))
+# before the first round, after the final evaluation, and the stages of secure aggregation
+for name, work in {"default": introduction, "best": choose_best, **STAGES}.items():
+    app.query(name)(answered(work))
 
 
 class Visit:
@@ -88,7 +72,7 @@ class Visit:
             for protection in self.protections:
                 protection.before()
             number = client.instructions.round
-            seed_torch(derive_seed(client.settings.run.seed, "visit", client.name, number))  # for a package's half
+            seed_torch(client.seed("visit", number))  # for a package's half
             self.algorithm = client_half(client.settings.row)(client, number)
             self._restore()
             declared = client.settings.exchange.down
@@ -143,7 +127,7 @@ class Visit:
         with self.timed("evaluate"):
             prototypes = algorithm.prototypes_for_prediction()
             if prototypes is not None and settings.training.predict_among == "own":
-                prototypes = chosen(prototypes, torch.from_numpy(client.large_classes).to(client.device))
+                prototypes = chosen(prototypes, client.large_classes.to(client.device))
             validated = figures(client.validation_set) if len(client.validation_set) else Evaluation()
             self.evaluated = Evaluated(algorithm, prototypes, figures(client.test_set), validated)
         return self.evaluated
@@ -152,7 +136,7 @@ class Visit:
         """Train as in a round, for ``new-client-epochs``; nothing of that leaves a new client but its figures."""
         settings = self.client.settings
         if epochs := settings.federation.new_client_epochs:
-            self.algorithm.training = replace(settings.training, local_epochs=epochs, local_steps=0)
+            self.algorithm.training = for_epochs(settings.training, epochs)
             with self.timed("train"):
                 self.algorithm.fit()
 
@@ -186,8 +170,8 @@ class Visit:
     def _report(self, losses: dict[str, float]) -> records.Report:
         tested, validated, data = self.evaluated.tested, self.evaluated.validated, self.client.data
         for protection in self.protections:
-            tested = protection.evaluation(tested, data.test_labels)
-            validated = protection.evaluation(validated, data.validation_labels)
+            tested = protection.evaluation(tested, len(data.test_labels))
+            validated = protection.evaluation(validated, len(data.validation_labels))
         report = records.Report(
             round=self.client.instructions.round,
             train_samples=self.client.stated_samples,

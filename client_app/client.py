@@ -24,7 +24,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.raw import Ints, StoredRows
+from protofl_common.data.raw import StoredRows
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
@@ -72,16 +72,15 @@ class Client:
         if machine.threads:
             torch.set_num_threads(min(machine.threads, os.cpu_count() or 1))
 
+    def seed(self, purpose: str, *more: str | int) -> int:
+        """Return the seed of this client's draws for one purpose, such as ``"train"`` and a round."""
+        return derive_seed(self.settings.run.seed, purpose, self.name, *more)
+
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""
-        if not self.named_sites:
+        if self.study is None or not self.settings.named_sites:
             return b""
         return site_key(self.site_folder).sign(about_site(self.settings.study, self.name, self.run_id, purpose))
-
-    @property
-    def named_sites(self) -> dict[str, str]:
-        """The sites that the study names, this one among them, each with its key; {} where it names none."""
-        return self.study.sites if self.study else {}
 
     @cached_property
     def data(self) -> ClientData:
@@ -110,10 +109,10 @@ class Client:
         if own and least > 1 and not private:  # noise would not cover which classes are small
             data = without_rare_tests(data, least)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
-        noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
-        if noise == "none":
+        if (noise := settings.noise.image_noise) == "none":
             return data
-        return replace(data, train_inputs=release.noised_images(np.asarray(data.train_inputs), noise, seed))
+        images = release.noised_images(np.asarray(data.train_inputs), noise, self.seed("image-noise"))
+        return replace(data, train_inputs=images)
 
     @cached_property
     def train_set(self) -> Samples:
@@ -221,9 +220,9 @@ class Client:
         return 0 if self.settings.hides_samples else stated
 
     @cached_property
-    def large_classes(self) -> Ints:
-        """Labels of the classes with ``min-class-samples`` training samples."""
-        return release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples)
+    def large_classes(self) -> torch.Tensor:
+        """Labels of the classes with ``min-class-samples`` training samples, on the CPU."""
+        return torch.from_numpy(release.large_classes(self.data.train_labels, self.settings.privacy.min_class_samples))
 
     @property
     def classes_present(self) -> tuple[int, ...]:

@@ -3,8 +3,7 @@
 import copy
 
 import torch
-from flwr.app import Context, Message
-from torch import Tensor
+from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import client_half
 from client_app.answers import log
@@ -17,12 +16,12 @@ from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
-from protofl_common.wire.records import SiteCard
+from protofl_common.wire import records
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
 
-def introduction(message: Message, context: Context) -> SiteCard:
+def introduction(message: Message, context: Context) -> RecordDict:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
     client = Client(context, message)
     if client.node.has_own_data:
@@ -36,15 +35,15 @@ def introduction(message: Message, context: Context) -> SiteCard:
     check_affordable(client)
     if client.node.has_own_data and client.data.columns:
         log("INFO", f"run {client.run_id}: its inputs, in this order: {', '.join(client.data.columns)}")
-    return card_of(client, *about_model)
+    return RecordDict({"site": records.pack_site_card(card_of(client, *about_model))})
 
 
-def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
+def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
     refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
     present = client.classes_present if refuses else ()
-    return SiteCard(
+    return records.SiteCard(
         name=client.name,
         partition=client.node.partition,
         num_partitions=client.node.num_partitions,
@@ -103,7 +102,7 @@ def _check_batches(client: Client) -> None:
         raise SettingsError(f"batch-size = {size}: {why}") from error  # how many it has may only be in a sum
 
 
-def _zeros(client: Client, number: int) -> Tensor:
+def _zeros(client: Client, number: int) -> torch.Tensor:
     """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
     dtype = torch.float32 if client.data.mean or client.settings.backbones else torch.int64
     return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
@@ -81,7 +81,7 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
     )
 
 
-def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[Tensor, float]:
+def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[torch.Tensor, float]:
     """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities.
 
     T, and when an input is unknown, are chosen on validation samples, where there are any, else on test samples.
@@ -118,8 +118,9 @@ def leave_best(evaluated: Evaluated) -> None:
     leave_model(evaluated, _evaluated(after, client.run_id), after)
 
 
-def choose_best(client: Client) -> None:
+def choose_best(message: Message, context: Context) -> RecordDict:
     """Name the model of the best round, and remove this run's others; the server says which, and on which data."""
+    client = Client(context, message)
     folder, (best, chosen_on) = client.states.folder, unpack_best(client.content)
     history = client.instructions.run_history  # of its Flower runs, one has evaluated this model in a round that counts
     names = [_evaluated(best, run_id) for run_id in history.known if history.counts(run_id, best + 1)]
@@ -134,6 +135,7 @@ def choose_best(client: Client) -> None:
         log("ERROR", f"there is no model of round {best}, which was the best")
     for file in folder.glob(_evaluated("*", client.run_id)):
         file.unlink(missing_ok=True)
+    return RecordDict()
 
 
 def _evaluated(after: int | str, run_id: int | str) -> str:

@@ -1,9 +1,4 @@
-"""The training loop. Every algorithm trains through it and gives it a loss, or a step of its own.
-
-Few labels (``positive-rate`` below 1): any algorithm trains on the labelled samples, with FedPU's term for the rest.
-Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
-5.4); the risk itself is `maths/losses.py`.
-"""
+"""The training loop. Every algorithm trains through it and gives it a loss, or a step of its own."""
 
 import math
 import sys
@@ -22,9 +17,7 @@ from torch import Tensor, nn
 from client_app.data import Samples
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
-from protofl_common.data import UNLABELLED
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 
@@ -150,25 +143,6 @@ class Proximal:
                 parameter.grad.add_(parameter - centre, alpha=self.strength)
 
 
-def labelled_loss(loss: Loss, data: Samples, settings: TrainingSettings, num_classes: int) -> Loss:
-    """``loss`` of labelled samples plus, with ``pu-weight``, FedPU's risk of the rest; no terms: nothing to learn."""
-    hidden = data.unlabelled
-    if hidden is None:
-        return loss
-    counts_C = data.labels.bincount(minlength=num_classes)
-
-    def both(batch: Batch) -> LossTerms:
-        known_B = batch.labels != UNLABELLED
-        terms = loss(batch.only(known_B)) if bool(known_B.any()) else {}
-        if settings.pu_weight > 0:
-            bounded = settings.pu_risk == "non-negative"
-            risk = positive_unlabelled_risk(batch.logits, batch.labels, counts_C, len(hidden), bounded)
-            terms["unlabelled"] = settings.pu_weight * risk
-        return terms
-
-    return both
-
-
 def in_round(settings: Settings, number: int) -> TrainingSettings:
     """The settings of training with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
     training, passed = settings.training, max(0, number - 1)
@@ -206,17 +180,15 @@ def _without_compiler() -> None:
     sys.modules.setdefault(COMPILER, stand_in)
 
 
-def train(
-    step: Step,
-    data: Samples,
-    settings: TrainingSettings,
-    seed: int,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-) -> dict[str, float]:
-    """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
+def for_epochs(settings: TrainingSettings, epochs: int) -> TrainingSettings:
+    """The settings of a training that takes ``epochs`` epochs, whatever ``local-epochs`` and ``local-steps`` say."""
+    return replace(settings, local_epochs=epochs, local_steps=0)
 
-    With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
+
+def train(step: Step, data: Samples, settings: TrainingSettings, seed: int) -> dict[str, float]:
+    """Train the modules of ``step`` in place for ``local-epochs`` epochs of batches of ``batch-size``.
+
+    With ``local-steps`` it ends after as many batches, in the midst of an epoch or after several.
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
     stops being finite, or the loss of a step that is not private.
     """
@@ -224,14 +196,13 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     sums: dict[str, Tensor] = {}
     seen = taken = 0
-    limit = settings.local_steps if epochs is None else 0
-    passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
+    limit = settings.local_steps
+    passes = count() if limit and len(data) else range(settings.local_epochs)
     for module in step.modules:
         module.train()
     with step.session():
         for epoch in passes:
-            size, drop_last = batch_size or settings.batch_size, settings.drop_last
-            batches = step.batches(data, size, generator, drop_last)
+            batches = step.batches(data, settings.batch_size, generator, settings.drop_last)
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
                 for name, value in step(inputs, labels, index).items():

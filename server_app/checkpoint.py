@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import TensorFileError, remove_leftovers
@@ -48,7 +47,7 @@ class Checkpoint:
     seconds: float = 0.0  # That the run has taken so far
     metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count
     code: str = ""
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}

@@ -1,9 +1,9 @@
 """Replies of clients: what makes one valid, the upload that it is read as, and the result of a round."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Any, Self
 
 from flwr.app import RecordDict
 from torch import Tensor
@@ -14,6 +14,9 @@ from protofl_common.runs.folder import Seconds
 from protofl_common.wire.payloads import Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
 from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
+from server_app.network.membership import Federation
+
+Records = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,29 +48,6 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     """All client prototypes of a round [P, D] and their labels [P]."""
     every = Prototypes.joined(vectors_of(uploads).values())
     return every.means, every.labels
-
-
-class Expected(NamedTuple):
-    """The content of a valid reply."""
-
-    server_round: int
-    declared: Declared
-    limits: Limits
-    losses: tuple[str, ...] = ()  # Names of those that the report has
-    metrics: Collection[str] = ()  # Names of those that it may have
-    counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
-    evaluates: bool = True  # Whether the report may have an evaluation
-
-    def read(self, content: RecordDict, card: SiteCard) -> Upload:
-        """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
-        check_size(content, self.declared, self.limits)
-        report = unpack_report(content, self.server_round, self.losses, self.metrics)
-        if not self.evaluates and (report.correct or report.metrics or report.validation):
-            raise RefusedMessage("figures of an evaluation in a round without one (evaluate-every)")
-        limits = replace(self.limits, samples=float(report.train_samples))
-        payload = unpack_payload(content, self.declared, limits, required=True)
-        check_claims(report, payload, card, self.counts_samples)
-        return Upload(card.name, payload, report)
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
@@ -136,3 +116,35 @@ class RoundResult:
     def missing(self) -> list[str]:
         heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
         return [site for site in self.asked if site not in heard]
+
+
+@dataclass
+class Channel:
+    """The way of one exchange's uploads to the server, here each site's own as it was sent; the content of a reply."""
+
+    server_round: int
+    declared: Declared
+    limits: Limits
+    losses: tuple[str, ...] = ()  # Names of those that the report has
+    metrics: Collection[str] = ()  # Names of those that it may have
+    counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
+    evaluates: bool = True  # Whether the report may have an evaluation
+
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
+        """Return the sites that are asked for an upload, each with the records that its message must have for that."""
+        return {site: {} for site in sites}
+
+    def read(self, content: RecordDict, card: SiteCard) -> Upload:
+        """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
+        check_size(content, self.declared, self.limits)
+        report = unpack_report(content, self.server_round, self.losses, self.metrics)
+        if not self.evaluates and (report.correct or report.metrics or report.validation):
+            raise RefusedMessage("figures of an evaluation in a round without one (evaluate-every)")
+        limits = replace(self.limits, samples=float(report.train_samples))
+        payload = unpack_payload(content, self.declared, limits, required=True)
+        check_claims(report, payload, card, self.counts_samples)
+        return Upload(card.name, payload, report)
+
+    def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
+        """Return the uploads as the server may read them; VoidRound where it may not."""
+        return uploads

@@ -15,11 +15,11 @@ from protofl_common.runs.folder import DROPPED
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.network.admission import drop_outs, sample_sites
-from server_app.network.exchange import MessageExchange, Records
+from server_app.network.exchange import MessageExchange
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.protections.secure_sum import Channel, channel_of
+from server_app.protections.secure_sum import SecureSum
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
-from server_app.replies import Expected, RoundResult, Upload, VoidRound, vectors_of
+from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound, vectors_of
 from server_app.strategies.base import Strategy
 
 
@@ -30,7 +30,7 @@ def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more
     sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
     dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
     result, start = RoundResult(number, asked=sites, failed=dropped), time.monotonic()
-    channel = channel_of(exchange, result, _expected(strategy, number, training=True))
+    channel = _channel(strategy, exchange, result)
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, exchange, result, channel, len(sites), more)
@@ -53,7 +53,7 @@ def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange)
     """After round ``number``, the last: all sites evaluate."""
     federation = strategy.federation
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    channel = channel_of(exchange, result, _expected(strategy, number, training=False))
+    channel = _channel(strategy, exchange, result)
     try:
         channel.accept(_uploads(strategy, exchange, result, channel, AT_ONCE, {}), federation, result)
     except VoidRound as reason:
@@ -115,8 +115,8 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     return metrics
 
 
-def _expected(strategy: Strategy, number: int, training: bool) -> Expected:
-    settings = strategy.settings
+def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult) -> Channel:
+    settings, number, training = strategy.settings, result.number, not result.final
     plan = settings.plan(1)  # the noise of tables is the same for any number of samples
     limits = Limits(
         num_classes=strategy.num_classes,
@@ -131,4 +131,5 @@ def _expected(strategy: Strategy, number: int, training: bool) -> Expected:
     declared, losses = (settings.due_up(number), strategy.row.reported_losses) if training else ({}, ())
     metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
     evaluates = not training or settings.evaluates(number)
-    return Expected(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)
+    channel = Channel(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)
+    return SecureSum(exchange, result, channel) if settings.privacy.secagg else channel

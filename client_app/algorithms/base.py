@@ -6,6 +6,7 @@ An algorithm overrides what differs. It is built anew for every round; what shal
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
@@ -20,9 +21,10 @@ from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
+from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
@@ -106,8 +108,27 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def labelled_loss(self) -> Loss:
-        """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
-        return training.labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
+        """`loss` as a step needs it, of the labelled samples; where labels are few, with FedPU's term for the rest.
+
+        That is a risk of weight ``pu-weight``; without it a batch may have no terms: nothing to learn. Source:
+        "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
+        5.4); the risk itself is `maths/losses.py`.
+        """
+        data, settings = self.client.train_set, self.training
+        if (hidden := data.unlabelled) is None:
+            return self.loss
+        counts_C = data.labels.bincount(minlength=self.client.num_classes)
+
+        def both(batch: Batch) -> LossTerms:
+            known_B = batch.labels != UNLABELLED
+            terms = self.loss(batch.only(known_B)) if bool(known_B.any()) else {}
+            if settings.pu_weight > 0:
+                bounded = settings.pu_risk == "non-negative"
+                risk = positive_unlabelled_risk(batch.logits, batch.labels, counts_C, len(hidden), bounded)
+                terms["unlabelled"] = settings.pu_weight * risk
+            return terms
+
+        return both
 
     def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
@@ -141,9 +162,10 @@ class ClientAlgorithm(Generic[H]):
         for, and this is not what its ledger was charged for.
         """
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
-        seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
+        settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
+        settings = replace(settings, batch_size=batch_size or settings.batch_size)
         samples = self.training_set if data is None else data
-        return training.train(step, samples, self.training, seed, epochs, batch_size)
+        return training.train(step, samples, settings, self.client.seed(purpose, self.round))
 
     # -- after training ------------------------------------------------------------------------------------------
     def upload(self) -> Payload:

@@ -18,7 +18,6 @@ which a sample's prediction follows that of generated features of its label.
 """
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload
@@ -29,7 +28,7 @@ from protofl_common.models.split import Generator
 class FedGen(ClientAlgorithm[FedGenHparams]):
     """FedAvg's client, but only the head is shared, and learns from the generator too."""
 
-    label_counts: Tensor | None = None
+    label_counts: torch.Tensor | None = None
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)

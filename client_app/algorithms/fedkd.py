@@ -25,7 +25,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, StateDict
 from client_app.state import StateError
 from protofl_common.basics.devices import seeded
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses import adaptive, divergence
 from protofl_common.maths.low_rank import applied, change, compressed
@@ -42,7 +41,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         self.student = client.new_model(self.settings.architecture(0, self.hparams.student), "global")
         self.trained = {name for name, _ in self.student.named_parameters()}
         self.received: StateDict = {}
-        with seeded(derive_seed(self.settings.run.seed, "fedkd", client.name)):
+        with seeded(client.seed("fedkd")):
             self.projection = nn.Linear(*(self.settings.model.feature_dim,) * 2, bias=False)
         self.projection.to(client.device)
 

@@ -16,7 +16,7 @@ sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cro
 The first round has no global prototypes, and so no second term.
 
 Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are of the labelled
-samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/training.py`).
+samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/algorithms/base.py`).
 """
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms

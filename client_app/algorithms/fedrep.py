@@ -20,10 +20,8 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import nn
 
 from client_app.algorithms.base import ClientAlgorithm, SplitModel, Step
-from client_app.evaluation import features_of
 from client_app.training import make_optimizer
 from protofl_common.experiment.catalog import FedRepHparams
 
@@ -52,8 +50,8 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
     def _fit_head(self) -> None:
         if (optimizer := self.head_optimizer) is None:
             return
-        features_ND = features_of(self.model, self.training_set, self.training.eval_batch_size)
+        features_ND = self.features(self.training_set)
         # features of images as they are
         data = replace(self.training_set, inputs=features_ND.to(self.client.device), augment=None)
-        step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
+        step = Step((SplitModel(torch.nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
         self.train(step, self.hparams.head_epochs, purpose="head", data=data)

@@ -16,7 +16,6 @@ refinement on samples drawn from the Gaussians (FisherMix), and no random projec
 """
 
 import torch
-from torch import nn
 
 from client_app.algorithms.base import Client, ClientAlgorithm, Payload, SplitModel
 from protofl_common.experiment.catalog import GaussianHparams
@@ -32,7 +31,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         super().__init__(client, round_number)
         self.sizes = client.num_classes, client.input_shape[0], self.hparams.head
         self.moments, self.head = ClassMoments(*self.sizes), GaussianHead(*self.sizes)
-        self.model = SplitModel(nn.Identity(), self.head).to(client.device)
+        self.model = SplitModel(torch.nn.Identity(), self.head).to(client.device)
         self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
@@ -51,8 +50,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         return super().upload()
 
     def _own_moments(self) -> ClassMoments:
-        data, large = self.client.train_set, torch.from_numpy(self.client.large_classes)
-        chosen_N = torch.isin(data.labels.cpu(), large)
+        data = self.client.train_set
+        chosen_N = torch.isin(data.labels.cpu(), self.client.large_classes)
         moments = ClassMoments(*self.sizes)
         self.privacy.measure(moments, data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N], self.round)
         return moments

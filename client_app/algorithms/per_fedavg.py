@@ -25,7 +25,6 @@ from client_app.algorithms.base import LossTerms, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import make_optimizer, shuffled_batches
 from protofl_common.basics.devices import seed_torch
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import PerFedAvgHparams
 
 
@@ -55,10 +54,7 @@ class MetaStep(Step):
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
-            with torch.no_grad():
-                for weight in self.model.parameters():
-                    if weight.grad is not None:
-                        weight.sub_(weight.grad, alpha=self.alpha)
+            torch.optim.SGD(self.model.parameters(), lr=self.alpha).step()
 
 
 class PerFedAvg(FedAvg[PerFedAvgHparams]):
@@ -76,7 +72,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     @cached_property
     def _adapted(self) -> SplitModel:
         model, training = deepcopy(self.model).train(), self.training
-        seed = derive_seed(self.settings.run.seed, "adapt", self.client.name, self.round)
+        seed = self.client.seed("adapt", self.round)
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout

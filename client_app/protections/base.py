@@ -3,7 +3,6 @@
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.training import Step
-from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
@@ -38,8 +37,8 @@ class Protection:
         """Return the part of what an algorithm sends that may leave."""
         return upload
 
-    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
-        """Return the part of an evaluation on samples with ``labels_N`` that may leave."""
+    def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
+        """Return the part of an evaluation on so many ``samples`` that may leave."""
         return evaluation
 
     def report(self, report: Report) -> Report:

@@ -22,7 +22,6 @@ from client_app.state import LedgerError
 from client_app.training import Step
 from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.config.options import SettingsError
-from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
@@ -43,11 +42,8 @@ class DifferentialPrivacy(Protection):
     """
 
     name = "differential privacy"
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.has_trained = False
-        self.tables_made = 0
+    has_trained = False
+    tables_made = 0
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
@@ -58,10 +54,9 @@ class DifferentialPrivacy(Protection):
         costs = plan.of_round(asked.round, self.client.evaluates) if self.client.trains_now else plan.of_evaluation()
         charge(self.client, asked.run_name, costs)
 
-    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+    def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Add noise to the numbers of right predictions, and drop all other figures."""
-        noise = self._plan.figure_noise
-        return Evaluation(release.private_hits(evaluation.correct, len(labels_N), noise, fresh_draw()))
+        return Evaluation(release.private_hits(evaluation.correct, samples, self._plan.figure_noise, fresh_draw()))
 
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan)

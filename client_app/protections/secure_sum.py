@@ -15,7 +15,7 @@ remembers whom it was summed with. The symbols, and what is added, stand in `pri
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -60,7 +60,7 @@ class SecureSum:
     """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
 
     def __init__(self, client: Client, final: bool) -> None:
-        self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
+        self.client, self.name, self.run_id = client, client.name, client.run_id
         self.sum_number, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
         self.next_sum = sums.sum_after(self.sum_number, client.settings.run.rounds)
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
@@ -189,7 +189,8 @@ class SecureSum:
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        return masks.needed(max(len(keys), len(self.client.named_sites)), self.client.settings.privacy.secagg_threshold)
+        settings = self.client.settings
+        return masks.needed(max(len(keys), len(settings.named_sites)), settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
@@ -245,7 +246,8 @@ def blank_secrets(folder: Path) -> None:
         write_text(file, json.dumps(rows), private=True)
 
 
-STAGES = {  # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's
+# The messages of a sum beside the one with the masked vector, a round's or the final evaluation's
+STAGES: dict[str, Callable[[Message, Context], RecordDict]] = {
     name + FINAL * final: partial(_stage, name, final)
     for name in ("advertise", "share", "unmask")
     for final in (False, True)

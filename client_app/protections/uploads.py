@@ -3,17 +3,14 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Step
-from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
-from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.plan import plan_of
@@ -44,9 +41,9 @@ class SmallClasses(Protection):
         if not self.client.settings.privacy.secagg:
             _ = self.client.classes_present
 
-    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+    def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
-        return evaluation if len(labels_N) >= max(self.least, FEWEST_TESTED) else Evaluation()
+        return evaluation if samples >= max(self.least, FEWEST_TESTED) else Evaluation()
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""
@@ -57,7 +54,7 @@ class SmallClasses(Protection):
         return replace(report, losses={})
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             return torch.where(value < self.least, 0, value)
         if not isinstance(value, Prototypes):
             return value
@@ -94,7 +91,6 @@ class PaperNoise(Protection):
         entries = dict(upload.entries)
         for name, value in entries.items():
             if isinstance(value, Prototypes):
-                of_entry = "prototype-noise", self.client.name, self.client.instructions.round, name
-                seed = derive_seed(self.client.settings.run.seed, *of_entry)
+                seed = self.client.seed("prototype-noise", self.client.instructions.round, name)
                 entries[name] = replace(value, means=noised(value.means, kind, seed))
         return Payload(**entries)

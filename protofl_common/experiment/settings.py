@@ -109,6 +109,11 @@ class Settings(Sections):
         return self.privacy.secagg and self.privacy.dp == "none"
 
     @property
+    def named_sites(self) -> dict[str, str]:
+        """Return the sites that may take part, each with its key; {} where the run's study names none."""
+        return study.keys_of_sites(self.study.study_sites)
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         return names_in(self.run.baselines)
 

@@ -21,7 +21,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
@@ -46,7 +45,7 @@ class Artifacts(Callback):
     def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         _check_same(run, sites := _sites(run))
-        _write_sites(run, sites)
+        run.files.write(SITES, sites)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         sent, classes = result.prototypes, run.strategy.num_classes
@@ -65,27 +64,23 @@ class Artifacts(Callback):
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         self._write()
-        _write_sites(run, _sites(run))
+        run.files.write(SITES, _sites(run))
 
 
-def _sites(run: ActiveRun) -> dict[str, SiteFacts]:
-    facts = _division(run)
-    return {site: {**_facts(card), **facts.get(site, {})} for site, card in run.federation.cards.items()}
+def _sites(run: ActiveRun) -> Sites:
+    row, cards, facts = run.strategy.row, run.federation.cards, _division(run)
+    sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
+    classes = list(next(iter(cards.values())).classes)
+    return {"algorithm": row.title, "paper": row.paper, "classes": classes, "sites": sites}
 
 
-def _check_same(run: ActiveRun, sites: Mapping[str, SiteFacts]) -> None:
+def _check_same(run: ActiveRun, sites: Sites) -> None:
     """SettingsError where a simulated client has other samples than before the run was stopped."""
     for site, was in run.files.sites().get("sites", {}).items() if run.federation.simulated else ():
-        now = {**was, **sites.get(site, {})}
+        now = {**was, **sites["sites"].get(site, {})}
         if odd := [key for key, value in was.items() if key.endswith(("samples", "classes")) and value != now[key]]:
             changed = f"{site} has {odd[0]} = {now[odd[0]]}, and had {was[odd[0]]}"  # type: ignore[literal-required]
             raise SettingsError(f"resume = true: the data are not those that the run was started with: {changed}")
-
-
-def _write_sites(run: ActiveRun, sites: dict[str, SiteFacts]) -> None:
-    row, card = run.strategy.row, next(iter(run.federation.cards.values()))
-    whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": list(card.classes)}
-    run.files.write(SITES, {**whole, "sites": sites})
 
 
 def _division(run: ActiveRun) -> dict[str, SiteFacts]:
@@ -117,7 +112,7 @@ def _facts(card: SiteCard) -> SiteFacts:
     return cast(SiteFacts, {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes})
 
 
-def _numbers(values: Tensor) -> list[float | None]:
+def _numbers(values: torch.Tensor) -> list[float | None]:
     """Five digits of each, None for what is not a number."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 

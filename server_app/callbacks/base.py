@@ -12,9 +12,9 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
 from protofl_common.runs.over_clients import best_evaluation, measured
 from server_app.checkpoint import Checkpoint
-from server_app.network.exchange import MessageExchange, Records
+from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation
-from server_app.replies import RoundResult
+from server_app.replies import Records, RoundResult
 from server_app.strategies.base import Strategy
 
 

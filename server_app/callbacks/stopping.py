@@ -6,8 +6,7 @@ from protofl_common.runs.folder import FEW_TESTED, RoundRow
 from protofl_common.runs.over_clients import measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.network.exchange import Records
-from server_app.replies import RoundResult
+from server_app.replies import Records, RoundResult
 
 
 class BestModel(Callback):

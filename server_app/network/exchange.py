@@ -5,7 +5,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 
@@ -15,7 +15,7 @@ from protofl_common.wire.records import Instructions, head_of, pack_baseline, pa
 from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import RoundResult
+from server_app.replies import Records, RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
 PATIENCE = 30.0  # Seconds in which a node that died over its message may return; Flower takes 60 to notice
@@ -25,8 +25,6 @@ LEAST_GRACE = 120.0  # Seconds that a round waits at least: Flower takes 60 to n
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
-
-Records = Mapping[str, Any]
 
 
 class _Away(NamedTuple):

@@ -6,12 +6,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings, digest_of
-from protofl_common.experiment.study import is_from_site, keys_of_sites
+from protofl_common.experiment.study import is_from_site
 from protofl_common.wire.records import WAITING, SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.schema import RefusedMessage
 from server_app.checkpoint import Checkpoint
@@ -52,11 +52,6 @@ class Federation:
     def reference(self) -> SiteCard:
         """The introduction from which the server builds its models: the majority's, or of the most common inputs."""
         return self._reference or admission.most_common(self.cards)
-
-    @property
-    def named(self) -> dict[str, str]:
-        """The sites that may take part, each with its key; {} where the run's study names none."""
-        return keys_of_sites(self.settings.study.study_sites)
 
     @property
     def simulated(self) -> bool:
@@ -136,7 +131,7 @@ class Federation:
         if wanted and ready >= wanted:
             return True
         heard = {why.partition(": ")[0] for why in problems.values()}
-        unheard = [name for name in self.named if name not in self.cards and f"site {name}" not in heard]
+        unheard = [name for name in self.settings.named_sites if name not in self.cards and f"site {name}" not in heard]
         if unheard or any(why.partition(": ")[2].startswith(WAITING) for why in problems.values()):
             return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
@@ -147,7 +142,7 @@ class Federation:
 
     def _wanted(self) -> int:
         """How many sites to wait for; 0: not known yet."""
-        return self.settings.federation.num_clients or len(self.named) or self.num_partitions
+        return self.settings.federation.num_clients or len(self.settings.named_sites) or self.num_partitions
 
     def _least(self) -> int:
         """How many sites suffice where others cannot take part or are not there; 0: not known yet."""
@@ -266,9 +261,8 @@ class Federation:
         try:
             card = unpack_site_card(content)
         except RefusedMessage as refusal:
-            record = content.config_records.get("site")
-            name = str(record.get("name")) if record else ""
-            who = f"site {name}: " if is_site_name(name) and not self.named else ""
+            name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
+            who = f"site {name}: " if is_site_name(name) and not self.settings.named_sites else ""
             self.problems[node] = f"{who}an introduction with {refusal}"
             return
         self._card_of[node] = card

@@ -17,40 +17,17 @@ from protofl_common.privacy import masks
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, sum_after
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
-from server_app.network.exchange import MessageExchange, Records
+from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation
-from server_app.replies import Expected, RoundResult, Upload, VoidRound
+from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
-
-
-class Channel:
-    """The way of one exchange's uploads to the server: here each site's own, as it was sent."""
-
-    def __init__(self, expected: Expected) -> None:
-        self.expected = expected
-
-    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
-        """Return the sites that are asked for an upload, each with the records that its message must have for that."""
-        return {site: {} for site in sites}
-
-    def read(self, content: RecordDict, card: SiteCard) -> Upload:
-        """Return the upload in a reply; RefusedMessage if it is not as expected."""
-        return self.expected.read(content, card)
-
-    def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-        """Return the uploads as the server may read them; VoidRound where it may not."""
-        return uploads
-
-
-def channel_of(exchange: MessageExchange, result: RoundResult, expected: Expected) -> Channel:
-    return SecureSum(exchange, result, expected) if exchange.federation.settings.privacy.secagg else Channel(expected)
 
 
 class SecureSum(Channel):
     """One sum of what is ``expected`` of each site; the result says what goes wrong."""
 
-    def __init__(self, exchange: MessageExchange, result: RoundResult, expected: Expected) -> None:
+    def __init__(self, exchange: MessageExchange, result: RoundResult, expected: Channel) -> None:
         self.exchange, self.result, self.summed = exchange, result, expected
         self.federation, self.settings = exchange.federation, exchange.federation.settings
         self.number = 2 * result.number + result.final
@@ -58,7 +35,7 @@ class SecureSum(Channel):
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
         limits = replace(expected.limits, weights={"masked": {"sum": ("int64", (self.size,))}})
-        super().__init__(Expected(expected.server_round, MASKED, limits, counts_samples=False))
+        super().__init__(expected.server_round, MASKED, limits, counts_samples=False)
         self.keys: Mapping[str, bytes] = {}
         self.shared: list[str] = []
         self.threshold = 0
@@ -146,7 +123,7 @@ class SecureSum(Channel):
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many must stay to the end: each site asks for its share of all that the study names."""
-        return masks.needed(max(len(sites), len(self.federation.named)), self.settings.privacy.secagg_threshold)
+        return masks.needed(max(len(sites), len(self.settings.named_sites)), self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""

@@ -7,7 +7,6 @@ from statistics import median_low
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protofl_common.maths.aggregation import FEWEST, length_of, without_the_farthest
 from protofl_common.maths.prototypes import Prototypes
@@ -79,7 +78,7 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
 
 
 def _with_counts(value: Value, factor: float) -> Value:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return (value.double() * factor).ceil().long()
     if not isinstance(value, Prototypes) or value.counts is None:
         return value

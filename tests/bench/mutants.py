@@ -204,7 +204,7 @@ keys for a sum that nobody signed | -k sum_is_with
 - if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
 + if False:
 the threshold of a study counts only who is shown | -k few_others
-- needed(max(len(keys), len(self.client.named_sites)),
+- needed(max(len(keys), len(settings.named_sites)),
 + needed(len(keys),
 @@ protofl_common/experiment/study.py: tests/federation/test_studies.py
 a study that nobody signed | -k signature
@@ -252,10 +252,10 @@ KL the other way round
 - kl_div(log_softmax(logits_BC, dim=1), targets_BC,
 + kl_div(targets_BC, log_softmax(logits_BC, dim=1),
 # training and evaluation
-@@ client_app/algorithms/base.py: tests/unit/reference/test_fedproto.py
+@@ client_app/client.py: tests/unit/reference/test_fedproto.py
 one order of batches for all clients
-- derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-+ derive_seed(self.settings.run.seed, purpose, self.round)
+- derive_seed(self.settings.run.seed, purpose, self.name, *more)
++ derive_seed(self.settings.run.seed, purpose, *more)
 @@ client_app/evaluation.py: tests/federation/test_predict.py
 evaluated in training mode | -k exported
 -     model.eval()
@@ -275,7 +275,7 @@ evaluated after training | -k come_in_their_order
 +
 @@ client_app/app.py: tests/unit/client_app/test_algorithm.py
 predict-among = own looks at test labels | -k own_prototypes
-- torch.from_numpy(client.large_classes).to(client.device)
+- client.large_classes.to(client.device)
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 best round chosen on test data
@@ -379,7 +379,7 @@ FedPCL unweighted
 + self.merged(uploads, "uniform"
 @@ client_app/algorithms/fedpcl.py: tests/unit/reference/test_fedpcl.py
 FedPCL predicts by global prototypes
-- return chosen(self.local_prototypes(), large_K).to(self.client.device)
+- return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
 + return self.global_prototypes or self.local_prototypes()
 @@ client_app/algorithms/fedprox.py: tests/unit/reference/test_fedprox.py
 FedProx pulls half as much

@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from client_app import app as client_module
-from client_app import introduction
+from client_app import introduction, trained_model
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.introduction import card_of
 from client_app.protections import secure_sum
@@ -298,7 +298,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Pat
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
     for error, said in SAID.items():
-        for module in (client_module, introduction, secure_sum):
+        for module in (client_module, introduction, secure_sum, trained_model):
             monkeypatch.setattr(module, "Client", MagicMock(side_effect=error(SECRET)))
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.training import Batch, LossTerms, labelled_loss
+from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
@@ -38,8 +38,7 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
 
 def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
     """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
-    site = client.client
-    made = labelled_loss(client.loss, site.train_set, site.settings.training, site.num_classes)(of)
+    made = client.labelled_loss(of)
     found = client.step().loss(of)
     assert list(found) == list(made)
     assert all(torch.equal(found[name], value) for name, value in made.items())

@@ -19,6 +19,7 @@ from client_app.training import (
     LossTerms,
     Step,
     TrainingError,
+    for_epochs,
     in_round,
     make_optimizer,
     shuffled_batches,
@@ -62,7 +63,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
 
 def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
     """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
-    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+    model, other, chosen = some_model(), torch.nn.Linear(4, 4), for_epochs(settings(local_epochs=1), 3)
     before = other.weight.detach().clone()
     calls: list[bool] = []
 
@@ -71,7 +72,7 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
         return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
 
     other.eval()
-    train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1, 3)
+    train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1)
     assert calls == [True] * 6
     assert not torch.equal(other.weight, before)
 
@@ -208,7 +209,7 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
     train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
     assert sizes == ([10, 10, 3] * 3)[:steps]
     sizes.clear()
-    train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2, epochs=2)
+    train(step_of(some_model(), watching, chosen, Step), some_data(23), for_epochs(chosen, 2), seed=2)
     assert sizes == [10, 10, 3] * 2
 
 
