@@ -15,11 +15,12 @@ import shutil
 import sys
 import time
 from collections import deque
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.panel import Panel
+from rich.status import Status
 from rich.text import Text
 
 from protofl_common.config.datasets import is_own
@@ -103,17 +104,25 @@ def act(arguments: argparse.Namespace) -> int:
     return 0 if folder else 1
 
 
-class Screen(ExitStack):
+class Screen:
     """Shows a run: the ServerApp's lines, on a terminal one live line for its rounds, and a box at the end."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__()
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.results: list[str] = []
         self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
         live = self.console.is_terminal and not quiet
-        self._live = self.enter_context(self.console.status("starting")) if live else None
+        self._live: Status | None = self.console.status("starting") if live else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
 
     def __call__(self, line: str) -> None:
         if self.quiet:
