@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,18 @@ class RecordedRun:
         introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
         self.sites: dict[str, SiteFacts] = {site: every[site] for site in in_order(every)}
-        names = sorted({facts["domain"] for facts in self.sites.values() if facts.get("domain")})
-        domains = {name: [site for site, facts in self.sites.items() if facts.get("domain") == name] for name in names}
-        self.domains = domains if len(domains) > 1 else {}  # domain -> its sites, where there are at least two domains
         self.last = {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
         # the way to predict with the better last mean; "" without any
         self.better = max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
+
+    @cached_property
+    def domains(self) -> dict[str, list[str]]:
+        """Domain -> its sites; {} unless there are at least two domains."""
+        domains: dict[str, list[str]] = {}
+        for site, facts in self.sites.items():
+            if domain := facts.get("domain"):
+                domains.setdefault(domain, []).append(site)
+        return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
     def evaluations(self, kind: str) -> list[RoundRow]:
         return [row for row in self.rows if kind in row["accuracy"]]
