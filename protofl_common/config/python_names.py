@@ -17,7 +17,7 @@ from protofl_common.config.options import SettingsError
 LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)  # a classifier; it imports nothing else
 PYTHON_NAME = re.compile(r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
-AT_WORKER: list[frozenset[str]] = []  # instead, whatever the thread, where a worker's operator has named modules
+_ONLY: list[frozenset[str]] = []  # in their place, whatever the thread, where a worker's operator has named modules
 
 
 def is_python_name(text: str) -> bool:
@@ -40,7 +40,12 @@ def allow(modules: Iterable[str]) -> None:
 
 def allow_only(modules: Iterable[str]) -> None:
     """Let `load` import these modules, and those that lie in them, and nothing that settings name from now on."""
-    AT_WORKER[:] = [frozenset(modules)]
+    _ONLY[:] = [frozenset(modules)]
+
+
+def at_worker() -> bool:
+    """Return whether a worker's operator has named the modules that may be imported."""
+    return bool(_ONLY)
 
 
 @contextmanager
@@ -55,10 +60,10 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
 def check_allowed(name: str, what: str) -> None:
     """SettingsError if the module of ``name``, which ``what`` asks for, may not be imported here."""
     module = module_of(name)
-    if AT_WORKER and not is_inside(module, AT_WORKER[0]):
+    if _ONLY and not is_inside(module, _ONLY[0]):
         how = f"its operator may name {module} in protofl worker --allow-python"
         raise SettingsError(f"{what} = {name!r}: not allowed at this server; {how}")
-    if not AT_WORKER and not is_inside(module, _ALLOWED.get()):
+    if not _ONLY and not is_inside(module, _ALLOWED.get()):
         how = f"only if you trust it, give --allow-python {module} (in Python: allow_python={module!r})"
         raise SettingsError(f"{what} = {name!r}: runs code of the module {module}, which you did not name; {how}")
 
@@ -81,7 +86,7 @@ def load(name: str, what: str) -> Any:
         raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
     loaded = getattr(module, attribute)
     home = str(getattr(loaded, "__module__", ""))
-    if not is_inside(home, AT_WORKER[0] if AT_WORKER else _ALLOWED.get()):
+    if not is_inside(home, _ONLY[0] if _ONLY else _ALLOWED.get()):
         where = f"; it lies in {home}" if home else ""
         raise SettingsError(f"{what} = {name!r}: it is no function or class of {module_name}{where}")
     return loaded

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
 from protofl_common.config.options import SettingsError, Table, did_you_mean, option, read_pairs
-from protofl_common.config.python_names import AT_WORKER, check_allowed
+from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.wire import schema
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
@@ -501,7 +501,7 @@ def algorithm_named(name: str) -> Algorithm:
         raise SettingsError(
             f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         )
-    if AT_WORKER:
+    if at_worker():
         check_allowed(packages[name].value, "algo")
     try:
         row = packages[name].load()
