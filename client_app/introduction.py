@@ -9,7 +9,7 @@ from client_app.algorithms.base import client_half
 from client_app.answers import log
 from client_app.client import Client
 from client_app.protections.differential_privacy import check_affordable
-from protofl_common.backbones.load import check_images
+from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load

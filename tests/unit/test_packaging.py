@@ -60,7 +60,7 @@ import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):
     module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
     assert pathlib.Path(module.__file__).samefile(file), module.__file__
-from protofl_common.backbones.load import feature_widths
+from protofl_common.backbones.features import feature_widths
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.data.sources import SOURCES
 print(feature_widths(("glyphs", "fractals", "scenes")))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from protofl_common.backbones.load import Backbone, SmallResNet, cached_features, extract_features
+from protofl_common.backbones.features import cached_features, extract_features
+from protofl_common.backbones.load import Backbone, SmallResNet
 from protofl_common.data.raw import DataError, Images
 from tests.unit.protofl_common.backbones.conftest import write_weights
 

@@ -14,7 +14,8 @@ from torch import nn
 from torchvision import models
 
 from protofl_common.backbones import load
-from protofl_common.backbones.load import BackboneError, extract_features, feature_widths, load_backbone
+from protofl_common.backbones.features import extract_features, feature_widths
+from protofl_common.backbones.load import BackboneError, load_backbone
 
 CPU = torch.device("cpu")
 ARCH = "shufflenet_v2_x0_5"

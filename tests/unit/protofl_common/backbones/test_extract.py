@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protofl_common.backbones.load import SmallResNet, extract_features, feature_widths, frozen, load_backbone
+from protofl_common.backbones.features import extract_features, feature_widths
+from protofl_common.backbones.load import SmallResNet, frozen, load_backbone
 from protofl_common.config.backbones import BackboneName
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Images, RawData
