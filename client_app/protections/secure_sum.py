@@ -211,8 +211,9 @@ class SecureSum:
 
 
 def _kinds(use: str) -> set[str]:
-    """Return which kinds of numbers are in uploads of these words; shares of classes are numbers of samples, too."""
-    return {*re.findall("weights|prototype|output|samples", use.replace("share", "samples"))}
+    """Return which kinds of numbers are in uploads of these words, of which some differ in records of before."""
+    words = use.replace("share", "samples").replace("mean output", "prototype")
+    return {*re.findall("weights|prototype|samples", words)}
 
 
 def _called(number: int) -> str:

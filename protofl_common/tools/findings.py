@@ -22,7 +22,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def show(command: str, findings: list[Finding], as_json: bool) -> int:
-    """Print the findings, and return the exit status: 1 where something is wrong."""
+    """Print the findings in their order, and return the exit status: 1 where something is wrong."""
     if as_json:
         rows = [asdict(finding) | {"level": (finding.level or "ok").lower()} for finding in findings]
         print_json(command, {"findings": rows})

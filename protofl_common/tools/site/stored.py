@@ -41,8 +41,8 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
     models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
-    caches = [path for folder in (cache, cache / "features") for path in sorted(folder.glob("*"))]
-    caches = [path for path in caches if _ENTRY.fullmatch(path.name)]
+    folders = [folder for folder in (cache, cache / "features") if folder.is_dir()]
+    caches = [path for folder in folders for path in sorted(folder.iterdir()) if _ENTRY.fullmatch(path.name)]
     return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(caches))]
 
 

@@ -320,6 +320,7 @@ def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: 
 def test_the_algorithms_that_need_one_architecture() -> None:
     averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
     assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
+    assert not Exchange().needs_one_architecture
     with pytest.raises(ValueError, match="up: sets: only a server can send"):
         Exchange({}, {"sets": VectorSets()})
 
