@@ -42,7 +42,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         own = payload.vectors()
         local_sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
         sets = {"global": (own,) if own else (), "local": local_sets}
-        self.tables = {name: self._table(each) for name, each in sets.items() if own and each}
+        self.tables = {name: self._table(each) for name, each in sets.items() if each}
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
@@ -54,19 +54,25 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         hparams, labels_B, z_BD = self.hparams, batch.labels, normalize(batch.features, dim=1)
         if hparams.loss == "supcon":
             return {"contrast": supervised_contrast(z_BD, labels_B, hparams.temperature)}
-        if hparams.loss == "contrast":  # L_g, L_p or both (``prototypes``); nothing before there are prototypes
-            with_own = hparams.denominator == "all"
-            return {
-                name: prototype_contrast(z_BD, labels_B, sets, mask, hparams.temperature, with_own)
-                for name, (sets, mask) in self.tables.items()
-                if hparams.prototypes in (name, "both")
-            }
+        if hparams.loss == "contrast":
+            return self._contrast(z_BD, labels_B)
         terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
             global_1CD, mask_1C = self.tables["global"]
             difference_BD = (z_BD - global_1CD[0, labels_B]) * mask_1C[0, labels_B].unsqueeze(1)
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
+
+    def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
+        """L_g and L_p, or one of them (``prototypes``); nothing before there are prototypes."""
+        if self.global_prototypes is None:
+            return {}
+        chosen, with_own = self.hparams.prototypes, self.hparams.denominator == "all"
+        return {
+            name: prototype_contrast(z_BD, labels_B, sets, mask, self.hparams.temperature, with_own)
+            for name, (sets, mask) in self.tables.items()
+            if chosen in (name, "both")
+        }
 
     def features(self, data: Samples) -> Tensor:
         return normalize(super().features(data), dim=1)

@@ -54,7 +54,10 @@ class MetaStep(Step):
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
-            torch.optim.SGD(self.model.parameters(), lr=self.alpha).step()
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    if weight.grad is not None:
+                        weight.sub_(weight.grad, alpha=self.alpha)
 
 
 class PerFedAvg(FedAvg[PerFedAvgHparams]):
