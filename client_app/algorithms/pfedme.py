@@ -31,13 +31,17 @@ class EnvelopeStep(Step):
 
     hparams: PFedMeHparams = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        model, centre = self.modules
+        self.correction = self.proximal = Proximal(model, centre, self.hparams.lambda_)
+
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update θ and w_i; the loss of θ before its last step."""
         terms: LossTerms = {}
         for _ in range(self.hparams.personal_steps):
             terms = super().__call__(inputs, labels, index)
         with torch.no_grad():
-            for parameter, centre in zip(*(module.parameters() for module in self.modules), strict=True):
+            for parameter, centre in self.proximal.pairs:
                 centre.lerp_(parameter, self.hparams.eta * self.hparams.lambda_)
         return terms
 
@@ -50,8 +54,7 @@ class PFedMe(Ditto):
 
     def fit(self) -> dict[str, float]:
         self.personal.load_state_dict(self.model.state_dict())
-        modules, proximal = (self.personal, self.model), Proximal(self.personal, self.model, self.hparams.lambda_)
-        step = EnvelopeStep(modules, self.optimizer, self.labelled_loss, proximal, hparams=self.hparams)
-        losses = self.train(step)
+        modules = (self.personal, self.model)
+        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, hparams=self.hparams))
         self.model.load_state_dict(dict(self.personal.named_buffers()), strict=False)
         return losses

@@ -42,8 +42,11 @@ class DifferentialPrivacy(Protection):
     """
 
     name = "differential privacy"
-    has_trained = False
-    tables_made = 0
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.has_trained = False
+        self.tables_made = 0
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
