@@ -27,18 +27,19 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         self.outputs: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
-        return self._mean_without("")
+        return self._mean_of(in_order(self.outputs))
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """F̂^(i), each client's own."""
         if self.hparams.outputs == "logits" or site not in self.outputs:
             return common
-        return self._mean_without(site)
+        return self._mean_of([other for other in in_order(self.outputs) if other != site])
 
-    def _mean_without(self, site: str) -> Payload:
-        sets = [self.outputs[other] for other in in_order(self.outputs) if other != site]
-        bounds = self.federation.bounds.prototypes
-        return Payload(outputs=merge_prototypes(sets, "uniform", None, *bounds) if sets else None)
+    def _mean_of(self, sites: list[str]) -> Payload:
+        if not sites:
+            return Payload()
+        sets = [self.outputs[site] for site in sites]
+        return Payload(outputs=merge_prototypes(sets, "uniform", None, *self.federation.bounds.prototypes))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.outputs |= vectors_of(uploads, "outputs")
