@@ -18,11 +18,9 @@ from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.build import initial_model
-from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
-from protofl_common.wire.schema import Template, Weights, weights_in
+from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
@@ -76,21 +74,6 @@ class ServerStrategy(Generic[H]):
         return {name: template_of(self.entry(name) or {}) for name in weights_in(self.settings.exchange.up)}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
-    def first_model(self) -> SplitModel:
-        """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
-        shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
-        return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
-
-    @property
-    def shared_part(self) -> Weights:
-        return weights_in({**self.settings.exchange.down, **self.settings.exchange.up})["weights"]
-
-    @property
-    def arch(self) -> str:
-        """The architecture of the shared model: the clients', or what the hyper-parameter of that model's name says."""
-        named = getattr(self.hparams, self.shared_part.of, None)
-        return self.card.arch if named is None else self.settings.architecture(0, named)
-
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
         """Average the uploads' prototypes by `Federation.bounds`; a class that nobody sent stays as in ``previous``."""
         sets = list(vectors_of(uploads).values())

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from protofl_common.maths.aggregation import clip_updates, merge_weights
+from protofl_common.models.build import initial_model
+from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
+from protofl_common.wire.schema import Weights, weights_in
 from server_app.log import say
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
@@ -33,6 +36,21 @@ class FedAvg(ServerStrategy[H]):
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
         if not self.shared_part.normalisation and len(self.weights) == len(model.state_dict()):
             say(f"warning: {self.arch} has no normalisation layers, so {self.settings.run.algo} is fedavg")
+
+    def first_model(self) -> SplitModel:
+        """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
+        shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
+        return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
+
+    @property
+    def shared_part(self) -> Weights:
+        return weights_in(self.settings.exchange.up)["weights"]
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the shared model: the clients', or what the hyper-parameter of that model's name says."""
+        named = getattr(self.hparams, self.shared_part.of, None)
+        return self.card.arch if named is None else self.settings.architecture(0, named)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)

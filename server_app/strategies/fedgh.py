@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofl_common.experiment.catalog import ServerTrainingHparams
+from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
 from server_app.training import server_device, train
 
@@ -33,7 +34,10 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.head = self.first_model().head.eval().to(server_device(self.settings.machine))
+        settings = self.settings
+        model = initial_model(self.card.arch, (), self.num_classes, settings.model, settings.run.seed, "global")
+        self.head = model.head.eval()
+        self.head.to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofl_common.experiment.catalog import MPFTHparams
+from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
 
@@ -25,7 +26,9 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.model = self.first_model().to(server_device(self.settings.machine))
+        card, settings, seed = self.card, self.settings, self.settings.run.seed
+        self.model = initial_model(card.arch, card.input_shape, self.num_classes, settings.model, seed, "global")
+        self.model.to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.centres: dict[str, Prototypes] = {}
 
