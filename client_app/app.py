@@ -52,8 +52,12 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
         return visit.reply(Payload(), {})
 
 
-# before the first round, after the final evaluation, and the stages of secure aggregation
-for name, work in {"default": introduction, "best": choose_best, **STAGES}.items():
+QUERIES = {
+    "default": introduction,  # before the first round; Flower's name for a query without one
+    "best": choose_best,  # after the final evaluation: which round was the best
+    **STAGES,  # of secure aggregation
+}
+for name, work in QUERIES.items():
     app.query(name)(answered(work))
 
 
@@ -72,7 +76,7 @@ class Visit:
             for protection in self.protections:
                 protection.before()
             number = client.instructions.round
-            seed_torch(client.seed("visit", number))  # for a package's half
+            seed_torch(client.seed_for("visit", number))  # for a package's half
             self.algorithm = client_half(client.settings.row)(client, number)
             self._restore()
             declared = client.settings.exchange.down

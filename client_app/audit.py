@@ -49,7 +49,7 @@ def append(folder: Path, **entry: Any) -> str:
 
 
 def refuse(folder: Path, reason: str, **about: Any) -> tuple[str, bool]:
-    """Append a refusal at its first, second, fourth, eighth … time in a day; the reason that may leave, and if it did.
+    """Append a refusal at its first, second, fourth … time in a day; the reason that may leave, and if it was appended.
 
     So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
     `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. AuditError where the log, or the

@@ -72,7 +72,7 @@ class Client:
         if machine.threads:
             torch.set_num_threads(min(machine.threads, os.cpu_count() or 1))
 
-    def seed(self, purpose: str, *more: str | int) -> int:
+    def seed_for(self, purpose: str, *more: str | int) -> int:
         """Return the seed of this client's draws for one purpose, such as ``"train"`` and a round."""
         return derive_seed(self.settings.run.seed, purpose, self.name, *more)
 
@@ -111,7 +111,7 @@ class Client:
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         if (noise := settings.noise.image_noise) == "none":
             return data
-        images = release.noised_images(np.asarray(data.train_inputs), noise, self.seed("image-noise"))
+        images = release.noised_images(np.asarray(data.train_inputs), noise, self.seed_for("image-noise"))
         return replace(data, train_inputs=images)
 
     @cached_property

@@ -92,7 +92,7 @@ def _check_approved(config: Values, study: Study, run_id: int, path: Path, name:
     request = read(path) if path.exists() else None
     other_code = request is not None and request.decision == APPROVED and request.code != code_of(config)
     if other_code and code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
-        why = "its code has changed since it was started, so its operator stops protofl site run and starts it again"
+        why = "the site's code has changed since its start; its operator must stop protofl site run and start it again"
         raise RefusedMessage(f"{WAITING} at {name}: {why}")
     if request is None or other_code:
         write(path, request := new_request(config, request.run_ids if request else ()))

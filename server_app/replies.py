@@ -118,9 +118,9 @@ class RoundResult:
         return [site for site in self.asked if site not in heard]
 
 
-@dataclass
+@dataclass(eq=False)
 class Channel:
-    """The way of one exchange's uploads to the server, here each site's own as it was sent; the content of a reply."""
+    """The way of one exchange's uploads to the server, here each site's own; the fields say what a valid reply has."""
 
     server_round: int
     declared: Declared

@@ -76,8 +76,12 @@ class ClientAlgorithm(Generic[H]):
             self.global_prototypes = prototypes.to(self.client.device)
         for name, entry in weights_in(self.settings.exchange.down).items():
             if (weights := payload.weights(name)) is not None:
-                for key, own in part_of(getattr(self, entry.of), entry).items():
-                    own.copy_(weights[key])  # all that is declared, and no more, by `unpack_payload`
+                module: nn.Module = getattr(self, entry.of)
+                if not self.of_catalog:
+                    module.load_state_dict(weights, strict=False)  # all that is declared, by `unpack_payload`
+                else:  # the same, but a third of the time: these modules' state is their own tensors
+                    for key, own in part_of(module, entry).items():
+                        own.copy_(weights[key])
 
     @cached_property
     def global_table(self) -> tuple[Tensor, Tensor]:
@@ -110,7 +114,7 @@ class ClientAlgorithm(Generic[H]):
     def labelled_loss(self) -> Loss:
         """`loss` as a step needs it, of the labelled samples; where labels are few, with FedPU's term for the rest.
 
-        That is a risk of weight ``pu-weight``; without it a batch may have no terms: nothing to learn. Source:
+        Without ``pu-weight`` a batch may have no terms: nothing to learn. Source of that risk:
         "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
         5.4); the risk itself is `maths/losses.py`.
         """
@@ -165,7 +169,7 @@ class ClientAlgorithm(Generic[H]):
         settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
         settings = replace(settings, batch_size=batch_size or settings.batch_size)
         samples = self.training_set if data is None else data
-        return training.train(step, samples, settings, self.client.seed(purpose, self.round))
+        return training.train(step, samples, settings, self.client.seed_for(purpose, self.round))
 
     # -- after training ------------------------------------------------------------------------------------------
     def upload(self) -> Payload:

@@ -41,7 +41,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         self.student = client.new_model(self.settings.architecture(0, self.hparams.student), "global")
         self.trained = {name for name, _ in self.student.named_parameters()}
         self.received: StateDict = {}
-        with seeded(client.seed("fedkd")):
+        with seeded(client.seed_for("fedkd")):
             self.projection = nn.Linear(*(self.settings.model.feature_dim,) * 2, bias=False)
         self.projection.to(client.device)
 

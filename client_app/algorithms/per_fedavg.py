@@ -75,7 +75,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     @cached_property
     def _adapted(self) -> SplitModel:
         model, training = deepcopy(self.model).train(), self.training
-        seed = self.client.seed("adapt", self.round)
+        seed = self.client.seed_for("adapt", self.round)
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout

@@ -91,6 +91,6 @@ class PaperNoise(Protection):
         entries = dict(upload.entries)
         for name, value in entries.items():
             if isinstance(value, Prototypes):
-                seed = self.client.seed("prototype-noise", self.client.instructions.round, name)
+                seed = self.client.seed_for("prototype-noise", self.client.instructions.round, name)
                 entries[name] = replace(value, means=noised(value.means, kind, seed))
         return Payload(**entries)

@@ -44,7 +44,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         os.replace(new, path)
         sync(path.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
+        if error.errno:  # without one its text would be lost
+            error.filename = error.filename or str(path)  # a full disk names none
         raise
     finally:
         remove(beside)

@@ -60,8 +60,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
     every = {folder.name: folder for folder in domains or _folders(root)}
     parts = [folder for name, folder in every.items() if name.lower() in PARTS]
-    beside = any(folder.name in every for part in parts for folder in _folders(part))  # test/cat beside cat
-    if (by_domain or not names) and (beside or len(parts) == len(every)):
+    if len(parts) < len(every):
+        parts = [part for part in parts if any(each.name in every for each in _folders(part))]  # test/cat beside cat
+    if (by_domain or not names) and parts:
         what = f"{', '.join(part.name for part in parts)} in {root}: parts of a data set, which would be taken for"
         raise DataError(f"{what} {'domains' if by_domain else 'classes'}; list the images in a manifest with a split")
     present = {name for _, name, _ in files}
@@ -155,5 +156,5 @@ def read_image(file: Path, size: int) -> Images:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
             return square_rgb(image, size)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, IndexError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

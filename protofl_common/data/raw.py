@@ -55,7 +55,7 @@ def from_arrays(
 
     ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table [N, features], a signal
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
-    ``labels``   [N] or [N, 1]: names, or whole numbers.
+    ``labels``   [N], an array also [N, 1]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
     ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"`` and its like; or
                  ``validation`` (2), which counts always.

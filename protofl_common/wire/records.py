@@ -102,9 +102,8 @@ def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
 def unpack_baseline(content: RecordDict) -> str:
     """Return the baseline that a message is about, "" for none; RefusedMessage if the record is malformed."""
     record = content.get("baseline", ConfigRecord({"algo": ""}))
-    algo = record.get("algo")  # no other kind of record has texts
-    if len(record) != 1 or not isinstance(algo, str):
-        raise RefusedMessage(f"baseline is {dict(record)!r}")
+    if not isinstance(record, ConfigRecord) or len(record) != 1 or not isinstance(algo := record.get("algo"), str):
+        raise RefusedMessage("baseline is no record of an algorithm's name")
     return algo
 
 

@@ -244,7 +244,7 @@ class Federation:
                 self.problems[node] = why
                 if why.partition(": ")[2].startswith(WAITING):
                     self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
-                    if why != before:
+                    if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:
                 self._take_card(node, reply.content)

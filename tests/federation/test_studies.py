@@ -147,7 +147,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
 
     def operators(message: Message, reply: Message) -> Message:
         questions.append(time.monotonic())
-        if len(questions) == 6:
+        if len(questions) == 12:
             hospitals.decide(config)
         return reply
 
@@ -155,7 +155,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
     assert set(outcome.summary["clients"]) == set(NAMES)
     server, sites = hospitals.capsys.readouterr()
     assert server.count("waiting for approval at north") == 1
-    assert re.findall(r"(\S+) protofl: .* waiting for approval at north", sites) == ["INFO"] * 2  # at times 1, 2, 4 …
+    assert re.findall(r"(\S+) protofl: .* waiting for approval at north", sites) == ["INFO"] * 3  # at times 1, 2, 4 …
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
@@ -181,7 +181,7 @@ def test_new_settings_and_new_code_are_asked_for_anew(hospitals: Hospitals, tmp_
     assert "waiting for approval" in hospitals.answer("north", config | {"lr": 0.02})
     assert "waiting for approval" in hospitals.answer("north", config | {"metrics": "auc"})
     monkeypatch.setattr(consent, "CODE", "upgraded")  # of this process; what is on the disk has changed, or is the same
-    assert "changed since it was started, so its operator stops protofl site run" in hospitals.answer("north", config)
+    assert "changed since its start; its operator must stop protofl site run" in hospitals.answer("north", config)
     assert consent.read(hospitals.request(config)).decision == "approved"
     monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda: "upgraded"))
     assert f"protofl site approve {Study.of(config).id}" in hospitals.answer("north", config)

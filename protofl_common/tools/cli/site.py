@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         socket.create_server((options.host, int(options.port))).close()  # Flower's error is a traceback, and comes late
     except (OSError, ValueError, OverflowError) as error:
-        raise SettingsError(f"--host {options.host} --port {options.port}: {error}; give another port") from error
+        raise SettingsError(f"--host {options.host} --port {options.port}: {error}; give another") from error
     for finding in network(options):
         if finding.level == WRONG:  # of some of which Flower says no word
             print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)

@@ -102,7 +102,7 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     (domain_dir / "Test" / "cat").rename(domain_dir / "train" / "valid")  # a class, for all that one can know
     assert open_data(data_settings(**where)).classes == ("cat", "dog", "valid")
     (domain_dir / "Test").rename(domain_dir / "train" / "eval")  # it has dogs, too
-    with pytest.raises(DataError, match=r"eval, valid in .*: parts of a data set, which would be taken for classes"):
+    with pytest.raises(DataError, match=r"eval in .*: parts of a data set, which would be taken for classes"):
         open_data(data_settings(**where, alpha=0.2))
 
 
