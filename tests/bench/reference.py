@@ -6,6 +6,7 @@ version, or on other packages that are installed.
 """
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -145,7 +146,7 @@ def _options(
         key = prefix + key_of(field.name)
         value = _values(hints[field.name], field.metadata)
         affects = (field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES),) * changes
-        rows.append((f"`{key}`", f"`{_toml(defaults[key])}`", value, *affects, _plain(meanings[key])))
+        rows.append((f"`{key}`", f"`{json.dumps(defaults[key])}`", value, *affects, _plain(meanings[key])))
     return _table(("key", "default", "values", *("changes",) * changes, "meaning"), rows)
 
 
@@ -155,10 +156,6 @@ def _values(kind: type, legal: Any) -> str:
     if len(legal["choices"]) > FEW:
         return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
-
-
-def _toml(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def _meanings() -> dict[str, str]:

@@ -253,9 +253,7 @@ def test_balanced_accuracy_stands_everywhere(tmp_path: Path, capsys: Printed, mo
 
 
 @pytest.mark.parametrize(("most", "settings"), [(120, {}), (130, {"secagg": True}), (130, {"dp": "sample"})])
-def test_no_balanced_accuracy_of_even_classes_or_hidden_figures(
-    most: int, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_even_or_hidden_classes_have_no_balance(most: int, settings: dict[str, Any], tmp_path: Path) -> None:
     assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from protofl_common.tools.cli.run import program
@@ -21,11 +22,6 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(BIN / "protofl"), *arguments]
     out, err = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c)
-
-
-def children_of(parent: int) -> set[int]:
-    """The processes that simulate its clients."""
-    return {int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
 
 
 def ended(number: int) -> bool:
@@ -44,7 +40,7 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
         said.append(line)
         if re.search(r"round +2/", line):
             break
-    children = children_of(process.pid)
+    children = {child.pid for child in psutil.Process(process.pid).children()}  # they simulate its clients
     start_of_end = time.monotonic()
     process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)

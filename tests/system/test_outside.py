@@ -49,11 +49,6 @@ def env(short: str) -> dict[str, str]:
     return os.environ | {"TMPDIR": short, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
-def command_of_the_page() -> list[str]:
-    found = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return shlex.split(found[0].replace("\\\n", " "))
-
-
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
     """Until a run has written it."""
 
@@ -65,13 +60,12 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.long
-def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
-    tmp_path: Path, site_packages: Path, env: dict[str, str]
-) -> None:
+def test_the_pages_command_resumes_and_predicts(tmp_path: Path, site_packages: Path, env: dict[str, str]) -> None:
     folder, held = tmp_path / "runs" / RUN, site_packages / "held"
     (site_packages / "holding.py").write_text(HOLDING)
     places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
-    command = [*command_of_the_page(), *places]
+    of_the_page = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    command = [*shlex.split(of_the_page[0].replace("\\\n", " ")), *places]
     process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
     wait_for(held, process)

@@ -40,10 +40,6 @@ def modules_in(path: Path) -> set[str]:
     return names
 
 
-def imports_of(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in modules_in(path)}
-
-
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> None:
     """A half of an algorithm stands in the file of its name; one that adds nothing is the one it inherits."""
@@ -88,7 +84,7 @@ def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> 
     for path in (ROOT / package).rglob("*.py"):
         if TOOLS in path.parents:  # they run both sides in one process
             continue
-        found = imports_of(path)
+        found = {name.partition(".")[0] for name in modules_in(path)}
         assert not found & ({"client_app", "server_app"} - {package}), path
         assert not any(name.startswith("protofl_common.tools") for name in modules_in(path)), path
         assert package != "protofl_common" or "flwr" not in found or FLOWER_ROOMS & set(path.parts), path

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,17 +25,12 @@ def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path: Path) 
 
 @pytest.mark.parametrize("where", ["os.replace", "os.fsync", "pathlib.Path.write_text"])
 def test_a_failure_leaves_the_old_file_and_nothing_beside_it(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    errors = [OSError("9 of 10 bytes"), OSError(28, "No space left")]
-
-    def fail(*_: object, **__: object) -> None:
-        raise errors[0]
-
+    fail = Mock(side_effect=[OSError("9 of 10 bytes"), OSError(28, "No space left")])
     write_text(tmp_path / "a", "old")
     monkeypatch.setattr(where, fail)
     for text in ("^9 of 10 bytes$", f"No space left: '{tmp_path}/a'"):
         with pytest.raises(OSError, match=text):
             write_text(tmp_path / "a", "new")
-        del errors[0]
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
