@@ -32,7 +32,8 @@ def version_of(module: str, now: bool = False) -> str:
         spec = None
     if spec is None:
         return ""
-    files = [file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py")]
+    every = (file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
+    files = [file for file in every if file.is_file()]  # an editor's lock is none
     if not files and spec.has_location and spec.origin:
         files = [Path(spec.origin)]
     version, imported = _digest(files), getattr(sys.modules.get(module), "__spec__", None)

@@ -6,6 +6,7 @@ A `Table` is a frozen dataclass whose fields are made by :func:`option`. Default
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -160,6 +161,7 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
         return None, f"must be {TYPES[wanted]}{range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
         finite, most = ("", "") if abs(value) <= LARGEST else ("finite ", f" (in float32, up to {LARGEST:g})")
+        most *= math.isfinite(value)
         return None, f"must be a {finite}number{range_text(legal)}{most}"
     return value, ""
 

@@ -76,7 +76,8 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
             numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error})") from error
-    if len(names) == 1 and (sign := re.search("[;\t|]", names[0])):  # as spreadsheets of some languages do
+    sign = re.search("[;\t|]", names[0]) if len(names) == 1 else None  # as spreadsheets of some languages do
+    if sign and all(sign[0] in row[0] for _, row in numbered):
         raise DataError(f"{file}: columns are separated by {sign[0]!r}; save it with ',', and numbers with a point")
     for line, row in numbered:
         if len(row) != len(names):

@@ -260,7 +260,7 @@ def allow_named(config: Values) -> None:
 def check_named(config: Values) -> None:
     """SettingsError where these settings name a module that is not allowed, or no network or metric of a module."""
     for key, name in _named_in(config):
-        look = python_names.load if key in ("metrics", *NETWORKS) else python_names.check_allowed
+        look = python_names.check_allowed if key == "dataset" else python_names.load
         look(name, key)
     for name in (name for key in NETWORKS for name in names_in(config.get(key))):
         if python_names.LIBRARY_NETWORK.fullmatch(name):

@@ -94,9 +94,8 @@ class Federation:
         while time.monotonic() < deadline:
             self._look()
             self._resolve()
-            problems = [why.partition(": ") for why in self.problems.values()]
-            refusing = {who for who, _, why in problems if not why.startswith(WAITING)}  # they are not asked again
-            absent = {name for name in absent - self.cards.keys() if f"site {name}" not in refusing}
+            reasons = {name: self.problems.get(self.owners.get(name, 0), "") for name in absent - self.cards.keys()}
+            absent = {name for name, why in reasons.items() if not why or why.partition(": ")[2].startswith(WAITING)}
             if self.simulated:
                 admission.check_division(self.settings, self.cards, divided_among)
             if self._all_heard() and not absent:

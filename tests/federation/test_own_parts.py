@@ -13,7 +13,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
-from server_app.strategies import base
+from server_app.strategies import fedavg
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
 
@@ -248,8 +248,8 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
 
 def test_heads_are_averaged_over_networks_that_clients_name(tmp_path: Path, nets: str, monkeypatch: Patch) -> None:
     shapes: list[tuple[int, ...]] = []
-    build = base.initial_model
-    monkeypatch.setattr(base, "initial_model", lambda arch, *rest: shapes.append(rest[0]) or build(arch, *rest))
+    build = fedavg.initial_model
+    monkeypatch.setattr(fedavg, "initial_model", lambda arch, *rest: shapes.append(rest[0]) or build(arch, *rest))
     config = run_config(tmp_path, algo="lg-fedavg", dataset="wine", partition="iid")
     archs = enumerate((f"{nets}:Tiny", "mlp-1"))
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": arch} for i, arch in archs}

@@ -71,7 +71,8 @@ def act(arguments: argparse.Namespace) -> int | None:
         site_folders(arguments.node)  # of another node config it would be another site
         folder, writes = existing(site_folder(arguments.node)), action in ("approve", "deny", "key", "purge")
         if writes and not os.geteuid() and (owner := folder.stat().st_uid):  # who could not read what root writes
-            raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: sudo -u '#{owner}' …")
+            how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
+            raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: {how}")
     if arguments.words and action not in ("check", "purge", "approve", "deny"):
         raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
     try:
@@ -121,8 +122,9 @@ def purge(arguments: argparse.Namespace) -> None:
 
 def key(arguments: argparse.Namespace) -> None:
     path = site_folder(arguments.node).absolute() / KEY_FILE
-    print(f"{path}{' is new' * (not path.exists())}", file=sys.stderr)
-    print(f"{site_name(arguments.node)}:{in_text(site_key(path.parent).public_key())}")
+    existed, public = path.exists(), in_text(site_key(path.parent).public_key())
+    print(f"{path}{' is new' * (not existed)}", file=sys.stderr)
+    print(f"{site_name(arguments.node)}:{public}")
 
 
 def requests(arguments: argparse.Namespace) -> None:

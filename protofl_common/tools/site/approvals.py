@@ -73,6 +73,7 @@ def described(settings: Settings) -> Iterator[str]:
     exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
     rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.secagg
     yield "           its name, its model's architecture and size, its device, class names" + ", seconds" * exact
+    rest += "; its number of training samples, exact" * (settings.privacy.secagg and not settings.hides_samples)
     yield f"           numbers of samples and of right predictions{rest}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
