@@ -40,7 +40,7 @@ def introduction(message: Message, context: Context) -> RecordDict:
 
 def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
-    data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
+    data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
     refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
     present = client.classes_present if refuses else ()
     return records.SiteCard(

@@ -16,7 +16,7 @@ PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise,
 def names(settings: Settings, is_site: bool) -> str:
     """Name what acts on messages, for a site's log and its operator."""
     acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site)]
-    return ", ".join([*acting, "secure aggregation"] if settings.privacy.secagg else acting)
+    return ", ".join([*acting, "secure aggregation"] if settings.privacy.sums_only else acting)
 
 
 def protections_of(client: Client) -> list[Protection]:

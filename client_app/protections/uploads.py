@@ -38,7 +38,7 @@ class SmallClasses(Protection):
 
     def charge(self) -> None:
         """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
-        if not self.client.settings.privacy.secagg:
+        if not self.client.settings.privacy.sums_only:
             _ = self.client.classes_present
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:

@@ -144,8 +144,13 @@ class PrivacySettings(Table):
     dp_delta: float = option(above=0, maximum=0.1)
     dp_clip: float = option(minimum=1e-6, maximum=1e6)
     dp_feature_clip: float = option(minimum=1e-6, maximum=1e6)
-    secagg: bool = option()  # the server learns sums over the clients, and no upload, figure or classes of a single one
+    secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
+
+    @property
+    def sums_only(self) -> bool:
+        """True where the server learns sums over the clients, and no upload, figure or classes of a single one."""
+        return self.secagg
 
 
 class NoiseSettings(Table):

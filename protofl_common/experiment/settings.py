@@ -106,7 +106,7 @@ class Settings(Sections):
     @property
     def hides_samples(self) -> bool:
         """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
-        return self.privacy.secagg and self.privacy.dp == "none"
+        return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def named_sites(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Settings(Sections):
     @property
     def reported_metrics(self) -> tuple[str, ...]:
         """Return them with balanced accuracy, which simulated clients may add where the server sees their figures."""
-        hidden = self.privacy.secagg or self.privacy.dp != "none"
+        hidden = self.privacy.sums_only or self.privacy.dp != "none"
         return self.metrics if hidden or BALANCED in self.metrics else (*self.metrics, BALANCED)
 
     @property

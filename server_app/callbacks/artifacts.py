@@ -86,7 +86,7 @@ def _check_same(run: ActiveRun, sites: Sites) -> None:
 def _division(run: ActiveRun) -> dict[str, SiteFacts]:
     """Each site's samples of each class, by dividing the data once more; without sites that this does not fit."""
     cards, clients, settings = run.federation.cards, run.federation.num_partitions, run.settings
-    if settings.privacy.secagg or not 0 < clients <= MOST_ABSENT * len(cards):
+    if settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
         return {}
     try:
         if (data := data_if_cached(settings.data)) is None:

@@ -35,7 +35,7 @@ class Screen(Callback):
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
-        if not settings.privacy.secagg:
+        if not settings.privacy.sums_only:
             say(samples_line(cards, settings))
             for doubt in doubts_of_data(run.files.sites()):
                 say(f"warning: {doubt}")

@@ -46,7 +46,7 @@ class EarlyStopping(Callback):
     def _unmeasured(self, run: ActiveRun) -> str:
         """Say why no figure on validation data is to be expected; of sums, the first evaluation shows that."""
         cards, liars = run.federation.cards, run.federation.bounds.liars
-        if run.settings.privacy.secagg:
+        if run.settings.privacy.sums_only:
             measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
             return "" if measured else "no client has validation samples"
         having = sum(card.validation_samples > 0 for card in cards.values())

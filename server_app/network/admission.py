@@ -88,7 +88,7 @@ def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> Non
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
         raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
-    if settings.privacy.secagg and not FEWEST_SUMMED <= asked <= MOST_SITES:
+    if settings.privacy.sums_only and not FEWEST_SUMMED <= asked <= MOST_SITES:
         why = f"{FEWEST_SUMMED} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
         raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
 

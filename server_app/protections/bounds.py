@@ -48,7 +48,7 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     liars, keys = settings.federation.liars, settings.bounds
     if liars < 0:  # one, where enough with operators take part, unless the server sees only their sum
         asked = number_asked(len(cards), settings.federation.participation)
-        liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.secagg)
+        liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.sums_only)
     mean, merging = ("mean", 0.0), (keys.merging, keys.trim_fraction)
     trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards, liars) else mean
     usual = RATIOS if liars else dict.fromkeys(RATIOS, math.inf) | {"norm_ratio": WIDE_NORM_RATIO}

@@ -109,7 +109,7 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     RunFolder(folder).check_division(settings.data.partition)
-    if settings.privacy.secagg:
+    if settings.privacy.sums_only:
         raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
     of_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
     scored, noisy = list[Scored](), None

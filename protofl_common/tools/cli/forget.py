@@ -68,7 +68,7 @@ def _check(settings: Settings, sent: Sent, site: str) -> None:
     again = f"make the run again without {site}"
     if settings.run.algo != "gaussian":
         raise SettingsError(f"algo = {settings.run.algo!r}: only the sums of gaussian can be divided; {again}")
-    if settings.privacy.secagg:
+    if settings.privacy.sums_only:
         why = f"sites refuse a sum without {site} alone, as the difference would show what it sent"
         raise SettingsError(f"with secure aggregation the server has the sum of all sites and nothing of one; {why}")
     if not sent:

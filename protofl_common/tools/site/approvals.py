@@ -71,14 +71,14 @@ def described(settings: Settings) -> Iterator[str]:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
         yield f"leaves     {each.row.title}: in each round {sent}"
     exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
-    rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.secagg
+    rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.sums_only
     yield "           its name, its model's architecture and size, its device, class names" + ", seconds" * exact
-    rest += "; its number of training samples, exact" * (settings.privacy.secagg and not settings.hides_samples)
+    rest += "; its number of training samples, exact" * (settings.privacy.sums_only and not settings.hides_samples)
     yield f"           numbers of samples and of right predictions{rest}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
     for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
         yield f"protected  {line}"
-    if settings.privacy.secagg and not study.sites:
+    if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
     changed = {key: value for each in reversed(every) for key, value in to_run_config(each).items()}
     for key, value in changed.items():  # all of them, whatever a value has: nothing may hide behind a long one
