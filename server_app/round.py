@@ -132,4 +132,4 @@ def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult)
     metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
     evaluates = not training or settings.evaluates(number)
     channel = Channel(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)
-    return SecureSum(exchange, result, channel) if settings.privacy.secagg else channel
+    return SecureSum(exchange, result, channel) if settings.privacy.sums_only else channel

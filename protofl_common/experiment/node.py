@@ -120,6 +120,11 @@ def allowed_by(node: Values) -> dict[str, Scalar]:
     return {**DEFAULTS, **node}
 
 
+def openly(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return both as the site's operator asks: approved, and without secure aggregation, which would hide numbers."""
+    return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
+
+
 def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
     return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}
@@ -258,7 +263,7 @@ def allow_named(config: Values) -> None:
 
 
 def check_named(config: Values) -> None:
-    """SettingsError where these settings name a module that is not allowed, or no network or metric of a module."""
+    """SettingsError where these settings name a module that is not allowed, or something that it lacks."""
     for key, name in _named_in(config):
         look = python_names.check_allowed if key == "dataset" else python_names.load
         look(name, key)

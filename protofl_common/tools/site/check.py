@@ -25,7 +25,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by
+from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -190,8 +190,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
     with tempfile.TemporaryDirectory() as cache:
-        config = {**default_run_config(), **asked, "secagg": False}  # secure aggregation would hide numbers
-        open_node = {**node, "cache-dir": cache, "state-dir": cache, REQUIRE_SECAGG: False, "approve": False}
+        config, open_node = openly({**default_run_config(), **asked}, {**node, "cache-dir": cache, "state-dir": cache})
         grid = LocalGrid(config, {1: open_node}, run_id=1)  # first: a message asks Flower which run it is of
         message = Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY)
         (reply,) = grid.send_and_receive([message])
