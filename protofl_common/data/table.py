@@ -77,7 +77,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error})") from error
     sign = re.search("[;\t|]", names[0]) if len(names) == 1 else None  # as spreadsheets of some languages do
-    if sign and all(sign[0] in row[0] for _, row in numbered):
+    if sign and all(sign[0] in ",".join(row) for _, row in numbered):
         raise DataError(f"{file}: columns are separated by {sign[0]!r}; save it with ',', and numbers with a point")
     for line, row in numbered:
         if len(row) != len(names):
