@@ -167,7 +167,8 @@ class ClientAlgorithm(Generic[H]):
         """
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
-        settings = replace(settings, batch_size=batch_size or settings.batch_size)
+        if batch_size:
+            settings = replace(settings, batch_size=batch_size)
         samples = self.training_set if data is None else data
         return training.train(step, samples, settings, self.client.seed_for(purpose, self.round))
 

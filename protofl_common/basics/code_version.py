@@ -21,23 +21,33 @@ def code_version() -> str:
     return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
 
 
-def version_of(module: str, now: bool = False) -> str:
+def version_of(module: str) -> str:
     """The first 8 digits for the package of ``module``, or its one file; "" if Python finds none.
 
-    Of an imported one as at the first look, until it is reloaded: this process runs that. Else, or ``now``, of today.
+    Of an imported one as at the first look, until it is reloaded: this process runs that.
     """
+    return _versions(module)[0]
+
+
+def was_edited(module: str) -> bool:
+    """Return whether its files are others than at the first look, which this process runs."""
+    running, on_disk = _versions(module)
+    return running != on_disk
+
+
+def _versions(module: str) -> tuple[str, str]:
     try:
         spec = find_spec(module.partition(".")[0])
     except ValueError:  # of a module without a file, such as a notebook's ``__main__``
         spec = None
     if spec is None:
-        return ""
+        return "", ""
     every = (file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
     files = [file for file in every if file.is_file()]  # an editor's lock is none
     if not files and spec.has_location and spec.origin:
         files = [Path(spec.origin)]
     version, imported = _digest(files), getattr(sys.modules.get(module), "__spec__", None)
-    return version if now or imported is None else str(vars(imported).setdefault("protofl_version", version))
+    return version if imported is None else str(vars(imported).setdefault("protofl_version", version)), version
 
 
 def _digest(files: Iterable[Path]) -> str:

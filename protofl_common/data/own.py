@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from protofl_common.basics.code_version import version_of
+from protofl_common.basics.code_version import was_edited
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
@@ -185,7 +185,7 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
     if not files and not (files := [Path(getattr(package, "__file__", None) or "")])[0].is_file():
         raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
-    if version_of(module_of(name)) != version_of(module_of(name), now=True):
+    if was_edited(module_of(name)):
         raise DataError(f"dataset = {name!r}: its code was edited after its import; start Python (the kernel) again")
     return (*files, *((Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()))
 

@@ -139,7 +139,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
         empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
         group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
-        if _ended(folder) < _ended(group.runs.get(seed, folder)):
+        if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
             continue
         try:
             group.values[seed] = chosen.read(folder)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protofl_common.basics.code_version import version_of
+from protofl_common.basics.code_version import version_of, was_edited
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
@@ -95,7 +95,7 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
-    if edited := [name for name in own_code(config, without=()) if version_of(name) != version_of(name, now=True)]:
+    if edited := [name for name in own_code(config, without=()) if was_edited(name)]:
         raise SettingsError(f"{edited[0]}: its code was edited after its import; start Python (the kernel) again")
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 

@@ -95,7 +95,7 @@ class Federation:
             self._look()
             self._resolve()
             reasons = {name: self.problems.get(self.owners.get(name, 0), "") for name in absent - self.cards.keys()}
-            absent = {name for name, why in reasons.items() if not why or why.partition(": ")[2].startswith(WAITING)}
+            absent = {name for name, why in reasons.items() if not why or _waits(why)}
             if self.simulated:
                 admission.check_division(self.settings, self.cards, divided_among)
             if self._all_heard() and not absent:
@@ -131,7 +131,7 @@ class Federation:
             return True
         heard = {why.partition(": ")[0] for why in problems.values()}
         unheard = [name for name in self.settings.named_sites if name not in self.cards and f"site {name}" not in heard]
-        if unheard or any(why.partition(": ")[2].startswith(WAITING) for why in problems.values()):
+        if unheard or any(_waits(why) for why in problems.values()):
             return False  # of the sites that the study names, some may yet come, whoever else cannot take part
         if not problems or (ready and ready + len(problems) < wanted):
             return False
@@ -241,7 +241,7 @@ class Federation:
             elif reply.has_error():
                 why, before = self._reason(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why
-                if why.partition(": ")[2].startswith(WAITING):
+                if _waits(why):
                     self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
                     if before is None:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
@@ -308,3 +308,8 @@ class Federation:
         if self._reference is not None:
             self.owners.setdefault(name, node)
         return True
+
+
+def _waits(why: str) -> bool:
+    """Return whether a site's reason is that its operator has not decided; it is asked again."""
+    return why.partition(": ")[2].startswith(WAITING)
