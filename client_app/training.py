@@ -156,12 +156,27 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings; on a CPU its step passes once over the weights, not once for every operation."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    fused = all(parameter.device.type == "cpu" for parameter in parameters) or None  # None: PyTorch chooses
+    common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     if settings.optimizer == "adam":
         cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
-        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, capturable=cuda)
-    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, capturable=cuda, **common)
+    else:
+        optimizer = torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+    if fused:
+        optimizer.register_step_pre_hook(_fused_where_in_order)
+    return optimizer
+
+
+def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Leave the fused step, for good, where weights or gradients are strided: it pairs numbers by place in memory."""
+    for group in optimizer.param_groups:
+        pairs = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
+        in_order = all(weight.is_contiguous() and gradient.is_contiguous() for weight, gradient in pairs)
+        group["fused"] = group["fused"] and in_order
 
 
 def _without_compiler() -> None:

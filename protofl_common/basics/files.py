@@ -106,4 +106,4 @@ def cache_folder(cache_dir: str) -> Path:
     """The folder of the setting ``cache-dir``, or ``protofl`` in the user's cache folder where it is empty."""
     if cache_dir:
         return Path(cache_dir).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "protofl")

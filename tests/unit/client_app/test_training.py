@@ -129,12 +129,21 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
 
-@pytest.mark.parametrize("kind", [Step, FusedStep])
+@pytest.mark.parametrize(("kind", "strided"), [(Step, False), (Step, True), (FusedStep, False)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step]) -> None:
+def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: bool) -> None:
+    """Also where gradients are not laid out in memory as the weights."""
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
     data, ours, plain = some_data(), some_model(), some_model()
-    losses = train(step_of(ours, cross_entropy, chosen, kind), data, chosen, seed=7)
+
+    def lay_out_anew() -> None:
+        for weight in ours.parameters():
+            if weight.grad is not None and weight.ndim == 4:
+                weight.grad = weight.grad.contiguous(memory_format=torch.channels_last)
+
+    step_of_ours = step_of(ours, cross_entropy, chosen, kind)
+    step_of_ours.correction = lay_out_anew if strided else None
+    losses = train(step_of_ours, data, chosen, seed=7)
 
     kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3)}
     kinds["adam"] = lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-3)  # type: ignore[assignment]
@@ -236,7 +245,7 @@ def train():
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
     for kind, options in ((torch.optim.SGD, dict(momentum=0.9, weight_decay=0.1)), (torch.optim.Adam, {})):
-        optimizer = kind(model.parameters(), lr=0.1, **options)
+        optimizer = kind(model.parameters(), lr=0.1, fused=True, **options)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(4, 3)).pow(2).sum().backward()
