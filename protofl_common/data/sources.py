@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +77,6 @@ def source_of(dataset: str) -> Source:
     return _own(partial(own.read_python, dataset), partial(own.locate_python, dataset))
 
 
-@lru_cache(maxsize=64)
 def check_data_settings(settings: DataSettings) -> None:
     """Check the settings before any client is contacted, without reading data; DataError with a line per problem."""
     source = source_of(settings.dataset)

@@ -54,9 +54,8 @@ def initial_model(
 def copied(module: M) -> M:
     """Return a copy with tensors of its own, five times as fast as ``deepcopy``; other attributes are the same."""
     twin = module.__new__(type(module))
-    own = vars(twin)
-    for name, value in vars(module).items():
-        own[name] = value if not isinstance(value, dict) else value.copy() if value else type(value)()
+    own = {name: value.copy() if isinstance(value, dict) else value for name, value in vars(module).items()}
+    vars(twin).update(own)
     for name, parameter in module._parameters.items():
         if parameter is not None:
             twin._parameters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
