@@ -102,7 +102,7 @@ class StateFolder:
         path = self._path((after, self.run_history.run_id))
         facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
-            write_tensors(path, tensors, facts)
+            write_tensors(path, tensors, facts, durable=self.wary)  # a simulation waits for the disk once a round
         except TensorFileError as error:
             newest = f"the state after round {start[0]}" if start else "no older state"
             raise StateError(f"round {after} is lost on this client, which has {newest}: {error}") from error

@@ -44,7 +44,7 @@ def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
     path = client.states.folder / name
     try:
         _keep_former(client, path)
-        model.write(path)
+        model.write(path, durable=client.node.is_site)
     except (TensorFileError, OSError) as error:
         log("ERROR", f"the trained model was not left for use: {error}")
 

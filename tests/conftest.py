@@ -28,6 +28,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """What a power cut leaves is no test's subject; those of a failing fsync put their own in its place."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("os.sync", lambda: None)
         yield
 
 

@@ -20,11 +20,12 @@ class TensorFileError(RuntimeError):
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
     """A free name for a file, or a folder of files, that replaces ``path`` in one step; a ``private`` one has a folder.
 
     After an error ``path`` is as it was, and nothing is left beside it. What is ``private`` no other user can read, nor
-    look into the folders that had to be made for it.
+    look into the folders that had to be made for it. What is not ``durable`` a power cut may take back, until a `sync`
+    of the whole machine.
     """
     if private:
         make_private(path.parent)
@@ -38,11 +39,13 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         for made in (*(new.iterdir() if new.is_dir() else ()), new):
             if private:
                 made.chmod(0o700 if made.is_dir() else 0o600)
-            sync(made)
+            if durable:
+                sync(made)
         if new.is_dir():
             remove(path)
         os.replace(new, path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     except OSError as error:
         if error.errno:  # without one its text would be lost
             error.filename = error.filename or str(path)  # a full disk names none

@@ -15,10 +15,12 @@ from protofl_common.basics.files import TensorFileError, replacing
 CHECKSUM = "checksum"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Replace ``path`` in one step; TensorFileError leaves it as it was."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True
+) -> None:
+    """Replace ``path`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
     try:
-        with replacing(path, private=True) as beside:
+        with replacing(path, private=True, durable=durable) as beside:
             whole = {name: value.contiguous() for name, value in tensors.items()}
             save_file(whole, beside, metadata={**facts, CHECKSUM: checksum(whole, facts)})
     except (OSError, SafetensorError) as error:

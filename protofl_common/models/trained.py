@@ -91,14 +91,15 @@ class TrainedModel:
         statistics = {name for name in model.state_dict() if name.endswith("running_var")}
         return with_group_norm(model) if statistics and not statistics & self.weights.keys() else model
 
-    def write(self, file: Path) -> None:
-        """Replace ``file`` in one step; TensorFileError leaves it as it was."""
+    def write(self, file: Path, *, durable: bool = True) -> None:
+        """Replace ``file`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
         tensors = {f"model.{name}": value.cpu() for name, value in self.weights.items()}
         tensors["distances"] = self.distances
         if self.prototypes is not None:
             tensors["prototypes.means"] = self.prototypes.means.cpu()
             tensors["prototypes.labels"] = self.prototypes.labels.cpu()
-        write_tensors(file, tensors, {"format": FORMAT, "card": json.dumps(dataclasses.asdict(self.card))})
+        facts = {"format": FORMAT, "card": json.dumps(dataclasses.asdict(self.card))}
+        write_tensors(file, tensors, facts, durable=durable)
 
     def export(self, folder: Path, unknown_above: float) -> None:
         """Both files into ``folder``; an input farther than ``unknown_above`` from every prototype is unknown."""

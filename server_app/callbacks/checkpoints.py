@@ -1,6 +1,7 @@
 """A checkpoint after each round, and the settings by which the run can be repeated or resumed."""
 
 import json
+import os
 import shlex
 import time
 from dataclasses import replace
@@ -21,6 +22,8 @@ class Checkpoints(Callback):
         write_checkpoint(run, run.start.round)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        if run.federation.simulated:
+            os.sync()  # what the clients have written, before anything relies on it; sites see to that themselves
         if not result.final:
             write_checkpoint(run, result.number)
 

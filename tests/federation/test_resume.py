@@ -178,7 +178,8 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys
 
 
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
-    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+    """Before each checkpoint the simulated clients' files, which do not wait for the disk, are on it too."""
+    config, synced = run_config(tmp_path, rounds=3, run_name="mine", **SMALL), list[int]()
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         if path.parent.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
@@ -186,9 +187,11 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, mo
         save_file(tensors, path, metadata)
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
+    monkeypatch.setattr("os.sync", lambda: synced.append(len(checkpoints(tmp_path / "runs" / "mine"))))
     with pytest.raises(TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"):
         run_federation(config, CLIENTS, run_id=1)
     monkeypatch.undo()
+    assert synced == [1, 2]
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
     assert found.summary["resumed-after-rounds"] == [1]
     assert_same(found, run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS))

@@ -20,8 +20,8 @@ def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]
     return round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)}
 
 
-def folder(path: Path, run_history: RunHistory = FIRST) -> StateFolder:
-    return StateFolder(path, "site-1", run_history)
+def folder(path: Path, run_history: RunHistory = FIRST, wary: bool = False) -> StateFolder:
+    return StateFolder(path, "site-1", run_history, wary=wary)
 
 
 def saved(states: StateFolder, *rounds: int) -> StateFolder:
@@ -126,7 +126,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 @pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    states = saved(folder(tmp_path), 2, 3)
+    states = saved(folder(tmp_path, wary=where == "os.fsync"), 2, 3)  # simulated clients wait for no disk
     monkeypatch.setattr(where, full_disk)
     said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
     with pytest.raises(StateError, match=said):
