@@ -126,7 +126,6 @@ def _har(root: Path, settings: DataSettings) -> RawData:
 
 
 # -- torchvision
-
 Arguments = tuple[dict[str, Any], ...]  # of a class of torchvision, for each piece of a part
 
 

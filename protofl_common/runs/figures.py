@@ -147,7 +147,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost
-
 COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
 COMPARED_NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
 

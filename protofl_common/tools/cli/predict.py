@@ -196,8 +196,6 @@ def _files(given: list[Path]) -> list[Path]:
 
 
 # -- the files that are read, decoded by threads while the model computes, and those that are written
-
-
 class Samples(NamedTuple):
     names: list[str]  # of each: an image's file, or ``FILE:ROW``
     inputs: Inputs | None  # [N, …]; None where no file could be read
