@@ -28,6 +28,9 @@ class FedAvg(ServerStrategy[H]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
+        self.shared_part: Weights = weights_in(self.settings.exchange.up)["weights"]
+        named = getattr(self.hparams, self.shared_part.of, None)  # the hyper-parameter of the shared model's name
+        self.arch = self.card.arch if named is None else self.settings.architecture(0, named)
         model = self.first_model()
         self.parameters = [name for name, _ in model.named_parameters()]  # their names; the others are buffers
         self.weights: StateDict = part_of(model, self.shared_part)
@@ -41,16 +44,6 @@ class FedAvg(ServerStrategy[H]):
         """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
         shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
         return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
-
-    @property
-    def shared_part(self) -> Weights:
-        return weights_in(self.settings.exchange.up)["weights"]
-
-    @property
-    def arch(self) -> str:
-        """The architecture of the shared model: the clients', or what the hyper-parameter of that model's name says."""
-        named = getattr(self.hparams, self.shared_part.of, None)
-        return self.card.arch if named is None else self.settings.architecture(0, named)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)
