@@ -77,8 +77,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         elif table.trials and (out / "trials").is_dir():
             console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
-        found = [(table, [_searched(table, cell, trials, None) for cell in cells]) for table, cells in planned]
-        show_plan(found, runs, console)
+        show_plan(planned, runs, trials, console)
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
@@ -132,10 +131,10 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
     return Search(table, cell, trials).tuned(make if cell.asked else None)
 
 
-def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
+def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, trials: Runs | None, console: Console) -> None:
     """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
     for table, every in planned:
-        cells = [cell for cell in every if cell.asked]
+        cells = [_searched(table, cell, trials, None) for cell in every if cell.asked]
         heads = ("row", "column", "to run: seed", "finished", "clients", "rounds", Column("settings", overflow="fold"))
         shown = Table(*heads, box=None, pad_edge=False)
         for cell in cells:
