@@ -125,7 +125,7 @@ def execute(
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
-    """The cell with the settings that are the best on validation data; ``make`` acts on what is asked for alone."""
+    """The cell with the best settings on validation data; of a finished search only, unless it is asked for."""
     if not (trials and cell.runs and cell.spaces):
         return cell
     return Search(table, cell, trials).tuned(make if cell.asked else None)

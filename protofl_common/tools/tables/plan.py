@@ -63,7 +63,7 @@ class Cell:
     skipped: str = ""
     spaces: dict[str, Any] = field(default_factory=dict)  # of ``--search``: setting -> choices, or a range (`spec`)
     found: Found | None = None  # what it has found; the runs are of these settings
-    asked: bool = True  # False: its row is no one of ``only``, so it is shown as it is
+    asked: bool = True  # False beside the rows of ``only``: nothing is made for it, and what it has is shown
 
     def runs_with(self, settings: Config, seeds: Iterable[int]) -> dict[int, Run]:
         first = next(iter(self.runs.values()))
@@ -85,8 +85,8 @@ def plan(
     """The cells in reading order.
 
     ``data_dir`` takes the place of the leading ``data`` in the recipes' ``data-dir``, unless it is "", and ``seeds``
-    those of the table's. ``only`` names rows; of the others, which are not `asked` for, those are there that these
-    settings let be planned. ``overrides`` are settings of the command line.
+    those of the table's. ``only`` names rows: cells of others are not `asked` for, and are there as far as these
+    settings let them be planned. ``overrides`` are settings of the command line.
 
     SettingsError with a line for each cell asked for whose settings are wrong, and for an unknown row in ``only``.
     """
