@@ -57,8 +57,7 @@ class Search:
                 if earlier and earlier["value"] is not None:
                     continue
                 if make is None:
-                    left = f"{self.table.trials - number} of {self.table.trials} trials"
-                    raise NoFigure(f"{left} are to be made first")
+                    raise NoFigure(f"{self.table.trials - number} of {self.table.trials} trials are to be made first")
                 settings = earlier["settings"] if earlier else self._suggested(number)
                 for run in self.runs_of(settings):
                     make(run, self.runs)
