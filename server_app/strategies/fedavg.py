@@ -8,11 +8,9 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
-from protofl_common.maths.aggregation import clip_updates, merge_weights
+from protofl_common.maths.aggregation import State, clip_updates, merge_weights
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
@@ -60,9 +58,7 @@ class FedAvg(ServerStrategy[H]):
             merged |= {name: value for name, value in start.items() if not value.is_floating_point()}
         return merged
 
-    def cut(
-        self, uploads: list[Upload], sets: Sequence[Mapping[str, Tensor]], start: Callable[[str], StateDict]
-    ) -> Sequence[Mapping[str, Tensor]]:
+    def cut(self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]) -> Sequence[State]:
         """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
         ratio = self.federation.bounds.max_update_ratio
         if ratio == math.inf:
