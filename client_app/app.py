@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -61,7 +60,7 @@ for name, work in QUERIES.items():
     app.query(name)(answered(work))
 
 
-class Visit:
+class Visit(AbstractContextManager["Visit"]):
     """One message that is being answered: the client and its algorithm, which has received what the server sent.
 
     Within its context an error counts as the answer, too: it tells of the samples that caused it.
@@ -90,9 +89,6 @@ class Visit:
         for protection in self.protections:
             protection.charge()
         self.evaluated = Evaluated(self.algorithm)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, Exception):

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
@@ -15,6 +16,11 @@ SMALL_STEP = 2**24  # Multiplications of a forward pass; threads make no smaller
 def server_device(machine: MachineSettings) -> torch.device:
     """Return the server's device: CUDA where there is one and the clients' ``device`` allows it, else the CPU."""
     return open_device("auto" if machine.device.startswith(("auto", "cuda")) else "cpu", machine.precision)
+
+
+def classified_by(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a `loss` of `train`: the cross-entropy of what ``module`` makes of vectors, by their labels."""
+    return lambda vectors, labels: cross_entropy(module(vectors), labels)
 
 
 def train(

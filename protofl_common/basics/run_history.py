@@ -5,8 +5,6 @@ before by some clients, for a server that then died: what these kept of them mus
 client the run's history. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -37,7 +35,7 @@ class RunHistory:
             first = last + 1
         return run_id == self.run_id and server_round >= first
 
-    def then(self, run_id: int, last: int) -> RunHistory:
+    def then(self, run_id: int, last: int) -> "RunHistory":
         """This run_history, ended after the round ``last`` and continued by another Flower run."""
         return RunHistory(run_id, (*self.earlier, (self.run_id, last)))
 
@@ -46,7 +44,7 @@ class RunHistory:
         return ",".join([*(f"{run_id}:{last}" for run_id, last in self.earlier), str(self.run_id)])
 
     @classmethod
-    def parse(cls, text: str) -> RunHistory:
+    def parse(cls, text: str) -> "RunHistory":
         """The inverse of ``text``; ValueError if it is none."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is no run_history, such as '11:5,12:6,13'")

@@ -94,15 +94,13 @@ def types_of(section: type) -> dict[str, type]:
 
 def read_section(section: type[Section], config: Values, problems: list[str], prefix: str = "") -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
-    types, values, before = types_of(section), {}, len(problems)
-    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+    values, before = dict[str, Any](), len(problems)
+    for field, wanted in zip(dataclasses.fields(section), types_of(section).values(), strict=True):  # type: ignore[arg-type]
         key = prefix + key_of(field.name)
         if key not in config:
             problems.append(f"{key}: missing from the configuration")
             continue
-        values[field.name], problem = _checked(
-            config[key], types[key_of(field.name)], field.metadata or option().metadata
-        )
+        values[field.name], problem = _checked(config[key], wanted, field.metadata or option().metadata)
         problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
     return section(**values) if len(problems) == before else None
 

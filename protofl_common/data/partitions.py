@@ -5,8 +5,6 @@ each client the positions (int64) of its share in the pool. Shares are disjoint,
 otherwise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Pool:
     domain_names: tuple[str, ...]
     for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
 
-    def take(self, positions: Ints) -> Pool:
+    def take(self, positions: Ints) -> "Pool":
         """Only these samples, of which nothing is decided yet."""
         return Pool(self.rows[positions], self.labels[positions], self.domains[positions], self.domain_names)
 

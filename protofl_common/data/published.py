@@ -126,22 +126,17 @@ def _har(root: Path, settings: DataSettings) -> RawData:
 
 
 # -- torchvision
-
-Arguments = tuple[dict[str, Any], ...]  # of a class of torchvision, for each piece of a part
+Pieces = tuple[dict[str, Any], ...]  # of a class of torchvision, for each piece of a part
 
 
 def _torchvision(
-    cls: str,
-    *files: str,
-    classes: int = 10,
-    train: Arguments = ({"train": True},),
-    test: Arguments = ({"train": False},),
+    cls: str, *files: str, classes: int = 10, train: Pieces = ({"train": True},), test: Pieces = ({"train": False},)
 ) -> PublicSet:
     read, download = partial(_decoded, cls, (train, test)), partial(_downloaded, cls, (*train, *test))
     return PublicSet(read, "its publisher, or set download = true", cls, files, classes, download)
 
 
-def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings: DataSettings) -> RawData:
+def _decoded(cls: str, parts: tuple[Pieces, Pieces], root: Path, settings: DataSettings) -> RawData:
     """Decode a data set of torchvision: official training part first, then the official test part.
 
     Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
@@ -161,7 +156,7 @@ def _decoded(cls: str, parts: tuple[Arguments, Arguments], root: Path, settings:
     return from_arrays(arrays | {"classes": getattr(read[0], "classes", None) or range(10)}, f"torchvision's {cls}")
 
 
-def _downloaded(cls: str, parts: Arguments, root: Path) -> None:
+def _downloaded(cls: str, parts: Pieces, root: Path) -> None:
     import torchvision
 
     try:

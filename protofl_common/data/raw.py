@@ -3,8 +3,6 @@
 Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) or tokens (integers).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -194,8 +192,6 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
 
 
 # -- inputs
-
-
 class StoredRows:
     """Rows int64 [N] of a memory-mapped array [M, …]: like an array, but each index reads from the disk."""
 
@@ -238,7 +234,7 @@ def resized(images: Inputs, side: int) -> Inputs:
     return result
 
 
-def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
+def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: "torch.device") -> "torch.Tensor":
     """float32 (x − mean) / std per channel or feature, bytes scaled to [0, 1] first; without ``mean`` int64 tokens."""
     import torch
 

@@ -300,7 +300,9 @@ OUTPUTS = Vectors(width="classes")
 CE = "cross-entropy"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 of_private_models = partial(of_models, private=("weights",))
-of_parts = partial(of_private_models, client="base", server="fedavg")  # clients train alone, and share a part
+of_clients = partial(of_models, server="fedavg")  # what is new is the clients' half
+of_private_clients = partial(of_clients, private=("weights",))
+of_parts = partial(of_private_clients, client="base")  # clients train alone, and share a part
 with_merging = partial(Algorithm, supports=("merging",))
 of_prototypes = partial(
     with_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",)
@@ -386,9 +388,7 @@ _ROWS = {
         exchange=Exchange({"anchors": Vectors()} | MEANS, MEANS),
         losses=(CE, "regularization", "contrast", "calibration"),
     ),
-    "fedprox": of_private_models(
-        "FedProx", "Li et al., MLSys 2020", server="fedavg", hparams=FedProxHparams, losses=(CE, "proximal")
-    ),
+    "fedprox": of_private_clients("FedProx", "Li et al., MLSys 2020", hparams=FedProxHparams, losses=(CE, "proximal")),
     "scaffold": with_merging(
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
@@ -400,9 +400,7 @@ _ROWS = {
     "fedbn": of_parts("FedBN", "Li et al., ICLR 2021", exchange=Exchange(NO_NORMS, NO_NORMS)),
     "fedper": of_parts("FedPer", "Arivazhagan et al., 2019", hparams=FedPerHparams, exchange=Exchange(BASE, BASE)),
     "lg-fedavg": of_parts("LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD)),
-    "fedrep": of_models(
-        "FedRep", "Collins et al., ICML 2021", server="fedavg", hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
-    ),
+    "fedrep": of_clients("FedRep", "Collins et al., ICML 2021", hparams=FedRepHparams, exchange=Exchange(BODY, BODY)),
     "feddistill": with_merging(
         "FedDistill",
         "FD; Jeong et al., 2018",
@@ -412,10 +410,9 @@ _ROWS = {
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",
     ),
-    "fml": of_private_models(
+    "fml": of_private_clients(
         "FML",
         "Shen et al., 2020",
-        server="fedavg",
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
@@ -468,10 +465,8 @@ _ROWS = {
         ),
         single_uploads="its server takes the variance over the clients",
     ),
-    "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server="fedavg", hparams=PerFedAvgHparams),
-    "ditto": of_models(
-        "Ditto", "Li et al., ICML 2021", server="fedavg", hparams=DittoHparams, losses=(CE, "global-cross-entropy")
-    ),
+    "per-fedavg": of_clients("Per-FedAvg", "Fallah et al., NeurIPS 2020", hparams=PerFedAvgHparams),
+    "ditto": of_clients("Ditto", "Li et al., ICML 2021", hparams=DittoHparams, losses=(CE, "global-cross-entropy")),
     "pfedme": of_models("pFedMe", "Dinh et al., NeurIPS 2020", hparams=PFedMeHparams),
 }
 CATALOG: dict[str, Algorithm] = {

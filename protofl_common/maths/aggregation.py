@@ -18,6 +18,7 @@ from torch import Tensor
 from protofl_common.maths.prototypes import Prototypes
 
 FEWEST = 3  # clients from which on their median tells what is usual, and can outvote one of them
+State = Mapping[str, Tensor]  # of a model, or of a part of it: a parameter's or buffer's name -> its value
 COORDINATES = 2**18  # coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes
 
 
@@ -97,9 +98,7 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
     return found_MC
 
 
-def merge_weights(
-    sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim: float
-) -> dict[str, Tensor]:
+def merge_weights(sets: Sequence[State], shares: Sequence[float], merging: str, trim: float) -> dict[str, Tensor]:
     """Σ_i share_i · w_i in float64, whole numbers rounded; ``median`` and ``trimmed-mean`` ignore ``shares``."""
     drop = dropped(len(sets), merging, trim)
     merged = {}
@@ -115,9 +114,7 @@ def merge_weights(
     return merged
 
 
-def clip_updates(
-    sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
-) -> list[Mapping[str, Tensor]]:
+def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float) -> list[State]:
     """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
     lengths = [
         length_of(value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point())
@@ -133,7 +130,7 @@ def length_of(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(each.double().square().sum()) for each in tensors if each.is_floating_point()))
 
 
-def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float) -> dict[str, Tensor]:
+def _between(start: State, end: State, part: float) -> dict[str, Tensor]:
     return {
         name: start[name].double().lerp(value.double(), part).to(value.dtype) if value.is_floating_point() else value
         for name, value in end.items()

@@ -11,8 +11,6 @@ All are means over n samples, so the mean of several clients' moments, weighted 
 With noise for differential privacy they are moments of no samples: `ClassMoments.repair` makes them such.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -37,7 +35,7 @@ class ClassMoments(nn.Module):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> ClassMoments:
+    def of(cls, state: Mapping[str, Tensor]) -> "ClassMoments":
         """The moments with these tensors, of which the shapes say the kind."""
         num_classes, width = state["first"].shape
         moments = cls(num_classes, width, "lda")

@@ -7,8 +7,6 @@ FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first n
 as clusters, and repeats on their means: a hierarchy of partitions without a parameter.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable
@@ -34,30 +32,30 @@ class Prototypes:
     def __len__(self) -> int:
         return int(self.labels.numel())
 
-    def to(self, device: torch.device) -> Prototypes:
+    def to(self, device: torch.device) -> "Prototypes":
         counts = None if self.counts is None else self.counts.to(device)
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
-    def only(self, rows: Tensor) -> Prototypes:
+    def only(self, rows: Tensor) -> "Prototypes":
         """Return the prototypes of these ``rows``: [P] bool, or positions in the order wanted."""
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
 
-    def thinned(self, most: float) -> Prototypes:
+    def thinned(self, most: float) -> "Prototypes":
         """Return these, or ⌊most⌋ of them at even distances in their order."""
         return self if len(self) <= most else self.only(torch.linspace(0, len(self) - 1, int(most)).round().long())
 
     @classmethod
-    def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:
+    def joined(cls, sets: Iterable["Prototypes"]) -> "Prototypes":
         """All of at least one set, one after another; with counts where every set has them."""
         means, labels, counts = zip(*((each.means, each.labels, each.counts) for each in sets), strict=True)
         counted = [each for each in counts if each is not None]
         return cls(torch.cat(means), torch.cat(labels), torch.cat(counted) if len(counted) == len(counts) else None)
 
-    def completed_by(self, others: Prototypes) -> Prototypes:
+    def completed_by(self, others: "Prototypes") -> "Prototypes":
         """Return these, and behind them those of the ``others`` whose classes they lack."""
         return Prototypes.joined([self, others.only(~torch.isin(others.labels, self.labels))])
 
-    def without_counts(self) -> Prototypes:
+    def without_counts(self) -> "Prototypes":
         return Prototypes(self.means, self.labels)
 
 

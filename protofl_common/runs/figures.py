@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.table import Table as Shown
+from rich.text import Text
+
 from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
 from protofl_common.runs.over_clients import in_percent
@@ -35,10 +39,7 @@ class Table:
     words: Collection[int] = (0,)  # columns that hold words, where the others hold numbers
     bold: Collection[tuple[int, int]] = ()  # (row, column) of the best figures, in LaTeX
 
-    def on_terminal(self) -> Any:
-        from rich.table import Table as Shown
-        from rich.text import Text
-
+    def on_terminal(self) -> Shown:
         shown = Shown(title=self.title or None, caption=self.note or None)
         for number, head in enumerate(self.heads):
             shown.add_column(head, justify="left" if number in self.words else "right", overflow="fold")
@@ -48,8 +49,6 @@ class Table:
 
     def as_text(self) -> str:
         """100 columns wide, for a log."""
-        from rich.console import Console
-
         text = io.StringIO()
         Console(file=text, width=100).print(self.on_terminal())
         return text.getvalue().rstrip()
@@ -147,7 +146,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost
-
 COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
 COMPARED_NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
 

@@ -4,8 +4,6 @@ The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n �
 compared by the differences at the n seeds that both have: their mean, its interval, and the two-sided paired t-test.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -38,7 +36,7 @@ class Estimate:
     p: float  # of the t-test that the mean is 0; NaN for one figure
 
     @classmethod
-    def of(cls, figures: Iterable[float]) -> Estimate:
+    def of(cls, figures: Iterable[float]) -> "Estimate":
         """There is at least one figure."""
         values = list(figures)
         n, mean = len(values), statistics.fmean(values)
@@ -100,7 +98,7 @@ class Group:
         settings = {key: self.settings[key] for key in keys if key in self.settings}
         return settings | {"clients": self.clients}
 
-    def beyond(self, reference: Group) -> tuple[Estimate | None, str]:
+    def beyond(self, reference: "Group") -> tuple[Estimate | None, str]:
         """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
         if self.data != reference.data:
             return None, "not paired: other data, or divided otherwise"

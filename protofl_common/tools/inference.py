@@ -60,6 +60,8 @@ class Predictor:
         self.model = trained.build().to(self.device)
         self.prototypes = None if trained.prototypes is None else trained.prototypes.to(self.device)
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
+        ways = KINDS if self.prototypes is not None else ("head",)
+        self.inferences = tuple(way for way in ways if way in self.card.accuracy)
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = "") -> Self:
@@ -84,10 +86,6 @@ class Predictor:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
         with allowing(names_in(allow_python)):
             return cls(trained, threshold, device, allow_backbones)
-
-    @property
-    def inferences(self) -> tuple[str, ...]:
-        return tuple(way for way in (KINDS if self.prototypes is not None else ("head",)) if way in self.card.accuracy)
 
     def way(self, by: str | None) -> str:
         """``by`` where this model predicts so, its own way for none; SettingsError for another."""
@@ -148,12 +146,10 @@ class Predictor:
 class _Whole(nn.Module):
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
-        self.model, self.prototypes, self.similarity = trained.build(), trained.prototypes, trained.card.similarity
-        per_channel = (-1, *(1,) * (len(trained.card.input_shape) - 1))
-        self.mean = torch.tensor(trained.card.mean).view(per_channel)
-        self.std = torch.tensor(trained.card.std).view(per_channel)
-        self.fill = torch.tensor(trained.card.fill).view(per_channel)
-        self.scale = 255 if trained.card.input_type == "uint8" else 1
+        card, self.model, self.prototypes = trained.card, trained.build(), trained.prototypes
+        per_channel = (-1, *(1,) * (len(card.input_shape) - 1))
+        self.mean, self.std, self.fill = (torch.tensor(of).view(per_channel) for of in (card.mean, card.std, card.fill))
+        self.scale, self.similarity = 255 if card.input_type == "uint8" else 1, card.similarity
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         inputs = torch.where(inputs.isnan(), self.fill, inputs) if len(self.fill) else inputs

@@ -152,13 +152,9 @@ class SecureSum(Channel):
         return total
 
     def _ask(self, stage: str, records: Mapping[str, Records]) -> dict[str, RecordDict]:
-        return self.exchange.ask(
-            f"query.{stage}{FINAL if self.result.final else ''}", records, self.result, f"{stage}: "
-        )
+        return self.exchange.ask(f"query.{stage}{FINAL * self.result.final}", records, self.result, f"{stage}: ")
 
-    def _unpacked(
-        self, answers: Mapping[str, RecordDict], size: int, record: str = SECAGG
-    ) -> dict[str, dict[str, bytes]]:
+    def _unpacked(self, answers: Mapping[str, RecordDict], size: int, record: str = SECAGG) -> BySite:
         """Return what each site has sent for itself or others; one that has sent other things is expelled."""
         values = {}
         for site, content in answers.items():

@@ -8,11 +8,9 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
-from protofl_common.maths.aggregation import clip_updates, merge_weights
+from protofl_common.maths.aggregation import State, clip_updates, merge_weights
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
@@ -28,6 +26,9 @@ class FedAvg(ServerStrategy[H]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
+        self.shared_part: Weights = weights_in(self.settings.exchange.up)["weights"]
+        named = getattr(self.hparams, self.shared_part.of, None)  # the hyper-parameter of the shared model's name
+        self.arch = self.card.arch if named is None else self.settings.architecture(0, named)
         model = self.first_model()
         self.parameters = [name for name, _ in model.named_parameters()]  # their names; the others are buffers
         self.weights: StateDict = part_of(model, self.shared_part)
@@ -41,16 +42,6 @@ class FedAvg(ServerStrategy[H]):
         """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
         shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
         return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
-
-    @property
-    def shared_part(self) -> Weights:
-        return weights_in(self.settings.exchange.up)["weights"]
-
-    @property
-    def arch(self) -> str:
-        """The architecture of the shared model: the clients', or what the hyper-parameter of that model's name says."""
-        named = getattr(self.hparams, self.shared_part.of, None)
-        return self.card.arch if named is None else self.settings.architecture(0, named)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)
@@ -67,9 +58,7 @@ class FedAvg(ServerStrategy[H]):
             merged |= {name: value for name, value in start.items() if not value.is_floating_point()}
         return merged
 
-    def cut(
-        self, uploads: list[Upload], sets: Sequence[Mapping[str, Tensor]], start: Callable[[str], StateDict]
-    ) -> Sequence[Mapping[str, Tensor]]:
+    def cut(self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]) -> Sequence[State]:
         """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
         ratio = self.federation.bounds.max_update_ratio
         if ratio == math.inf:

@@ -18,13 +18,11 @@ whose first weights so stay.
 """
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
-from server_app.training import server_device, train
+from server_app.training import classified_by, server_device, train
 
 
 class FedGH(ServerStrategy[ServerTrainingHparams]):
@@ -50,8 +48,5 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
         if not parameters:
             return {}
         optimizer = torch.optim.SGD(parameters, lr=self.hparams.server_lr)
-
-        def of_batch(samples_BD: Tensor, labels_B: Tensor) -> Tensor:
-            return cross_entropy(self.head(samples_BD), labels_B)
-
-        return {"server-loss": train(of_batch, together(uploads), optimizer, self.hparams, self.generator)}
+        loss = train(classified_by(self.head), together(uploads), optimizer, self.hparams, self.generator)
+        return {"server-loss": loss}

@@ -10,13 +10,11 @@ far as these are let count, ρ · n and one more for each class are taken: the n
 """
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, StateDict, Upload, vectors_of
-from server_app.training import server_device, train
+from server_app.training import classified_by, server_device, train
 
 
 class MPFT(ServerStrategy[MPFTHparams]):
@@ -49,12 +47,8 @@ class MPFT(ServerStrategy[MPFTHparams]):
         cuda = next(self.model.parameters()).is_cuda
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)
         self.model.train()
-
-        def of_batch(inputs_BF: Tensor, labels_B: Tensor) -> Tensor:
-            return cross_entropy(self.model(inputs_BF), labels_B)
-
-        vectors = (centres.means, centres.labels)
+        loss, vectors = classified_by(self.model), (centres.means, centres.labels)
         # batch normalisation needs more than one
-        loss = train(of_batch, vectors, optimizer, self.hparams, self.generator, fewest=2)
+        mean = train(loss, vectors, optimizer, self.hparams, self.generator, fewest=2)
         self.model.eval()
-        return {"server-loss": loss, "centres": float(len(centres))}
+        return {"server-loss": mean, "centres": float(len(centres))}

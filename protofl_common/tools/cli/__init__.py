@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     from protofl_common.basics.files import TensorFileError
     from protofl_common.data.raw import DataError  # numpy, which --help does not need
-    from protofl_common.experiment.settings import app_folder
+    from protofl_common.experiment.settings import with_halves
 
-    sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
+    with_halves()  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     try:

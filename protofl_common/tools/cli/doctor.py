@@ -24,8 +24,7 @@ from packaging.requirements import Requirement
 from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
-from protofl_common.data import DataError
-from protofl_common.data.raw import described
+from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe

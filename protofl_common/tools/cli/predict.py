@@ -38,11 +38,10 @@ from rich.progress import track
 from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data import DataError
 from protofl_common.data.division import placed, shares_of
 from protofl_common.data.images import image_files, read_image
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import Inputs
+from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import open_data
 from protofl_common.data.table import Rows, name_and_categories, read_columns
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -196,8 +195,6 @@ def _files(given: list[Path]) -> list[Path]:
 
 
 # -- the files that are read, decoded by threads while the model computes, and those that are written
-
-
 class Samples(NamedTuple):
     names: list[str]  # of each: an image's file, or ``FILE:ROW``
     inputs: Inputs | None  # [N, …]; None where no file could be read

@@ -26,8 +26,7 @@ from rich.text import Text
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
-from protofl_common.data import check_data_settings
-from protofl_common.data.sources import source_of
+from protofl_common.data.sources import check_data_settings, source_of
 from protofl_common.data.store import open_data
 from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, baselines_of, check_chosen, default_run_config

@@ -19,9 +19,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -66,8 +66,8 @@ def act(arguments: argparse.Namespace) -> int | None:
     if "seed" in overrides:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
     seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
-    options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    planned = [(table, plan(table, **options)) for table in (read_table(file_named(file)) for file in files)]
+    rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
+    planned = [(table, plan(table, **rows)) for table in (read_table(file_named(file)) for file in files)]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
@@ -77,7 +77,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         elif table.trials and (out / "trials").is_dir():
             console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
-        show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
+        show_plan(planned, runs, trials, console)
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
@@ -87,7 +87,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
     make = partial(launch, resources=resources)
-    failed = execute(planned, runs, make, out, overrides, console, trials, options, shard)
+    failed = execute(planned, runs, make, out, overrides, console, trials, shard)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
     return failed
@@ -101,10 +101,9 @@ def execute(
     overrides: Config,
     console: Console,
     trials: Runs | None = None,
-    options: dict[str, Any] | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of a shard of each table, and write the files after each; ``options`` are those of `plan`.
+    """Make the runs of a shard of each table, and write the files after each, with what other runs have left.
 
     With a search, a shard has whole cells: the trials of a cell follow one another.
     """
@@ -112,9 +111,9 @@ def execute(
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
             make = partial(_one, launch=launch, progress=progress)
-            cells = _searched(table, planned_cells[shard if trials else ALL], trials, make)
+            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]
+            cells = [_searched(table, replace(cell, asked=cell in mine), trials, make) for cell in planned_cells]
             todo = runs_of(cells)[ALL if trials else shard]
-            cells = _with_others(table, cells, planned_cells, trials, options or {})
             write = partial(_write, table, cells, runs, out, overrides)
             write()
             for run in progress.track(todo, total=len(todo), description=table.name):
@@ -125,26 +124,17 @@ def execute(
     return 1 if runs.failed else 0
 
 
-def _with_others(
-    table: TableFile, cells: list[Cell], planned: list[Cell], trials: Runs | None, options: dict[str, Any]
-) -> list[Cell]:
-    """The cells, and those that a shard or ``only`` leaves out, as far as the settings let these be planned."""
-    try:
-        every = plan(table, **options | {"only": ()}) if options.get("only") else planned
-    except SettingsError:
-        every = planned
-    mine = {(cell.row, cell.column): cell for cell in cells}
-    return [mine.get((cell.row, cell.column)) or _searched(table, [cell], trials, None)[0] for cell in every]
+def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
+    """The cell with the best settings on validation data; of a finished search only, unless it is asked for."""
+    if not (trials and cell.runs and cell.spaces):
+        return cell
+    return Search(table, cell, trials).tuned(make if cell.asked else None)
 
 
-def _searched(table: TableFile, cells: list[Cell], trials: Runs | None, make: Make | None) -> list[Cell]:
-    """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
-    return [Search(table, cell, trials).tuned(make) if trials and cell.runs and cell.spaces else cell for cell in cells]
-
-
-def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
+def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, trials: Runs | None, console: Console) -> None:
     """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
-    for table, cells in planned:
+    for table, every in planned:
+        cells = [_searched(table, cell, trials, None) for cell in every if cell.asked]
         heads = ("row", "column", "to run: seed", "finished", "clients", "rounds", Column("settings", overflow="fold"))
         shown = Table(*heads, box=None, pad_edge=False)
         for cell in cells:

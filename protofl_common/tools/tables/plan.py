@@ -8,8 +8,9 @@ on after its last round. Several processes, on several machines too, may work on
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -62,6 +63,7 @@ class Cell:
     skipped: str = ""
     spaces: dict[str, Any] = field(default_factory=dict)  # of ``--search``: setting -> choices, or a range (`spec`)
     found: Found | None = None  # what it has found; the runs are of these settings
+    asked: bool = True  # False beside the rows of ``only``: nothing is made for it, and what it has is shown
 
     def runs_with(self, settings: Config, seeds: Iterable[int]) -> dict[int, Run]:
         first = next(iter(self.runs.values()))
@@ -83,27 +85,31 @@ def plan(
     """The cells in reading order.
 
     ``data_dir`` takes the place of the leading ``data`` in the recipes' ``data-dir``, unless it is "", and ``seeds``
-    those of the table's. ``only`` names rows: the others are left out. ``overrides`` are settings of the command line.
+    those of the table's. ``only`` names rows: cells of others are not `asked` for, and are there as far as these
+    settings let them be planned. ``overrides`` are settings of the command line.
 
-    SettingsError with a line for each cell whose settings are wrong, and for an unknown row in ``only``.
+    SettingsError with a line for each cell asked for whose settings are wrong, and for an unknown row in ``only``.
     """
     runnable = [name for name, row in table.rows.items() if row.runs]
     problems = [f"--only {name!r}: choose among {', '.join(runnable)}" for name in only if name not in runnable]
     cells: list[Cell] = []
-    for name in runnable:
-        for column in table.columns if name in (only or runnable) else ():
-            try:
-                cells.append(_cell(table, name, column, seeds or table.seeds, data_dir, overrides or {}))
-            except (SettingsError, DataError) as error:
-                problems += [f"{table.name}: {name} / {column}: {line}" for line in str(error).splitlines()]
+    for name, column in product(runnable, table.columns):
+        asked = name in (only or runnable)
+        try:
+            cell = _cell(table, name, column, seeds or table.seeds, data_dir, overrides or {})
+            cells.append(replace(cell, asked=asked))
+        except (SettingsError, DataError) as error:
+            lines = str(error).splitlines() if asked else ()
+            problems += [f"{table.name}: {name} / {column}: {line}" for line in lines]
     if problems:
         raise SettingsError("\n".join(problems))
-    check_chosen(overrides or {}, *(run.settings for cell in cells for run in cell.runs.values()))
+    check_chosen(overrides or {}, *(run.settings for run in runs_of(cells)))
     return [_unless_missing(cell) for cell in cells]
 
 
 def runs_of(cells: list[Cell]) -> list[Run]:
-    return list({run.name: run for cell in cells for run in cell.runs.values()}.values())
+    """The runs of the cells that are asked for."""
+    return list({run.name: run for cell in cells if cell.asked for run in cell.runs.values()}.values())
 
 
 def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_dir: str, overrides: Config) -> Cell:
@@ -122,7 +128,7 @@ def _unless_missing(cell: Cell) -> Cell:
     try:
         check_data_are_here(next(iter(cell.runs.values())).settings.data)
     except DataError as missing:
-        return Cell(cell.row, cell.column, cell.figure, {}, str(missing))
+        return replace(cell, runs={}, skipped=str(missing))
     return cell
 
 

@@ -123,8 +123,8 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
-    assert sample_sites(["only"], 0.5, 0, 1, fewest=2) == ["only"]
-    assert len(sample_sites(SITES, 0.001, 0, 1, fewest=2)) == 2
+    assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
+    assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
 
 
 def test_every_site_is_chosen_about_equally_often() -> None:
