@@ -112,6 +112,9 @@ def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSetting
     assert (data.inputs.shape, data.domain_names) == ((24, 3, 12, 12), ())
     assert data.classes == ("owl", "dog", "cat", "fox")
     np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
+    (domain_dir / "sketch" / "fox").mkdir()
+    with pytest.raises(DataError, match=r"the folder 'fox' in .* is a class without an image there \(\.bmp, "):
+        open_data(data_settings(**where, alpha=0.2))
 
 
 def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -266,7 +269,9 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
-def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_download_fetches_every_part_once_or_fails(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
     fetched = []
 
     class FakeUsps(FakeSet):
@@ -284,8 +289,6 @@ def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path:
     assert len(open_data(settings).labels) == 4
     assert fetched == [True, False]
 
-
-def test_download_that_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     def offline(root: str, train: bool, download: bool) -> None:
         raise OSError("no network")
 

@@ -29,20 +29,17 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
     assert client.train_labels.dtype == client.test_labels.dtype == np.int64
 
 
-@pytest.mark.parametrize("damage", ["truncate", "delete", "meta", "garbage"])
-def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(("name", "length", "end"), [("inputs.npy", 5000, b""), ("inputs.npy", -1, b""),
+    ("meta.json", 0, b'{"samples": 1797'), ("labels.npy", 0, b"garbage")])  # fmt: skip
+def test_damaged_entry_is_rebuilt(
+    data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
+) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
-    before = _first(settings)
-    entry = tmp_path / data_key(settings)
-    images = entry / "inputs.npy"
-    if damage == "truncate":
-        images.write_bytes(images.read_bytes()[:5000])
-    elif damage == "delete":
-        images.unlink()
-    elif damage == "meta":
-        (entry / "meta.json").write_text('{"samples": 1797')
-    else:
-        (entry / "labels.npy").write_bytes(b"garbage")
+    before, file = _first(settings), tmp_path / data_key(settings) / name
+    whole = file.read_bytes()
+    file.unlink()
+    if length >= 0:
+        file.write_bytes(whole[:length] + end)
     after = _first(settings)
     np.testing.assert_array_equal(before.train_inputs, after.train_inputs)
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
