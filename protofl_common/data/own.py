@@ -151,8 +151,7 @@ def _npz(file: Path) -> dict[str, Any]:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        cure = "; store texts as astype(str), and series filled up to one length" if "pickle" in str(error) else ""
-        raise DataError(f"{file} cannot be read as NumPy arrays ({error}){cure}") from error
+        raise DataError(f"{file} cannot be read as plain NumPy arrays, series of one length ({error})") from error
     if odd := [key for key in arrays if key[:2] == "x_" and f"y_{key[2:]}" in arrays and key[2:] not in SPLITS]:
         raise DataError(f"{file}: {odd[0]!r} is of no part train, test or validation")
     parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]

@@ -75,8 +75,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
             names = header or [name.strip() for name in next(filter(None, reader), [])]
             numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        raise DataError(f"{file} cannot be read as CSV ({error}){cure}") from error
+        raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
     sign = re.search("[;\t|]", names[0]) if len(names) == 1 else None  # as spreadsheets of some languages do
     if sign and all(sign[0] in ",".join(row) for _, row in numbered):
         raise DataError(f"{file}: columns are separated by {sign[0]!r}; save it with ',', and numbers with a point")

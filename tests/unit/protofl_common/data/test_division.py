@@ -226,7 +226,9 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=changes.get("n", 0), num_partitions=clients, domain=domain)
 
 
-def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_the_domains_and_classes_of_the_files_count(
+    data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path
+) -> None:
     for changes, said in (
         ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),
         ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
@@ -234,9 +236,6 @@ def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettin
         settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
         with pytest.raises(DataError, match=said):
             open_client_data(settings, seed=1, partition=0, num_partitions=3)
-
-
-def test_official_test_part_that_lacks_the_clients_classes(data_settings: MakeSettings, mnist_dir: Path) -> None:
     labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:8] + bytes(100))
     pathological = {"partition": "pathological", "classes_per_client": 1, "test_from": "official"}
