@@ -57,7 +57,7 @@ class Division:
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
         self.marked = self.official == VALIDATION
         brought = is_own(settings.dataset) and settings.dataset != "domain-folder" and not domain
-        self.by_client = settings.partition == "own" and brought and len(data.domain_names) > 1  # as of patients
+        self.by_client = settings.partition == "own" and brought and len(data.domain_names) > 1  # such as patients
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> np.random.Generator:
@@ -186,7 +186,7 @@ class Division:
         return self._cut(train, lambda classes: set_aside(classes, settings.validation_fraction, rng))
 
     def _cut(self, rows: Ints, cut: Callable[[Ints], tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Two parts of the rows, by class; `by_client` by a client's rarest class, and none that is alone with it."""
+        """Cut the rows in two by class; if `by_client`, whole clients, by the rarest class of each."""
         labels = self.labels[rows]
         if not self.by_client:
             first, second = cut(labels)
