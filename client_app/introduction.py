@@ -35,6 +35,8 @@ def introduction(message: Message, context: Context) -> RecordDict:
     check_affordable(client)
     if client.node.has_own_data and client.data.columns:
         log("INFO", f"run {client.run_id}: its inputs, in this order: {', '.join(client.data.columns)}")
+    if client.node.has_own_data and client.plan is not None and client.data.train_inputs.dtype.kind == "f":
+        log("WARNING", f"run {client.run_id}: its numbers are not standardised, for dp: scale them by known limits")
     return RecordDict({"site": records.pack_site_card(card_of(client, *about_model))})
 
 
@@ -61,6 +63,7 @@ def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
         validation_samples=0 if hidden else len(data.validation_labels),
         real=client.node.is_site,
         signature=client.signature("introduction").hex(),
+        columns=digest(data.columns)[:4] if data.columns and data.mean else "",
     )
 
 

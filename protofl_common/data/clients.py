@@ -131,7 +131,5 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
 
 def domain_of(data: StoredData, rows: Ints) -> str:
     """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
-    if not data.domain_names:
-        return ""
     present = np.unique(np.asarray(data.domains)[rows])
-    return data.domain_names[present[0]] if len(present) == 1 else ""
+    return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

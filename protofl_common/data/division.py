@@ -3,6 +3,7 @@
 Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
+from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.raw import VALIDATION, DataError, Ints
@@ -54,6 +56,8 @@ class Division:
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
         self.marked = self.official == VALIDATION
+        brought = is_own(settings.dataset) and settings.dataset != "domain-folder" and not domain
+        self.by_client = settings.partition == "own" and brought and len(data.domain_names) > 1  # such as patients
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> np.random.Generator:
@@ -129,12 +133,12 @@ class Division:
         train = pool.rows[positions]
         splits_share = settings.test_from == "split" and pool.for_training is None
         if splits_share:
-            train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
+            train, tests = self._cut(train, lambda classes: split(classes, settings.train_fraction, rng))
         elif pool.for_training is not None:
             train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
         cap = balanced if settings.partition in UNSHAPED else proportional
         within, beyond = cap(labels[train], settings.train_samples, rng)
-        if splits_share:
+        if splits_share and not self.by_client:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
         tests = self._tested(train, tests, rng)
@@ -162,7 +166,7 @@ class Division:
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
         if not (len(train) and len(tests)):
             few = f"a client has {len(train)} training and {len(tests)} test samples"
-            cure = "leave out classes of few samples, or use a larger total-samples"
+            cure = "leave out classes of few samples, or of one `client`, or use a larger total-samples"
             raise DataError(f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: {few}; {cure}")
         return tests
 
@@ -179,8 +183,20 @@ class Division:
         if not settings.validation_fraction:
             return train, train[:0]
         rng = self.random("validation", client, self.domain)
-        stay, aside = set_aside(labels[train], settings.validation_fraction, rng)
-        return train[stay], train[aside]
+        return self._cut(train, lambda classes: set_aside(classes, settings.validation_fraction, rng))
+
+    def _cut(self, rows: Ints, cut: Callable[[Ints], tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+        """Cut the rows in two by class; if `by_client`, whole clients, by the rarest class of each."""
+        labels = self.labels[rows]
+        if not self.by_client:
+            first, second = cut(labels)
+            return rows[first], rows[second]
+        names, client_of = np.unique(self.domains[rows], return_inverse=True)
+        has = np.zeros((len(names), len(self.data.classes)), dtype=bool)
+        has[client_of, labels] = True
+        class_of = np.where(has, has.sum(0), len(names) + 1).argmin(1)
+        aside = np.isin(np.arange(len(names)), cut(class_of)[1]) & (np.bincount(class_of)[class_of] > 1)
+        return rows[~aside[client_of]], rows[aside[client_of]]
 
     def _too_few(self, what: str) -> DataError:
         cure = "use fewer clients (num-partitions), a larger total-samples or another partition"

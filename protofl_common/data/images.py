@@ -59,6 +59,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
     every = {folder.name: folder for folder in domains or _folders(root)}
+    if not names and (empty := [name for name in every if not by_domain and all(name != of for _, of, _ in files)]):
+        cure = f"an image there ({', '.join(sorted(EXTENSIONS))}); add some, remove it, or name the classes"
+        raise DataError(f"classes = '': the folder {empty[0]!r} in {root} is a class without {cure}")
     parts = [folder for name, folder in every.items() if name.lower() in PARTS]
     if len(parts) < len(every):
         parts = [part for part in parts if any(each.name in every for each in _folders(part))]  # test/cat beside cat
@@ -101,11 +104,8 @@ def _folders(root: Path) -> list[Path]:
 
 def image_files(folder: Path) -> list[Path]:
     """All images in ``folder`` and below it, by name."""
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and file.is_file()
-    )
+    images = (file for file in folder.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+    return sorted(file for file in images if not file.name.startswith("."))
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:

@@ -23,7 +23,7 @@ from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
 from protofl_common.data.raw import KEYS, SPLITS, DataError, Ints, RawData, from_arrays
-from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_columns, read_columns
+from protofl_common.data.table import COLUMNS, Rows, checked_names, chosen_columns, name_and_categories, read_columns
 
 ARRAYS = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -78,6 +78,8 @@ def read_arrays(settings: DataSettings) -> RawData:
     arrays = rows.annotations("label")
     chosen = chosen_columns(settings, rows.others, str(file))
     arrays["inputs"] = read_columns(rows.columns, chosen, str(file), rows.place, gaps=gaps)
+    used = {name: rows.columns[name] for name, _ in map(name_and_categories, chosen)}
+    check_no_label(used, arrays["labels"], str(file), numbers=True)
     return replace(from_arrays(arrays, str(file), settings.classes, rows.place, gaps=gaps), columns=chosen)
 
 
@@ -108,12 +110,15 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
     return both if all(file.is_file() for file in both) else (file_of(settings, (".csv",)),)
 
 
-def check_no_label(columns: Mapping[str, Sequence[str]], labels: Sequence[Any], where: str) -> None:
-    """DataError where one of several columns of texts says the label in other words, as ``label_text`` often does."""
-    for name, values in columns.items() if len(columns) > 1 else ():
-        pairs = {(value, str(label)) for value, label in zip(values, labels, strict=True)}
-        if 1 < len(pairs) == len({value for value, _ in pairs}) == len({label for _, label in pairs}) < len(values):
-            raise DataError(f"{where}: column {name!r} says the label in other words; take it out of the data")
+def check_no_label(columns: Mapping[str, Sequence[Any]], labels: Any, where: str, numbers: bool = False) -> None:
+    """DataError where one of several columns of texts says the label in other words; only a warning of ``numbers``."""
+    texts = [*map(str, labels)]
+    for name, values in columns.items() if numbers or len(columns) > 1 else ():
+        if 1 < len({*texts}) == len({*values}) == len({*zip(values, texts, strict=True)}) < len(texts):
+            said = f"{where}: column {name!r} says the label in other words"
+            if not numbers:
+                raise DataError(f"{said}; take it out of the data")
+            print(f"protofl: {said}; drop it, unless it is known before the label", file=sys.stderr, flush=True)
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
@@ -146,7 +151,7 @@ def _npz(file: Path) -> dict[str, Any]:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
+        raise DataError(f"{file} cannot be read as plain NumPy arrays, series of one length ({error})") from error
     if odd := [key for key in arrays if key[:2] == "x_" and f"y_{key[2:]}" in arrays and key[2:] not in SPLITS]:
         raise DataError(f"{file}: {odd[0]!r} is of no part train, test or validation")
     parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
@@ -175,7 +180,7 @@ def read_python(name: str, settings: DataSettings) -> RawData:
         found = {key: getattr(found, key) for key in KEYS if hasattr(found, key)} or found
     if not isinstance(found, Mapping):
         raise DataError(f"dataset = {name!r}: it returned {type(found).__name__}, not a dictionary of arrays")
-    return from_arrays(found, f"dataset = {name!r}", settings.classes)
+    return from_arrays(found, f"dataset = {name!r}", settings.classes, gaps=settings.impute != "none")
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -230,8 +235,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             "classes": kinds[label].names if label in names else None,
         }
         arrays |= {COLUMNS[name]: np.array(whole[name][:]) for name in ("domain", "client", "split") if name in kinds}
-    where = f"dataset = {name!r}"
-    return replace(from_arrays(arrays, where, settings.classes), columns=checked_names(joined, where))
+    where, gaps = f"dataset = {name!r}", settings.impute != "none"
+    return replace(from_arrays(arrays, where, settings.classes, gaps=gaps), columns=checked_names(joined, where))
 
 
 def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -255,7 +260,7 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
 
 
 def _inputs(datasets: Any, whole: Any, label: str, name: str, settings: DataSettings) -> tuple[Any, list[str]]:
-    """The inputs, and the columns of text that were joined for them."""
+    """The inputs, and the columns of text that were joined for them, or of one number each."""
     kinds = {column: kind for column, kind in whole.features.items() if column not in (label, *COLUMNS)}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     strings = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
@@ -269,7 +274,7 @@ def _inputs(datasets: Any, whole: Any, label: str, name: str, settings: DataSett
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), [*texts]
         columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
-        return np.concatenate(columns, axis=1), []
+        return np.concatenate(columns, axis=1), [*kinds] * all(part.shape[1] == 1 for part in columns)
     except (ValueError, TypeError) as error:
         what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
         raise DataError(f"dataset = {name!r}: {what} cannot be used: {error}") from error

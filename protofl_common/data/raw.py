@@ -83,11 +83,7 @@ def from_arrays(
     labels, names = _labels(columns["labels"], names, bool(from_setting), where, place)
     clients = columns["client"].astype(str) if "client" in columns else np.array([], dtype=str)
     domain_names, domains = np.unique(clients, return_inverse=True) if len(clients) else ((), np.zeros_like(labels))
-    official = np.zeros(len(inputs), np.uint8)
-    if "split" in columns:
-        official = _official(columns["split"], where, place)
-        if official.all():
-            raise DataError(f"{where}: split marks no sample for training")
+    official = _official(columns["split"], where, place) if "split" in columns else np.zeros(len(inputs), np.uint8)
     return RawData(inputs, labels, domains.astype(np.int64), official, names, tuple(map(str, domain_names)))
 
 
@@ -104,7 +100,7 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{where}: inputs differ in shape ({error})") from error
-    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
+    if array.ndim < 2 or not array.size or array.dtype.kind not in "biuf":
         raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}, not numbers [N, …] of some samples")
     if array.ndim == 4 and array.shape[3] in (1, 3, 4) and array.shape[1] == array.shape[2] > 4:
         raise DataError(f"{where}: inputs are {list(array.shape)}: images are [N, channels, H, W], the channels first")
@@ -188,6 +184,8 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
     if None in parts:
         row = parts.index(None)
         raise DataError(f"{where}: {place(row)} has split {str(column[row])!r}; must be train, validation or test")
+    if all(parts):
+        raise DataError(f"{where}: split marks no sample for training")
     return np.array(parts, np.uint8)
 
 

@@ -72,10 +72,10 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
-            names = header or [name.strip() for name in next(reader, [])]
+            names = header or [name.strip() for name in next(filter(None, reader), [])]
             numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as CSV ({error})") from error
+        raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
     sign = re.search("[;\t|]", names[0]) if len(names) == 1 else None  # as spreadsheets of some languages do
     if sign and all(sign[0] in ",".join(row) for _, row in numbered):
         raise DataError(f"{file}: columns are separated by {sign[0]!r}; save it with ',', and numbers with a point")
@@ -114,6 +114,8 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     for key, wanted, of in (("columns", picked, names), ("drop", dropped, names), ("one-hot", categories, left)):
         if absent := [name for name in wanted if name not in of]:
             raise DataError(f"{key}: {where} has no column {absent[0]!r} for the inputs; those are: {', '.join(of)}")
+    if not left:
+        raise DataError(f"{where}: has no column for the inputs beside label, client, domain, split and those of drop")
     return checked_names([categories.get(name, name) for name in left], where)
 
 
@@ -169,7 +171,7 @@ def read_columns(
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     try:
-        return np.array(values, dtype=np.float64)[:, None]
+        return np.array(values, dtype=np.float64).reshape(len(values), 1)
     except (ValueError, TypeError):
         return np.array([[value] if is_number(value) else [math.nan] for value in values], dtype=np.float64)
 

@@ -36,6 +36,9 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
             raise FederationError(f"{network}: name it in the run's `models`")
         hint = f"{algo} averages weights and needs one architecture on all sites"
         must_agree("arch", cards, lambda card: card.arch, hint)
+        tables = {name: card for name, card in cards.items() if card.columns}
+        hint = "set `columns` alike in each node config; these are digests, each site's log has the names"
+        must_agree("the names or the order of columns", tables, lambda card: card.columns, hint)
     if one_model or len({card.weights for card in cards.values()}) > 1:
         hint = "bring inputs of one shape; for images set `image-size`"
         must_agree("the shape of their inputs", cards, lambda card: "×".join(map(str, card.input_shape)), hint)
@@ -119,7 +122,7 @@ def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -
     divided, groups = divided_among or division_of(cards), defaultdict(list)
     for name, card in cards.items():
         fits = settings.data.partition == "own" or card.num_partitions in (0, divided)
-        alike = model_of(card) if settings.exchange.needs_one_architecture else (card.weights,)
+        alike = (*model_of(card), card.columns) if settings.exchange.needs_one_architecture else (card.weights,)
         groups[fits, card.classes, *alike].append(name)
     largest, *others = sorted(groups.values(), key=len, reverse=True)
     if not others or len(largest) == len(others[0]) or len(largest) < least:

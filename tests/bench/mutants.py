@@ -283,8 +283,12 @@ best round chosen on test data
 + validated = False
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_division.py
 trained on validation data
-- return train[stay], train[aside]
-+ return train, train[aside]
+- return rows[first], rows[second]
++ return rows, rows[second]
+@@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_own_data.py
+a patient is trained on and tested | -k patient
+- self.by_client = settings.partition == "own" and brought
++ self.by_client = settings.partition == "" and brought
 @@ client_app/training.py: tests/unit/client_app/test_training.py
 learning rate of the first round in all | -k learning_rate
 - passed = settings.training, max(0, number - 1)

@@ -30,6 +30,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
+from server_app.network.admission import FederationError, check_fit
 from tests.support.attacks import interrupted
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, refusal, run_config, run_federation, settings_of
@@ -326,6 +327,19 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(kind: str, tmp
     for card in (card_of(node | named, config), card_of(node, config | named)):
         assert (card.classes, card.domain) == (("DOE 0", "DOE 1", "DOE 2"), "")
     assert card_of(node | named | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+
+
+def test_weights_are_not_averaged_over_tables_whose_columns_differ(tmp_path: Path, capsys: Printed) -> None:
+    cards, config = dict[str, SiteCard](), run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+    for names in ("age,dose", "dose,age"):
+        (tmp_path / f"{names}.csv").write_text(f"label,{names}\n" + "sick,1,2\nwell,3,5\n" * 4)
+        node = OWN | {"data-dir": str(tmp_path / f"{names}.csv"), "dataset": "arrays"}
+        cards[names] = card_of(node, config | {"dp": "sample", "norm": "group"})
+    check_fit(settings_of({"algo": "fedproto"}), cards)
+    with pytest.raises(FederationError, match="differ in the names or the order of columns; set `columns` alike"):
+        check_fit(settings_of({"algo": "fedavg"}), cards)
+    assert {len(card.columns) for card in cards.values()} == {4}  # too few digits to find names by trying
+    assert capsys.readouterr().err.count("its numbers are not standardised, for dp: scale them") == 2
 
 
 @pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])

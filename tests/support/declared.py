@@ -28,7 +28,8 @@ INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 SITE = {"name": str, "partition": int, "num_partitions": int, "domain": str, "arch": str, "input_shape": list,
     "parameters": int, "train_samples": int, "test_samples": int, "classes": list, "present": list, "weights": str,
-    "device": str, "found": int, "validation_samples": int, "real": bool, "signature": str}  # fmt: skip
+    "device": str, "found": int, "validation_samples": int, "real": bool, "signature": str,
+    "columns": str}  # fmt: skip
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:

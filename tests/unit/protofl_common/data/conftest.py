@@ -54,7 +54,7 @@ def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
 
     def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
         if isinstance(contents, str):
-            (tmp_path / name).write_text(contents)
+            (tmp_path / name).write_text(contents, errors="surrogateescape")
         else:
             np.savez(tmp_path / name, **contents)
         data_key.cache_clear()

@@ -113,13 +113,9 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(open
         assert set(client.train_labels) == set(before.train_labels)
     np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
     assert not np.array_equal(other[2].validation_inputs, some[2].validation_inputs)
-
-
-def test_a_client_too_small_for_a_validation_sample_keeps_all_for_training(open_all: OpenAll) -> None:
-    tiny = {"dataset": "digits", "partition": "iid", "train_samples": 4, "test_samples": 4}
-    for client in open_all(3, **tiny, validation_fraction=0.1):
+    for client in open_all(3, dataset="digits", partition="iid", train_samples=4, validation_fraction=0.1):
         assert len(client.train_labels) == 4
-        assert client.validation_inputs.shape == (0, 1, 8, 8)
+        assert client.validation_inputs.shape == (0, 1, 8, 8)  # too small for one
 
 
 def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
@@ -159,20 +155,15 @@ def test_only_training_labels_change(open_all: OpenAll) -> None:
         assert few.domain == whole.domain
 
 
-def test_which_labels_depends_on_seed_and_client_alone(open_all: OpenAll) -> None:
+def test_which_labels_depends_on_seed_and_client_alone(open_all: OpenAll, cache_dir: Path) -> None:
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
     first, again = open_all(3, **same), open_all(3, **same)
     for one, two in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.train_labels, two.train_labels)
     known = [client.train_labels != UNLABELLED for client in (*first, *open_all(3, seed=7, **same))]
     assert len({mask.tobytes() for mask in known}) == 6
-
-
-def test_rates_share_one_division_in_the_cache(open_all: OpenAll, cache_dir: Path) -> None:
-    few = {"dataset": "digits", "partition": "iid", "train_samples": 50}
-    open_all(3, seed=99, **few)
     before = set(cache_dir.iterdir())
-    open_all(3, seed=99, **few, positive_rate=0.3)
+    open_all(3, **same | {"positive_rate": 0.3})  # rates share one division in the cache
     assert set(cache_dir.iterdir()) == before
 
 
@@ -202,19 +193,18 @@ def test_wrong_settings_need_no_data(data_settings: MakeSettings, changes: dict[
         check_data_settings(data_settings(**changes))
 
 
-def test_all_problems_at_once(data_settings: MakeSettings) -> None:
+def test_all_problems_at_once_and_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
     with pytest.raises(DataError) as caught:
         check_data_settings(data_settings(dataset="digits", test_from="official", classes="a", clients_per_domain="x"))
     assert len(str(caught.value).splitlines()) == 4
-
-
-def test_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
     for dataset in DATASETS:
         check_data_settings(data_settings(dataset=dataset, partition="iid"))
     check_data_settings(data_settings(dataset="domain-folder", partition="feature-shift", clients_per_domain="1,2"))
 
 
 DIVIDING: list[tuple[dict[str, Any], int, str, str]] = [
+    *[({"n": n}, 5, "", f"partition-id = {n}: must be from 0 to num-partitions - 1 = 4") for n in (-1, 5)],
+    ({}, 0, "", "num-partitions = 0"),
     ({"clients_per_domain": "1,4,2,2,1"}, 5, "", r"'1,4,2,2,1' sums to 10 clients, but num-partitions is 5"),
     ({}, 5, "attic", r"domain = 'attic'.*scanned, printed, photo, inverted, coloured"),
     ({"partition": "iid"}, 5, "photo", r"domain = 'photo': has no meaning with partition 'iid'"),
@@ -231,19 +221,14 @@ DIVIDING: list[tuple[dict[str, Any], int, str, str]] = [
 def test_data_that_cannot_be_divided_as_asked(
     data_settings: MakeSettings, changes: dict[str, Any], clients: int, domain: str, message: str
 ) -> None:
-    settings = data_settings(**changes)
+    settings = data_settings(**{key: value for key, value in changes.items() if key != "n"})
     with pytest.raises(DataError, match=message):
-        open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
+        open_client_data(settings, seed=1, partition=changes.get("n", 0), num_partitions=clients, domain=domain)
 
 
-@pytest.mark.parametrize(("partition", "clients"), [(-1, 5), (5, 5), (0, 0)])
-def test_partition_id_out_of_range(data_settings: MakeSettings, partition: int, clients: int) -> None:
-    said = f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4" if clients else "num-partitions = 0"
-    with pytest.raises(DataError, match=said):
-        open_client_data(data_settings(), seed=1, partition=partition, num_partitions=clients)
-
-
-def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_the_domains_and_classes_of_the_files_count(
+    data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path
+) -> None:
     for changes, said in (
         ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),
         ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
@@ -251,9 +236,6 @@ def test_the_domains_and_the_classes_of_a_folder_count(data_settings: MakeSettin
         settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
         with pytest.raises(DataError, match=said):
             open_client_data(settings, seed=1, partition=0, num_partitions=3)
-
-
-def test_official_test_part_that_lacks_the_clients_classes(data_settings: MakeSettings, mnist_dir: Path) -> None:
     labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:8] + bytes(100))
     pathological = {"partition": "pathological", "classes_per_client": 1, "test_from": "official"}

@@ -69,6 +69,17 @@ def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: 
     assert alone.train_inputs.tolist() == [[3, 4]]
 
 
+@pytest.mark.parametrize("patients", [40, 6, 3])
+def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
+    people = [row % patients for row in range(400)]
+    text = "".join(["x,label,client\n", *(f"{person},{'ab'[person % 2]},P{person}\n" for person in people)])
+    (site,) = divided(1, text, partition="own", train_samples=90, validation_fraction=0.2)
+    parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
+    assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
+    assert [bool(part) for part in parts] == [True, True, patients > 3]
+    assert set(site.train_labels.tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
 def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: str, divided: Any) -> None:
     rows = [f"{row},{row % 2},{'test' if row >= 300 else 'train'}" for row in range(400)]
@@ -97,14 +108,11 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(test_from: str, fract
             assert sorted(client.train_inputs[:, 0].tolist()) == train
 
 
-def test_with_the_common_test_part_the_marked_validation_part_is_common(divided: Any) -> None:
+def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(divided: Any) -> None:
     everybody = divided(2, MARKED, test_from="official-all")
     assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
     with pytest.raises(DataError, match="no sample of classes sick"):  # nor are validation samples of others used
         divided(2, MARKED, test_from="official")
-
-
-def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_part(divided: Any) -> None:
     numbers = iter(range(100))
     rows = [
         f"{next(numbers)},{label},{next(numbers)},{client},{part}\n"
@@ -161,32 +169,21 @@ def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSe
     parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]}
     with pytest.raises(DataError, match="the parts train, test differ in shape"):
         opened("arrays", "p.npz", parts)
+    np.savez(tmp_path / "odd.npz", inputs=np.array([[1.0], [1.0, 2.0]], object), labels=[0, 1])
     np.save(tmp_path / "one.npy", np.eye(2))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
     np.savez_compressed(tmp_path / "torn.npz", inputs=np.zeros((600, 40)), labels=np.zeros(600, int))
     torn = bytearray((tmp_path / "torn.npz").read_bytes())
     torn[120:130] = b"\xff" * 10
     (tmp_path / "torn.npz").write_bytes(torn)
-    several = "several: one.npz, p.npz, torn.npz; name one"
-    for name in ("one.npz", "torn.npz", ""):
-        said = f"{name} cannot be read as NumPy arrays" if name else several
+    several = "several: odd.npz, one.npz, p.npz, torn.npz; name one"
+    for name in ("odd.npz", "one.npz", "torn.npz", ""):
+        said = f"{name} cannot be read as plain NumPy arrays, series of one length" if name else several
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
 
-def test_changed_images_of_a_manifest_are_noticed_elsewhere_too(data_settings: MakeSettings, tmp_path: Path) -> None:
-    for name in ("lists", "images"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "lists" / "a.csv").write_text("file,label\n../images/a.png,x\n../images/a.png,y\n")
-    settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
-    for grey, width in ((10, 8), (99, 16)):
-        Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "images" / "a.png")
-        data_key.cache_clear()
-        seen.append(int(open_data(settings).inputs.max()))
-    assert seen == [10, 99]
-
-
-def test_a_manifest(opened: Any, tmp_path: Path) -> None:
+def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     (tmp_path / "scans").mkdir()
     for name in ("a.png", "scans/b.png"):
         Image.fromarray(np.full((5, 7), 90, np.uint8)).save(tmp_path / name)
@@ -199,6 +196,14 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
     with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.csv").write_text("file,label\n../scans/a.png,x\n../scans/a.png,y\n")
+    settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
+    for grey, width in ((10, 8), (99, 16)):
+        Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "scans" / "a.png")
+        data_key.cache_clear()
+        seen.append(int(open_data(settings).inputs.max()))
+    assert seen == [10, 99]
 
 
 @pytest.mark.parametrize(("contents", "said"), [
@@ -210,6 +215,9 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
     ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
     ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
     ("a,label\n", "has no rows"),
+    ("client,label\nx,1\nx,2\n", "has no column for the inputs"),
+    ("\n\na,label\n1,x\n2,", "line 5 has no label"),
+    ("a,label\n1,\udcfc\n", r"read as CSV in UTF-8 \(.* can't decode byte 0xfc"),
     ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
     ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
     (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
@@ -229,6 +237,8 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
         open_all(2, dataset="wine", partition="iid", image_size=8)
     with pytest.raises(DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"):
         opened("arrays", "a.csv", TABLE, classes="sick,dead")
+    with pytest.raises(DataError, match=r"a client has 2 training and 0 test samples; .* or of one `client`, or use"):
+        divided(1, "x,label,client\n1,a,P1\n2,b,P2\n", partition="own")
     text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))  # a sample of each class
     with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
         divided(2, text, partition="n-way-k-shot")
@@ -238,6 +248,7 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
     ({"labels": [1]}, "has no 'inputs', only 'labels'"),
     ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
     ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
+    ({"inputs": np.zeros((2, 0)), "labels": [1, 2]}, r"inputs are float64 \[2, 0\], not numbers"),
     ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
     ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
     ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images .*; give numbers as float"),
@@ -389,8 +400,11 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     columns["split"] = ["train", "test"]
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
-    assert table.inputs.tolist() == [[1, 3], [2, 4]]
+    assert (table.inputs.tolist(), table.columns) == ([[1, 3], [2, 4]], ("a", "b"))
     assert (table.domain_names, table.official.tolist()) == (("x", "y"), [0, 1])
+    datasets.Dataset.from_dict({"a": [1.0, None], "v": [[1, 2]] * 2, "label": [5, 7]}).save_to_disk(tmp_path / "gaps")
+    gaps = open_data(data_settings(dataset="hf:gaps", data_dir=str(tmp_path), impute="mean"))
+    assert (np.isnan(gaps.inputs).sum(), gaps.columns) == (1, ())
     with pytest.raises(DataError, match="there is no folder 'none' in data-dir"):
         open_data(data_settings(dataset="hf:none", data_dir=str(tmp_path)))
     for outside in ("../reviews", str(tmp_path / "reviews")):

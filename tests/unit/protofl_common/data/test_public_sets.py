@@ -12,7 +12,7 @@ from protofl_common.data import DataError
 from protofl_common.data.published import OTHERS, SIGNALS
 from protofl_common.data.store import StoredData, open_data
 from tests.support.given import Printed
-from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll, write_image
+from tests.unit.protofl_common.data.conftest import MakeSettings, write_image
 
 
 def pacs(root: Path) -> dict[str, Any]:
@@ -96,25 +96,20 @@ def test_what_is_missing_is_named_with_its_origin(name: str, data_settings: Make
         read(data_settings, name, tmp_path)
     assert f"dataset = '{name}': {last} is neither in data-dir = " in str(caught.value)
     assert OTHERS[name].origin in str(caught.value)
+    if name == "fed-isic":
+        fed_isic(tmp_path)
+        (tmp_path / "fed_isic2019" / OTHERS[name].files[1] / "ISIC_1.jpg").unlink()
+        with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
+            read(data_settings, name, tmp_path / "fed_isic2019")
 
 
-def test_hearts_with_gaps_stay_if_filled(data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path) -> None:
+def test_hearts_with_gaps_stay_if_filled_and_signals_keep_channels(data_settings: MakeSettings, tmp_path: Path) -> None:
     fed_heart(tmp_path)
     few, all_ = read(data_settings, "fed-heart", tmp_path), read(data_settings, "fed-heart", tmp_path, impute="mean")
     assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
     assert few.inputs[0].tolist() == [63, 1, 1, 0, 0, 0, 145, 233, 1, 0, 0, 1, 150, 0, np.float32(2.3)]
     assert not np.isnan(few.inputs).any()
     assert np.isnan(all_.inputs).sum(axis=0).nonzero()[0].tolist() == [7, 8]  # chol and fbs
-
-
-def test_images_of_skin_that_are_not_there_are_counted(data_settings: MakeSettings, tmp_path: Path) -> None:
-    fed_isic(tmp_path)
-    (tmp_path / "fed_isic2019" / OTHERS["fed-isic"].files[1] / "ISIC_1.jpg").unlink()
-    with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
-        read(data_settings, "fed-isic", tmp_path)
-
-
-def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_path: Path) -> None:
     har(tmp_path)
     data = read(data_settings, "har", tmp_path)
     assert data.inputs.shape == (3, 9, 128)

@@ -49,6 +49,10 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: Ma
     assert colour["scanned"] == colour["inverted"] == 0
     assert colour["coloured"] > 30
     assert colour["photo"] > 20
+    scaled = np.asarray(data.inputs) / 255
+    np.testing.assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
+    np.testing.assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
+    assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: MakeSettings, usps_dir: Path) -> None:
@@ -64,14 +68,6 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: M
         file.unlink()
     with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
         open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir), alpha=0.2))
-
-
-def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
-    data = open_data(data_settings(dataset="digit-domains"))
-    scaled = np.asarray(data.inputs) / 255
-    np.testing.assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
-    np.testing.assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
-    assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
 def test_image_size_resizes_any_source_but_not_what_has_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
@@ -112,6 +108,9 @@ def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSetting
     assert (data.inputs.shape, data.domain_names) == ((24, 3, 12, 12), ())
     assert data.classes == ("owl", "dog", "cat", "fox")
     np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
+    (domain_dir / "sketch" / "fox").mkdir()
+    with pytest.raises(DataError, match=r"the folder 'fox' in .* is a class without an image there \(\.bmp, "):
+        open_data(data_settings(**where, alpha=0.2))
 
 
 def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
@@ -266,7 +265,9 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
-def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_download_fetches_every_part_once_or_fails(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
     fetched = []
 
     class FakeUsps(FakeSet):
@@ -284,8 +285,6 @@ def test_download_fetches_every_part_once(data_settings: MakeSettings, tmp_path:
     assert len(open_data(settings).labels) == 4
     assert fetched == [True, False]
 
-
-def test_download_that_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     def offline(root: str, train: bool, download: bool) -> None:
         raise OSError("no network")
 

@@ -63,10 +63,11 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
 
 
 def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened: Any, capsys: Printed) -> None:
-    rows = "".join(f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2}\n" for row in range(60))
-    assert opened(f"id,amount,same,label\n{rows}").inputs[1, 0] == 16777216
-    (line,) = capsys.readouterr().err.splitlines()
+    rows = "".join(f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2 + 3},{row % 2},{row % 2}\n" for row in range(60))
+    assert opened(f"id,amount,same,coded,gone,label\n{rows}", drop="gone").inputs[1, 0] == 16777216
+    line, other = capsys.readouterr().err.splitlines()
     assert "line 3, column 'id': 16777217 is 16777216 to a model" in line
+    assert "column 'coded' says the label in other words; drop it, unless it is known before the label" in other
 
 
 @pytest.mark.parametrize(("settings", "said"), [
@@ -92,14 +93,15 @@ def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes
 
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
-    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "label": ["x", "y"]}
+    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1, 2], [3]], "label": ["x", "y"]}
     columns |= {"domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas writes it: the index is no input
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex:f|m"}
-    data = open_data(data_settings(**own, impute="mean"))
+    data = open_data(data_settings(**own, impute="mean", drop="v"))
     assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1], [-1, 0, 0, 0]]
     assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
-    with pytest.raises(DataError, match=r"row 1, column 'a': None is not a finite number but a gap"):
+    said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1, 2\] is not a finite"
+    with pytest.raises(DataError, match=said):
         open_data(data_settings(**own))
 
 

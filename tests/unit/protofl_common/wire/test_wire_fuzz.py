@@ -251,8 +251,8 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
     honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "present": [1, 4],
-        "weights": "0f" * 8, "signature": ""}  # fmt: skip
+    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "present": [1, 4], "real": True,
+        "weights": "0f" * 8, "signature": "", "columns": "", "found": 60, "validation_samples": 0}  # fmt: skip
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -274,7 +274,7 @@ def test_introductions(data: st.DataObject) -> None:
     for key, kind in SITE.items():
         assert type(values[key]) is kind
     assert all(value >= 0 for value in values.values() if isinstance(value, int))
-    names = [card.name, card.domain, card.arch, card.weights, *card.classes]
+    names = [card.name, card.domain, card.arch, card.weights, card.columns, *card.classes]
     assert all(isinstance(name, str) and len(name) <= 200 for name in names)
     assert card.name.isascii()
     assert card.name[0].isalnum()
