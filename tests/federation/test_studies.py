@@ -643,15 +643,15 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
 
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
-    first, second = (hospitals.config(seed=seed) for seed in range(2))
-    many, more, most = (hospitals.config(rounds=rounds) for rounds in (3000, 4000, 5000))
-    reasons = [hospitals.answer("north", config) for config in (*11 * [first], many, more, most, most, second)]
-    assert all("waiting for approval" in reason for reason in (*reasons[:11], reasons[-1]))
+    (first, *later), alike = (hospitals.config(seed=seed) for seed in range(3)), {"waiting for approval at north": 1}
+    many, most = (hospitals.config(rounds=rounds) for rounds in (3000, 5000))
+    reasons = [hospitals.answer("north", each) for each in (*11 * [first], many, first | alike, most, most, *later)]
+    assert all("waiting for approval at north: a run" in reason for reason in (*reasons[:11], *reasons[-2:]))
     assert "rounds = 3000" in reasons[11]
-    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-1])
+    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-2])
     assert not wrong_in(hospitals.consent("north") / audit.FILE)
     lines = hospitals.lines()
-    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1]
+    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
     assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
