@@ -30,7 +30,7 @@ from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site
 from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
-from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.payloads import payload_bytes, summary_of
 from protofl_common.wire.records import AUDIT, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -61,7 +61,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             content = work(message, context)
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
-                head = audit.append(site_folder(node), **about, **audit.of_reply(content))
+                head = audit.append(site_folder(node), **about, **summary_of(content))
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:

@@ -147,13 +147,16 @@ class Visit:
     def fit(self) -> tuple[Payload, dict[str, float]]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""
         client, algorithm = self.client, self.algorithm
+        before = algorithm.packed_state() if client.hides_errors else {}
         with self.timed("train"):
             losses = algorithm.fit()
         with self.timed("prototypes"):
             upload = algorithm.upload()
         algorithm.privacy.check_answer()
         with self.timed("save"):
-            if tensors := algorithm.packed_state():
+            after = algorithm.packed_state()
+            broken = client.hides_errors and not all(bool(value.isfinite().all()) for value in after.values())
+            if tensors := before if broken else after:
                 client.states.save(client.instructions.round, client.arch, tensors)
         return upload, losses
 

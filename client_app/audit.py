@@ -14,8 +14,6 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from flwr.app import Array, RecordDict
-
 from client_app.state import StateError, record_in
 from protofl_common.basics.files import digest, locked
 
@@ -83,18 +81,6 @@ def _last_line(log: IO[bytes]) -> bytes:
         log.truncate(log.tell() - len(half))
     log.seek(0, os.SEEK_END)
     return lines[-1] if lines else b""
-
-
-def of_reply(content: RecordDict) -> dict[str, Any]:
-    """Return what the log says of a reply: its records, its bytes of arrays, and a digest of all of it."""
-    digest, sizes = hashlib.sha256(), dict[str, int]()
-    for name in sorted(content):
-        sizes[name] = 0
-        for key, value in sorted(content[name].items()):
-            data = value.data if isinstance(value, Array) else repr(value).encode()
-            sizes[name] += len(data)
-            digest.update(json.dumps([name, key, len(data)]).encode() + data)
-    return {"sent": sizes, "sha256": digest.hexdigest()}
 
 
 def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from safetensors.torch import load_file
 from scipy.stats import chisquare
 
+from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.app import app as client_app
 from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
@@ -27,12 +28,23 @@ from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
+from server_app import round as server_round
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import both, by, silent, values_of, when
+from tests.support.attacks import both, by, raw, silent, values_of, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
+from tests.support.harness import (
+    CACHE,
+    LocalGrid,
+    Outcome,
+    Tamper,
+    refusal,
+    rows_without_a_reply,
+    run_config,
+    run_federation,
+    settings_of,
+)
 from tests.support.sites import real_sites
 
 CLIENTS = 4
@@ -520,6 +532,40 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_
     run_federation(config, len(names), nodes=nodes)
     waiting[0].join()
     assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """To all sites but one a model that no data change, or to all a prototype that breaks the training of its class."""
+    honest, broken = server_round._contents, list[str]()
+
+    def chosen(strategy: Any, *about: Any) -> Any:
+        if strategy.prototypes is not None:
+            strategy.prototypes.means[3] = 1e30
+        contents = honest(strategy, *about)
+        for records in list(contents.values())[1:] if algo == "fedavg" else ():
+            zeros = {name: raw(0 * values_of(array)) for name, array in records["weights"].items()}
+            records["weights"] = ArrayRecord(zeros)  # type: ignore[index]
+        return contents
+
+    monkeypatch.setattr(server_round, "_contents", chosen)
+    monkeypatch.setattr(client_secagg, "log", lambda level, text: broken.append(text))
+    config, nodes = run_config(tmp_path, algo=algo, rounds=3, secagg=True, **SMALL), real_sites(CLIENTS, tmp_path / "d")
+    if algo == "fedavg":
+        with pytest.raises(FederationError, match="secure aggregation: sums of "):
+            run_federation(config, nodes=nodes)
+        return
+    outcome = run_federation(config, nodes=nodes)
+    assert not any(row["failed"] or row["void"] for row in outcome.rows)
+    assert [text.partition(": ")[2][:15] for text in broken] == 2 * ["NaN or infinity"]  # of one site, in two rounds
+
+
+def test_a_sum_has_what_is_declared_and_all_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    honest = ClientAlgorithm.upload
+    more = {"weights": {"w": torch.zeros(1)}}
+    monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
+    rows = rows_without_a_reply(run_config(tmp_path, secagg=True, rounds=1, **SMALL))
+    assert "an upload of prototypes, weights; declared for this sum: prototypes" in str(rows[0]["failed"])
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:

@@ -73,12 +73,14 @@ def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
     vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
     secrets = secrets_of(4)
     keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
-    sent = {site: masks.masked(v, secrets[site], site, keys) for v, site in zip(vectors, secrets, strict=True)}
+    sent = {site: masks.masked(v, secrets[site], site, keys, "r") for v, site in zip(vectors, secrets, strict=True)}
     own = [masks.own_mask(masks.part(secret, masks.OWN), 50) for secret in secrets.values()]
     assert np.array_equal(np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0))
+    other = masks.masked(vectors[0], secrets["site-0"], "site-0", keys, "s")  # of one that has received something else
+    assert not (other - own[0] + np.add.reduce(list(sent.values())[1:]) - sum(own[1:]) == vectors.sum(axis=0)).any()
     without = np.add.reduce([sent[f"site-{i}"] for i in range(3)]) - np.add.reduce(own[:3])
     for peer in list(secrets)[:3]:
-        without += masks.pair_mask(masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50)
+        without += masks.pair_mask(masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r")
     assert np.array_equal(without, vectors[:3].sum(axis=0))
 
 
@@ -90,8 +92,9 @@ def test_a_masked_vector_looks_uniform() -> None:
     def p(values: np.ndarray) -> float:
         return float(chisquare(np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)).pvalue)
 
-    pair = masks.pair_mask(masks.part(secrets["site-0"], masks.PAIR), "site-0", "site-1", keys["site-1"], len(vector))
-    found = [masks.masked(vector, secrets[site], site, keys) for site in secrets]
+    secret = masks.part(secrets["site-0"], masks.PAIR)
+    pair = masks.pair_mask(secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
+    found = [masks.masked(vector, secrets[site], site, keys, "r") for site in secrets]
     assert all(p(values) > 0.01 for values in (*found, pair))
     assert p(vector) < 1e-9
     assert len({values.tobytes() for values in found}) == 3
