@@ -68,8 +68,9 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
                 if at_site:
-                    reason, appended = audit.refuse(site_folder(node), reason, waits(error), **about)
-                    if waits(error) and appended:  # the server asks every few seconds, perhaps for days
+                    waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
+                    reason, appended = audit.refuse(site_folder(node), reason, waits, **about)
+                    if waits and appended:  # the server asks every few seconds, perhaps for days
                         log("INFO", f"{asked}: {error}")
             except audit.AuditError as full:
                 reason = reason_of(full, at_site, asked)
@@ -78,11 +79,6 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             return Message(Error(ERROR_CODE, reason), reply_to=message)
 
     return handler
-
-
-def waits(error: Exception) -> bool:
-    """Return whether it says that the operator has not decided; a run's settings may begin with the same words."""
-    return isinstance(error, RefusedMessage) and str(error).startswith(WAITING)
 
 
 def _signed_name(context: Context) -> str:
@@ -127,7 +123,7 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(FULL_MACHINE)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    if not waits(error):
+    if not (isinstance(error, RefusedMessage) and text.startswith(WAITING)):
         (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
     if not expected:
         for line in "".join(traceback.format_exception(error)).splitlines():

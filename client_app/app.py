@@ -147,7 +147,7 @@ class Visit:
     def fit(self) -> tuple[Payload, dict[str, float]]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""
         client, algorithm = self.client, self.algorithm
-        before = algorithm.packed_state() if client.hides_errors else {}
+        before = {} if client.tells_errors else algorithm.packed_state()
         with self.timed("train"):
             losses = algorithm.fit()
         with self.timed("prototypes"):
@@ -155,8 +155,8 @@ class Visit:
         algorithm.privacy.check_answer()
         with self.timed("save"):
             after = algorithm.packed_state()
-            broken = client.hides_errors and not all(bool(value.isfinite().all()) for value in after.values())
-            if tensors := before if broken else after:
+            whole = client.tells_errors or all(bool(value.isfinite().all()) for value in after.values())
+            if tensors := after if whole else before:
                 client.states.save(client.instructions.round, client.arch, tensors)
         return upload, losses
 

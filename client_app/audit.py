@@ -52,8 +52,7 @@ def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, b
     `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. That a site ``waits`` always does,
     whoever was refused before: there are as many such reasons as requests. AuditError where nothing can be written.
     """
-    today, same = date.today().isoformat(), {"round": 0, "run": 0, "name": ""}
-    kind = digest(reason, {} if waits else about | same)
+    today, kind = date.today().isoformat(), digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:
             counts = days.pop(today, {})

@@ -133,11 +133,10 @@ class SecureSum:
             raise ValueError(f"an upload of {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}")
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         names, clients = sums.figure_names(settings.row.reported_losses, self.client.metrics), len(progress.keys)
-        figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
-        addends = sums.to_sums(upload, due, bounded, samples, clients, or_zeros=self.client.hides_errors)
+        addends = sums.to_sums(upload, due, bounded, samples, clients)
         if not addends[0]:
             log("ERROR", f"run {self.run_id}: NaN or infinity would be sent; zeros are, lest the server learn of it")
-        vector = np.concatenate([figures, addends])
+        vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = summary_of(self.client.content.array_records)["sha256"]
         sent = masks.masked(vector, progress.secret, self.name, peers, received).view(np.int64)

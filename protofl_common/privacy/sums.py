@@ -47,18 +47,15 @@ def length(declared: Declared, limits: Limits) -> int:
     return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 
 
-def to_sums(
-    payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int, or_zeros: bool = False
-) -> np.ndarray:
-    """The upload of a client with ``samples`` training samples as a vector [L] uint64; zeros for NaN, or ValueError."""
+def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
+    """The upload of a client with ``samples`` training samples as a vector [L] uint64; zeros where it is not finite."""
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
     numbers = np.concatenate(parts)
-    broken = or_zeros and not np.isfinite(numbers).all()
-    return to_whole(np.zeros_like(numbers) if broken else numbers, clients)
+    return to_whole(numbers if np.isfinite(numbers).all() else np.zeros_like(numbers), clients)
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:

@@ -34,17 +34,7 @@ from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import (
-    CACHE,
-    LocalGrid,
-    Outcome,
-    Tamper,
-    refusal,
-    rows_without_a_reply,
-    run_config,
-    run_federation,
-    settings_of,
-)
+from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
 
 CLIENTS = 4
@@ -561,11 +551,10 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
 
 
 def test_a_sum_has_what_is_declared_and_all_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    honest = ClientAlgorithm.upload
-    more = {"weights": {"w": torch.zeros(1)}}
+    honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
     monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
-    rows = rows_without_a_reply(run_config(tmp_path, secagg=True, rounds=1, **SMALL))
-    assert "an upload of prototypes, weights; declared for this sum: prototypes" in str(rows[0]["failed"])
+    with pytest.raises(FederationError, match="an upload of prototypes, weights; declared for this sum: prototypes"):
+        federation(tmp_path)
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:

@@ -159,15 +159,20 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
-    config = hospitals.config(rounds=4, run_name="mine")
+    """Once resumed, the run waits for a site of before that has not decided yet, and for none that denies."""
+    config = hospitals.config(rounds=4, run_name="mine", num_clients=2)
     hospitals.ask_and_decide(config)
     denies = when(lambda _, reply: hospitals.decide(config, "south", words=("deny",)) or reply, node=3, number=2)
     outcome = run_federation(config, nodes=hospitals.nodes, tamper=denies)
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert [(row["valid"], row["failed"].get("south")) for row in outcome.rows] == [(3, None)] * 2 + [(2, denied)] * 3
-    (outcome.folder / "summary.json").unlink()
-    run_federation(config | {"resume": True}, nodes=hospitals.nodes, run_id=2)
-    assert "not there after join-timeout" not in hospitals.capsys.readouterr().out
+    request = hospitals.consent("south") / "studies" / hospitals.request(config).name
+    for run_id, decision in ((2, ""), (3, "denied")):
+        consent.write(request, replace(consent.read(request), decision=decision))
+        (outcome.folder / "summary.json").unlink()
+        run_federation(config | {"resume": True}, nodes=hospitals.nodes, run_id=run_id)
+        said = hospitals.capsys.readouterr().out
+        assert ("going on without south: not there after join-timeout" in said) == (not decision)
     hospitals.nodes[3]["approve"] = False  # such a site asks about no run, but its operator has denied this one
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
@@ -630,7 +635,7 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str
 
 @pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
 def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, hospitals: Hospitals) -> None:
-    config = hospitals.config()
+    config = hospitals.config(seed=number)
     grid = LocalGrid(config, hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
     for _ in range(2):

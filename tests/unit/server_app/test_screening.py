@@ -32,6 +32,10 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+    zeros = {name: Payload(weights={"w": torch.zeros(1)}) for name in "defgh"}
+    assert outliers(zeros | {"a": Payload(weights={"w": torch.ones(1)})}, 5) == {}
+    ones = {name: Payload(weights={"w": torch.full((1,), 1.0 + 9 * (name == "c"))}) for name in "abc"}
+    assert list(outliers(zeros | ones, 5)) == ["c"]
     models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
     weights = {name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)} for name, (w, seen) in models.items()}
     payloads = {name: Payload(weights=one) for name, one in weights.items()}

@@ -176,8 +176,8 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     sums = to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert from_sums(sums, up, LIMITS, 3)[0].vectors() is None
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        to_sums(Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)}), {"weights": Weights()}, LIMITS, 9, 3)
+    broken = Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)})
+    assert not to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
