@@ -63,7 +63,7 @@ def test_against_numpy_and_scipy(seed: int) -> None:
         np.testing.assert_allclose(mean, trim_mean(rows, part + 1e-9), rtol=1e-6)
 
 
-def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() -> None:
+def test_no_order_of_clients_matters_a_class_nobody_sent_is_kept_and_the_default_is_the_mean() -> None:
     drawn = sets_of(np.random.default_rng(3), 4)
     sets = [Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4]) for one in drawn]
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
@@ -71,9 +71,6 @@ def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() 
     assert wanted.means[-1].tolist() == [7.0] * 8
     for order in itertools.permutations(sets):
         assert torch.equal(merge_prototypes(list(order), "uniform", previous, "median", 0.2).means, wanted.means)
-
-
-def test_the_default_is_the_mean_to_the_last_bit() -> None:
     sets = sets_of(np.random.default_rng(0), 7)
     for weighting in ("counts", "uniform"):
         found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)

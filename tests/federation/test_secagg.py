@@ -548,13 +548,9 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
     outcome = run_federation(config, nodes=nodes)
     assert not any(row["failed"] or row["void"] for row in outcome.rows)
     assert [text.partition(": ")[2][:15] for text in broken] == 2 * ["NaN or infinity"]  # of one site, in two rounds
-
-
-def test_a_sum_has_what_is_declared_and_all_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
-    monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
-    with pytest.raises(FederationError, match="an upload of prototypes, weights; declared for this sum: prototypes"):
-        federation(tmp_path)
+    saved = [load_file(file) for file in tmp_path.rglob("d-*/**/000003-*.safetensors")]
+    assert len(saved) == CLIENTS
+    assert all(bool(value.isfinite().all()) for tensors in saved for value in tensors.values())
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
@@ -637,11 +633,6 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-def test_one_round_without_training_is_one_sum() -> None:
-    for more in ({"rounds": 1}, {"local-steps": 5}):
-        settings_of({"secagg": True, "local-epochs": 0} | more)
-
-
 @pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
@@ -651,20 +642,23 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any],
     assert "single uploads" in str(reply.error.reason)
 
 
-def test_a_site_may_take_part_in_nothing_else() -> None:
+def test_a_site_may_take_part_in_nothing_else_and_one_round_without_training_is_one_sum() -> None:
     node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
     said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"{said}; set secagg = true"
     settings_of({"secagg": True}, node)
     assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
+    for more in ({"rounds": 1}, {"local-steps": 5}):
+        settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
-def test_two_clients_are_too_few(tmp_path: Path) -> None:
+def test_two_clients_are_too_few_and_stages_and_entries_must_be_declared(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
         run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
-
-
-def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
     reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
     assert "which the run's settings do not ask for" in str(reply.error.reason)
+    honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
+    monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
+    with pytest.raises(FederationError, match="an upload of prototypes, weights; declared for this sum: prototypes"):
+        federation(tmp_path / "entries")

@@ -330,12 +330,9 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     assert "StateError (state-dir): its state" in hospitals.answer("north", config)
 
 
-def test_an_operator_is_not_asked_about_settings_that_the_server_does_not_have(hospitals: Hospitals) -> None:
+def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals: Hospitals, monkeypatch: Patch) -> None:
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
     assert not [*hospitals.consent("north").glob("studies/*.json")]
-
-
-def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)

@@ -218,7 +218,7 @@ def reported(tested: int, right: int, **more: Any) -> Report:
     return Report(4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more)
 
 
-def test_figures_are_means_over_all_samples() -> None:
+def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> None:
     one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
     other, without = reported(30, 9), Report(4, 0, 0)
     weighted = [weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
@@ -229,15 +229,13 @@ def test_figures_are_means_over_all_samples() -> None:
     assert means["metrics"] == {"head/auc": 0.5}
     assert means["losses"] == {"total": 0.25}
     assert without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
-
-
-def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
     report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
     figures = dict(zip(NAMES, weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
     assert figures["correct.head"] == [MOST_SAMPLES, MOST_SAMPLES]
     assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
     sums = to_whole(weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
     assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
+    assert not weighted_figures(Report(4, 0, 9, losses={"total": torch.nan}), 9, ["losses.total"]).any()
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [
