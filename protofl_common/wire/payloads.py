@@ -107,9 +107,8 @@ def payload_bytes(content: RecordDict) -> int:
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the records of a message, each with its bytes (of arrays, or of the text), and a digest of all of it."""
-    digest, sizes = hashlib.sha256(), dict[str, int]()
-    for name in sorted(content):
-        sizes[name] = 0
+    digest, sizes = hashlib.sha256(), dict.fromkeys(sorted(content), 0)
+    for name in sizes:
         for key, value in sorted(content[name].items()):
             data = value.data if isinstance(value, Array) else repr(value).encode()
             sizes[name] += len(data)
