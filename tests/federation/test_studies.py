@@ -129,7 +129,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     for site in NAMES:
         assert f"waiting for approval at {site}: a run without a study ({Study.of(config).id})" in str(refusal.value)
     shown = hospitals.shown("requests")
-    for line in ("WAITS since", "nobody has signed it", "with       any sites", "protected  by nothing"):
+    for line in ("WAITS since", "nobody has signed it", "with       any sites", "maybe of one sample"):
         assert line in shown
     assert "leaves     FedProto: in each round " in shown
     assert "    setting    partition=own\n" in shown
