@@ -30,7 +30,7 @@ from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site
 from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
-from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.payloads import payload_bytes, summary_of
 from protofl_common.wire.records import AUDIT, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -61,15 +61,15 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
             content = work(message, context)
             if at_site:
                 log("INFO", f"{asked}: {_sent(content)}")
-                head = audit.append(site_folder(node), **about, **audit.of_reply(content))
+                head = audit.append(site_folder(node), **about, **summary_of(content))
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
             reason = reason_of(error, at_site, asked, config.get("dp") != "none")
             try:
                 if at_site:
-                    waits = reason.startswith(WAITING)
-                    reason, appended = audit.refuse(site_folder(node), reason, **about)
+                    waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
+                    reason, appended = audit.refuse(site_folder(node), reason, waits, **about)
                     if waits and appended:  # the server asks every few seconds, perhaps for days
                         log("INFO", f"{asked}: {error}")
             except audit.AuditError as full:
@@ -123,7 +123,7 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(FULL_MACHINE)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    if not text.startswith(WAITING):
+    if not (isinstance(error, RefusedMessage) and text.startswith(WAITING)):
         (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
     if not expected:
         for line in "".join(traceback.format_exception(error)).splitlines():

@@ -143,13 +143,16 @@ class Visit(AbstractContextManager["Visit"]):
     def fit(self) -> tuple[Payload, dict[str, float]]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""
         client, algorithm = self.client, self.algorithm
+        before = {} if client.tells_errors else algorithm.packed_state()
         with self.timed("train"):
             losses = algorithm.fit()
         with self.timed("prototypes"):
             upload = algorithm.upload()
         algorithm.privacy.check_answer()
         with self.timed("save"):
-            if tensors := algorithm.packed_state():
+            after = algorithm.packed_state()
+            whole = client.tells_errors or all(bool(value.isfinite().all()) for value in after.values())
+            if tensors := after if whole else before:
                 client.states.save(client.instructions.round, client.arch, tensors)
         return upload, losses
 

@@ -14,11 +14,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from flwr.app import Array, RecordDict
-
 from client_app.state import StateError, record_in
 from protofl_common.basics.files import digest, locked
-from protofl_common.wire.records import WAITING
 
 FILE = "audit.jsonl"
 START = "0" * 64  # stands for the line before the first
@@ -48,19 +45,18 @@ def append(folder: Path, **entry: Any) -> str:
     return hash_of(line)
 
 
-def refuse(folder: Path, reason: str, **about: Any) -> tuple[str, bool]:
+def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, bool]:
     """Append a refusal at its first, second, fourth … time in a day; the reason that may leave, and if it was appended.
 
     So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
-    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. AuditError where the log, or the
-    count, cannot be written.
+    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. That a site ``waits`` always does,
+    whoever was refused before: there are as many such reasons as requests. AuditError where nothing can be written.
     """
-    today, kind = date.today().isoformat(), digest(reason, {**about, "round": 0, "run": 0, "name": ""})
-    most = MOST_REFUSALS * (1 + reason.startswith(WAITING))  # others' refusals must not hide it from an honest server
+    today, kind = date.today().isoformat(), digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:
             counts = days.pop(today, {})
-            if kind not in counts and len(counts) >= most:
+            if kind not in counts and len(counts) >= MOST_REFUSALS and not waits:
                 kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
             times = counts[kind] = counts.get(kind, 0) + 1
             if appended := times.bit_count() == 1:
@@ -84,18 +80,6 @@ def _last_line(log: IO[bytes]) -> bytes:
         log.truncate(log.tell() - len(half))
     log.seek(0, os.SEEK_END)
     return lines[-1] if lines else b""
-
-
-def of_reply(content: RecordDict) -> dict[str, Any]:
-    """Return what the log says of a reply: its records, its bytes of arrays, and a digest of all of it."""
-    digest, sizes = hashlib.sha256(), dict[str, int]()
-    for name in sorted(content):
-        sizes[name] = 0
-        for key, value in sorted(content[name].items()):
-            data = value.data if isinstance(value, Array) else repr(value).encode()
-            sizes[name] += len(data)
-            digest.update(json.dumps([name, key, len(data)]).encode() + data)
-    return {"sent": sizes, "sha256": digest.hexdigest()}
 
 
 def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:

@@ -169,8 +169,8 @@ class ClientAlgorithm(Generic[H]):
         settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
         if batch_size:
             settings = replace(settings, batch_size=batch_size)
-        samples = self.training_set if data is None else data
-        return training.train(step, samples, settings, self.client.seed_for(purpose, self.round))
+        data = self.training_set if data is None else data
+        return training.train(step, data, settings, self.client.seed_for(purpose, self.round), self.client.tells_errors)
 
     # -- after training ------------------------------------------------------------------------------------------
     def upload(self) -> Payload:

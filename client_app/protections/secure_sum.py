@@ -27,12 +27,13 @@ from cryptography.exceptions import InvalidTag
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from client_app.answers import log
 from client_app.client import Client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks, sums
-from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.payloads import Payload, pack_payload, summary_of
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
 
@@ -127,13 +128,18 @@ class SecureSum:
     def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
         """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
-        summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
+        due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
+        if upload.entries.keys() != due.keys():
+            raise ValueError(f"an upload of {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}")
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         names, clients = sums.figure_names(settings.row.reported_losses, self.client.metrics), len(progress.keys)
-        figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
-        vector = np.concatenate([figures, sums.to_sums(upload, summed, bounded, samples, clients)])
+        addends = sums.to_sums(upload, due, bounded, samples, clients)
+        if not addends[0]:
+            log("ERROR", f"run {self.run_id}: NaN or infinity would be sent; zeros are, lest the server learn of it")
+        vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        sent = masks.masked(vector, progress.secret, self.name, peers).view(np.int64)
+        received = summary_of(self.client.content.array_records)["sha256"]
+        sent = masks.masked(vector, progress.secret, self.name, peers, received).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
         following = masks.new_secret() if self.next_sum else b""
         if following:

@@ -101,8 +101,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def digest(*parts: object) -> str:
-    """16 hexadecimal digits that stand for ``parts`` (plain values only)."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    """16 hexadecimal digits that stand for ``parts`` (plain values; of others their text)."""
+    return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()[:16]
 
 
 def cache_folder(cache_dir: str) -> Path:

@@ -218,7 +218,7 @@ def digest_of(run_config: Values) -> str:
 
 def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
-    merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
+    merging: dict[str, Scalar] = {} if CATALOG[algo].exchange.up else {"merging": "mean", "max-update-ratio": 0.0}
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
 
@@ -284,12 +284,14 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
 
 
 def _upload_problems(settings: Settings) -> Iterator[str]:
-    merging, algo = settings.bounds.merging, settings.run.algo
-    if merging not in ("auto", "mean") and "merging" not in settings.row.supports:
-        why = f"the row of {algo} does not declare that its server merges by it"
-        if not settings.row.exchange.up:
-            why = f"in {algo} clients send nothing that a server could merge"
-        yield f"merging = {merging!r}: {why}; choose mean"
+    algo, row = settings.run.algo, settings.row
+    why = f"the row of {algo} does not declare that its server merges by it"
+    if not row.exchange.up:
+        why = f"in {algo} clients send nothing that a server could merge"
+    needed: dict[str, tuple[Scalar, str]] = {"merging": ("mean", why), "max-update-ratio": (0.0, why)}
+    needed |= {} if algo in CATALOG else {"liars": (0, why)}  # what it bounds in one of these, its page says
+    for setting, only, _ in () if "merging" in row.supports else _changed(settings, needed):
+        yield f"{setting}: {why}; choose {only}"
     noise, sent = settings.noise.prototype_noise, vectors_in(settings.exchange.up).values()
     if noise != "none" and any(entry.probabilities for entry in sent):
         yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"

@@ -58,7 +58,7 @@ def is_past(day: str) -> bool:
 
 
 def signed_part(config: Values) -> bytes:
-    return json.dumps({key: config[key] for key in sorted(config.keys() - UNSIGNED)}).encode()
+    return json.dumps({key: config[key] for key in sorted(config.keys() - UNSIGNED)}, default=repr).encode()
 
 
 def id_of(config: Values) -> str:

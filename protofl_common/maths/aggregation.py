@@ -120,9 +120,14 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
         length_of(value.double() - other[name].double() for name, value in sent.items() if value.is_floating_point())
         for sent, other in zip(sets, received, strict=True)
     ]
-    limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
+    limit = ratio * statistics.median_low(usual) if len(usual := with_length(lengths)) >= FEWEST else math.inf
     pairs = zip(sets, received, lengths, strict=True)
     return [sent if length <= limit else _between(other, sent, limit / length) for sent, other, length in pairs]
+
+
+def with_length(lengths: Sequence[float]) -> Sequence[float]:
+    """The lengths, of whose median a multiple is a bound: without those of 0 where half or more are."""
+    return lengths if statistics.median_low(lengths) else [length for length in lengths if length]
 
 
 def length_of(tensors: Iterable[Tensor]) -> float:

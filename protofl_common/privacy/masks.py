@@ -1,9 +1,11 @@
 """Masks that cancel in a sum (Bonawitz et al., "Practical Secure Aggregation", CCS 2017).
 
 Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that is u's own; PRG a
-stream of numbers mod 2^64.
+stream of numbers mod 2^64; r_u a digest of what u received from the server. Masks of clients that received different
+things do not cancel: a server that sent all but u a model which no data change would find u's vector in the sum
+(Pasquini, Francati and Ateniese, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022).
 
-Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv) − Σ_{v: v<u} PRG(s_uv)     mod 2^64
+Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod 2^64
 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
 
 A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
@@ -74,11 +76,11 @@ def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
     return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], way.encode())
 
 
-def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes]) -> np.ndarray:
+def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes], received: str) -> np.ndarray:
     """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
     total: np.ndarray = vector + own_mask(part(secret, OWN), len(vector))
     for peer in keys.keys() - {site}:
-        total += pair_mask(part(secret, PAIR), site, peer, keys[peer], len(vector))
+        total += pair_mask(part(secret, PAIR), site, peer, keys[peer], len(vector), received)
     return total
 
 
@@ -87,9 +89,9 @@ def own_mask(secret: bytes, length: int) -> np.ndarray:
     return _stream(_derived(secret), length)
 
 
-def pair_mask(secret: bytes, site: str, peer: str, public: bytes, length: int) -> np.ndarray:
-    """± PRG(s_uv) [L] uint64 as ``site`` adds it; what its ``peer`` adds is the negative of it."""
-    stream = _stream(_agreed(secret, part(public, PAIR)), length)
+def pair_mask(secret: bytes, site: str, peer: str, public: bytes, length: int, received: str) -> np.ndarray:
+    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; what its ``peer`` adds is the negative of it."""
+    stream = _stream(_derived(_agreed(secret, part(public, PAIR)) + received.encode()), length)
     return stream if site < peer else 0 - stream
 
 

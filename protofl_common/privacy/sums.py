@@ -48,13 +48,14 @@ def length(declared: Declared, limits: Limits) -> int:
 
 
 def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
-    """The upload of a client with ``samples`` training samples as a vector [L] uint64."""
+    """The upload of a client with ``samples`` training samples as a vector [L] uint64; zeros where it is not finite."""
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
-    return to_whole(np.concatenate(parts), clients)
+    numbers = np.concatenate(parts)
+    return to_whole(numbers if np.isfinite(numbers).all() else np.zeros_like(numbers), clients)
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
@@ -73,7 +74,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
     numbers = torch.from_numpy(from_whole(sums, clients))
     n, start = float(numbers[0]), 1
     if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):
-        raise RefusedMessage(f"sums of {n:g} training samples")
+        raise RefusedMessage(f"sums of {n:g} training samples (0: no site has finite numbers; try a smaller lr)")
     means = {}
     for name, entry in declared.items():
         arrays, codec = dict[str, torch.Tensor](), codec_of(name, entry, limits)
@@ -98,9 +99,9 @@ def weighted_figures(report: Report, train_samples: int, names: Sequence[str]) -
     for name in names:
         group, _, key = name.partition(".")
         figures, n = getattr(report, group), min(samples.get(group, report.test_samples), MOST_SAMPLES)
-        share = figures.get(key, 0.0) / (max(1, report.test_samples) if group == "correct" else 1)
+        share = figures.get(key, math.nan) / (max(1, report.test_samples) if group == "correct" else 1)
         total = n * np.clip(share, -LARGEST, LARGEST)
-        addends += [np.rint(total) if group == "correct" else total, n] if key in figures else [0.0, 0.0]
+        addends += [np.rint(total) if group == "correct" else total, n] if math.isfinite(total) else [0.0, 0.0]
     return np.array(addends, dtype=np.float64)
 
 

@@ -1,5 +1,7 @@
 """Payloads of the algorithms, packed, checked and summed by what their rows of the catalog declare."""
 
+import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -101,6 +103,17 @@ def payload_bytes(content: RecordDict) -> int:
     values = [value for record in content.values() for value in record.values()]
     parts = [value.data if isinstance(value, Array) else value for value in values]
     return sum(len(part) for part in parts if isinstance(part, bytes))
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the records of a message, each with its bytes (of arrays, or of the text), and a digest of all of it."""
+    digest, sizes = hashlib.sha256(), dict.fromkeys(sorted(content), 0)
+    for name in sizes:
+        for key, value in sorted(content[name].items()):
+            data = value.data if isinstance(value, Array) else repr(value).encode()
+            sizes[name] += len(data)
+            digest.update(json.dumps([name, key, len(data)]).encode() + data)
+    return {"sent": sizes, "sha256": digest.hexdigest()}
 
 
 def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:

@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, sum_after
+from protofl_common.wire.payloads import summary_of
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange
@@ -128,6 +129,7 @@ class SecureSum(Channel):
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
         total, points = np.zeros(self.size, np.uint64), masks.points_of(self.keys)
+        received = summary_of(self.received)["sha256"]
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
@@ -146,7 +148,7 @@ class SecureSum(Channel):
                 total += masks.own_mask(secret, self.size)
             else:
                 for peer in sent:
-                    total -= masks.pair_mask(secret, site, peer, self.keys[peer], self.size)
+                    total -= masks.pair_mask(secret, site, peer, self.keys[peer], self.size, received)
         if conflicts and len(in_all := set.intersection(*conflicts)) == 1:
             self._expel(in_all, "wrong shares of keys")
         return total

@@ -8,7 +8,7 @@ from statistics import median_low
 import numpy as np
 import torch
 
-from protofl_common.maths.aggregation import FEWEST, length_of, without_the_farthest
+from protofl_common.maths.aggregation import FEWEST, length_of, with_length, without_the_farthest
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
@@ -35,7 +35,7 @@ def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
     refused: dict[str, str] = {}
     for name in dict.fromkeys(name for payload in payloads.values() for name in payload.entries):
         norms = {site: _norm(sent.entries[name]) for site, sent in payloads.items() if name in sent.entries}
-        usual = float(np.median(list(norms.values()))) if len(norms) >= FEWEST else math.inf
+        usual = float(np.median(lengths)) if len(lengths := with_length([*norms.values()])) >= FEWEST else math.inf
         above = f"above {ratio:g} times the round's median of {usual:.3g} (max-norm-ratio)"
         refused |= {site: f"{name} of norm {norm:.3g}, {above}" for site, norm in norms.items() if norm > ratio * usual}
     return refused

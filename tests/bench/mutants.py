@@ -71,6 +71,11 @@ no mask of its own
 masks do not cancel
 - if site < peer else 0 - stream
 + if site != peer else stream
+masks cancel among sites that received different models
+- + received.encode()
+@@ protofl_common/privacy/sums.py: tests/federation/test_secagg.py
+a site says that what it was sent has broken its training | -k chooses_to_send
+- if np.isfinite(numbers).all() else np.zeros_like(numbers)
 @@ protofl_common/wire/payloads.py: tests/unit/protofl_common/privacy/test_privacy_sums.py
 counts weigh nothing
 - torch.ones(len(value)) if counts_P is None

@@ -279,7 +279,7 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
     ("secagg", True, Vectors(several=True), "for a sum has one vector of each class, where its clients send several"),
     ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
-    ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
+    ("liars", 1, Weights(), "liars = 1: the row of moon does not declare that its server merges by it; choose 0"),
 ])  # fmt: skip
 def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.

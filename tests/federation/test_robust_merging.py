@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from scipy.stats import trim_mean
 
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import to_run_config
 from protofl_common.maths import aggregation
 from protofl_common.maths.aggregation import clip_updates, dropped, merge_by_class, merge_prototypes, merge_weights
 from protofl_common.maths.prototypes import Prototypes
@@ -62,7 +63,7 @@ def test_against_numpy_and_scipy(seed: int) -> None:
         np.testing.assert_allclose(mean, trim_mean(rows, part + 1e-9), rtol=1e-6)
 
 
-def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() -> None:
+def test_no_order_of_clients_matters_a_class_nobody_sent_is_kept_and_the_default_is_the_mean() -> None:
     drawn = sets_of(np.random.default_rng(3), 4)
     sets = [Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4]) for one in drawn]
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
@@ -70,9 +71,6 @@ def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() 
     assert wanted.means[-1].tolist() == [7.0] * 8
     for order in itertools.permutations(sets):
         assert torch.equal(merge_prototypes(list(order), "uniform", previous, "median", 0.2).means, wanted.means)
-
-
-def test_the_default_is_the_mean_to_the_last_bit() -> None:
     sets = sets_of(np.random.default_rng(0), 7)
     for weighting in ("counts", "uniform"):
         found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)
@@ -101,15 +99,15 @@ def test_one_vote_per_client_by_hand() -> None:
 
 def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
     for algo, row in CATALOG.items():
-        for merging in ("median", "trimmed-mean"):
-            config = {"algo": algo, "merging": merging}
+        for key, value, other in (("merging", "median", "mean"), ("max-update-ratio", 2.0, 0.0)):
+            config = {"algo": algo, key: value}
             if "merging" in row.supports:
-                assert settings_of(config).bounds.merging == merging
+                assert to_run_config(settings_of(config))[key] == value
                 continue
-            why = f"in {algo} clients send nothing that a server could merge; choose mean"
+            why = f"in {algo} clients send nothing that a server could merge; choose {other}"
             if row.exchange.up:
-                why = f"the row of {algo} does not declare that its server merges by it; choose mean"
-            assert refusal(config) == f"merging = '{merging}': {why}"
+                why = f"the row of {algo} does not declare that its server merges by it; choose {other}"
+            assert refusal(config) == f"{key} = {value!r}: {why}"
     assert "'mode': choose one of auto, mean, median, trimmed-mean" in refusal({"merging": "mode"})
     assert "0.5: must be a number at least 0 and at most 0.49" in refusal({"trim-fraction": 0.5})
 
@@ -181,6 +179,7 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     assert found[:2] == sets[:2]
     assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
     assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
+    assert clip_updates([start, start, sets[0]], [start] * 3, 1.5)[2] is sets[0]  # no part of 0
 
 
 def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:

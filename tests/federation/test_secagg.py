@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from safetensors.torch import load_file
 from scipy.stats import chisquare
 
+from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.app import app as client_app
 from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
@@ -27,10 +28,11 @@ from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
+from server_app import round as server_round
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import both, by, silent, values_of, when
+from tests.support.attacks import both, by, raw, silent, values_of, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -522,6 +524,35 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_
     assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
 
 
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """To all sites but one a model that no data change, or to all a prototype that breaks the training of its class."""
+    honest, broken = server_round._contents, list[str]()
+
+    def chosen(strategy: Any, *about: Any) -> Any:
+        if strategy.prototypes is not None:
+            strategy.prototypes.means[3] = 1e30
+        contents = honest(strategy, *about)
+        for records in list(contents.values())[1:] if algo == "fedavg" else ():
+            zeros = {name: raw(0 * values_of(array)) for name, array in records["weights"].items()}
+            records["weights"] = ArrayRecord(zeros)  # type: ignore[index]
+        return contents
+
+    monkeypatch.setattr(server_round, "_contents", chosen)
+    monkeypatch.setattr(client_secagg, "log", lambda level, text: broken.append(text))
+    config, nodes = run_config(tmp_path, algo=algo, rounds=3, secagg=True, **SMALL), real_sites(CLIENTS, tmp_path / "d")
+    if algo == "fedavg":
+        with pytest.raises(FederationError, match="secure aggregation: sums of "):
+            run_federation(config, nodes=nodes)
+        return
+    outcome = run_federation(config, nodes=nodes)
+    assert not any(row["failed"] or row["void"] for row in outcome.rows)
+    assert [text.partition(": ")[2][:15] for text in broken] == 2 * ["NaN or infinity"]  # of one site, in two rounds
+    saved = [load_file(file) for file in tmp_path.rglob("d-*/**/000003-*.safetensors")]
+    assert len(saved) == CLIENTS
+    assert all(bool(value.isfinite().all()) for tensors in saved for value in tensors.values())
+
+
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
     seen: dict[str, dict[str, Any]] = {}
 
@@ -602,11 +633,6 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-def test_one_round_without_training_is_one_sum() -> None:
-    for more in ({"rounds": 1}, {"local-steps": 5}):
-        settings_of({"secagg": True, "local-epochs": 0} | more)
-
-
 @pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
@@ -616,20 +642,23 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any],
     assert "single uploads" in str(reply.error.reason)
 
 
-def test_a_site_may_take_part_in_nothing_else() -> None:
+def test_a_site_may_take_part_in_nothing_else_and_one_round_without_training_is_one_sum() -> None:
     node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
     said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"{said}; set secagg = true"
     settings_of({"secagg": True}, node)
     assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
+    for more in ({"rounds": 1}, {"local-steps": 5}):
+        settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
-def test_two_clients_are_too_few(tmp_path: Path) -> None:
+def test_two_clients_are_too_few_and_stages_and_entries_must_be_declared(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
         run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
-
-
-def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
     reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
     assert "which the run's settings do not ask for" in str(reply.error.reason)
+    honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
+    monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
+    with pytest.raises(FederationError, match="an upload of prototypes, weights; declared for this sum: prototypes"):
+        federation(tmp_path / "entries")

@@ -129,7 +129,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     for site in NAMES:
         assert f"waiting for approval at {site}: a run without a study ({Study.of(config).id})" in str(refusal.value)
     shown = hospitals.shown("requests")
-    for line in ("WAITS since", "nobody has signed it", "with       any sites", "protected  by nothing"):
+    for line in ("WAITS since", "nobody has signed it", "with       any sites", "maybe of one sample"):
         assert line in shown
     assert "leaves     FedProto: in each round " in shown
     assert "    setting    partition=own\n" in shown
@@ -159,15 +159,20 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
-    config = hospitals.config(rounds=4, run_name="mine")
+    """Once resumed, the run waits for a site of before that has not decided yet, and for none that denies."""
+    config = hospitals.config(rounds=4, run_name="mine", num_clients=2)
     hospitals.ask_and_decide(config)
     denies = when(lambda _, reply: hospitals.decide(config, "south", words=("deny",)) or reply, node=3, number=2)
     outcome = run_federation(config, nodes=hospitals.nodes, tamper=denies)
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
     assert [(row["valid"], row["failed"].get("south")) for row in outcome.rows] == [(3, None)] * 2 + [(2, denied)] * 3
-    (outcome.folder / "summary.json").unlink()
-    run_federation(config | {"resume": True}, nodes=hospitals.nodes, run_id=2)
-    assert "not there after join-timeout" not in hospitals.capsys.readouterr().out
+    request = hospitals.consent("south") / "studies" / hospitals.request(config).name
+    for run_id, decision in ((2, ""), (3, "denied")):
+        consent.write(request, replace(consent.read(request), decision=decision))
+        (outcome.folder / "summary.json").unlink()
+        run_federation(config | {"resume": True}, nodes=hospitals.nodes, run_id=run_id)
+        said = hospitals.capsys.readouterr().out
+        assert ("going on without south: not there after join-timeout" in said) == (not decision)
     hospitals.nodes[3]["approve"] = False  # such a site asks about no run, but its operator has denied this one
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
@@ -325,12 +330,9 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     assert "StateError (state-dir): its state" in hospitals.answer("north", config)
 
 
-def test_an_operator_is_not_asked_about_settings_that_the_server_does_not_have(hospitals: Hospitals) -> None:
+def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals: Hospitals, monkeypatch: Patch) -> None:
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
     assert not [*hospitals.consent("north").glob("studies/*.json")]
-
-
-def test_requests_cannot_fill_a_disk(hospitals: Hospitals, monkeypatch: Patch) -> None:
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
@@ -630,7 +632,7 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str
 
 @pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
 def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, hospitals: Hospitals) -> None:
-    config = hospitals.config()
+    config = hospitals.config(seed=number)
     grid = LocalGrid(config, hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
     for _ in range(2):
@@ -643,15 +645,15 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
 
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospitals, monkeypatch: Patch) -> None:
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
-    first, second = (hospitals.config(seed=seed) for seed in range(2))
-    many, more, most = (hospitals.config(rounds=rounds) for rounds in (3000, 4000, 5000))
-    reasons = [hospitals.answer("north", config) for config in (*11 * [first], many, more, most, most, second)]
-    assert all("waiting for approval" in reason for reason in (*reasons[:11], reasons[-1]))
+    (first, *later), alike = (hospitals.config(seed=seed) for seed in range(3)), {"waiting for approval at north": 1}
+    many, most = (hospitals.config(rounds=rounds) for rounds in (3000, 5000))
+    reasons = [hospitals.answer("north", each) for each in (*11 * [first], many, first | alike, most, most, *later)]
+    assert all("waiting for approval at north: a run" in reason for reason in (*reasons[:11], *reasons[-2:]))
     assert "rounds = 3000" in reasons[11]
-    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-1])
+    assert all("more than 2 refusals today; the log of the site says more" in reason for reason in reasons[12:-2])
     assert not wrong_in(hospitals.consent("north") / audit.FILE)
     lines = hospitals.lines()
-    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1]
+    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
     assert {reason.removeprefix("site north: ") for reason in reasons} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))

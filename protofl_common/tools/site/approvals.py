@@ -76,7 +76,7 @@ def described(settings: Settings) -> Iterator[str]:
     rest += "; its number of training samples, exact" * (settings.privacy.sums_only and not settings.hides_samples)
     yield f"           numbers of samples and of right predictions{rest}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
-    for line in protections(values) or ["by nothing: what leaves is exact, and of this site alone"]:
+    for line in protections(values) or ["by nothing: what leaves is exact, of this site alone, maybe of one sample"]:
         yield f"protected  {line}"
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"

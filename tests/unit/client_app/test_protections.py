@@ -45,15 +45,12 @@ def test_protections_follow_from_settings_and_node(node: Any, settings: Any, wan
     assert [protection.name for protection in protections_of(client)] == wanted
 
 
-def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts() -> None:
+def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(tmp_path: Path) -> None:
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"client_app.protections.{path.stem}")
     assert {kind for kind in Protection.__subclasses__() if kind.__module__.startswith("client_app.")} == {*PROTECTIONS}
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
-
-
-def test_a_site_reads_that_secure_aggregation_acts_too(tmp_path: Path) -> None:
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
 

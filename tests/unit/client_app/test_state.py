@@ -99,14 +99,11 @@ def test_a_state_of_another_run_is_not_used_and_one_of_another_network_or_algori
         StateFolder(tmp_path / "b", "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
 
 
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(tmp_path: Path, capsys: Printed) -> None:
     states = saved(folder(tmp_path), 3)
     flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
     with pytest.raises(StateError, match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"):
         states.load(4, "cnn4", CPU)
-
-
-def test_a_client_goes_on_from_the_state_before_a_damaged_one(tmp_path: Path, capsys: Printed) -> None:
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
     assert loaded(states, 4) == 2

@@ -61,7 +61,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
+def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked() -> None:
     """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
     model, other, chosen = some_model(), torch.nn.Linear(4, 4), for_epochs(settings(local_epochs=1), 3)
     before = other.weight.detach().clone()
@@ -75,9 +75,6 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
     train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1)
     assert calls == [True] * 6
     assert not torch.equal(other.weight, before)
-
-
-def test_a_module_beside_the_model_is_checked_too() -> None:
     model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
     other.register_buffer("spoilt", torch.zeros(1))
 

@@ -374,8 +374,9 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Pa
     monkeypatch.setattr("os.geteuid", lambda: 0)
     if os.getuid() == 0:
         os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
-    assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
-    assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
+    for words in ("approve first.toml", "deny first.toml", "key", "purge first"):
+        assert main(["site", *words.split(), "--node-config", NODE]) == 1
+        assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
 
 
 # -- a site with demands ----------------------------------------------------------------------------------------------
@@ -451,19 +452,16 @@ def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a
     assert set(NODE_KEYS) <= named
 
 
-def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
-    run: dict[str, Any] = ONE | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
-    lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
-    assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
-
-
-def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(site: Path, capsys: Printed) -> None:
+def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(site: Path, capsys: Printed) -> None:
     node = NODE.replace('classes="cat,dog"', "")
     assert main(["site", "check", "partition=own", "image-size=8", "--node-config", node]) == 1
     said = capsys.readouterr()
     assert "have 2 classes that nobody named; set classes" in said.out
     assert 'add classes="cat,dog" to its node config' in said.err
     assert "cat" not in said.out
+    run: dict[str, Any] = ONE | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
+    lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
+    assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
 
 @pytest.mark.slow

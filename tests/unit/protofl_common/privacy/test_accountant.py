@@ -45,13 +45,10 @@ def test_epsilon_is_never_below_the_tight_one(mechanisms: list[Mechanism]) -> No
     assert tight <= epsilon(mechanisms, 1e-5) <= 1.2 * tight
 
 
-def test_one_gaussian_by_hand() -> None:
+def test_one_gaussian_by_hand_and_the_least_noise_keeps_the_budget() -> None:
     by_hand = min(a / 8 + math.log(1 - 1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in ORDERS)
     assert epsilon([Mechanism(1.0, 2.0, 1)], 1e-5) == pytest.approx(by_hand, rel=1e-12)
     assert epsilon([], 1e-5) == 0
-
-
-def test_the_least_noise_keeps_the_budget_and_a_little_less_does_not() -> None:
     noise = least_noise(lambda one: [Mechanism(0.1, one, 100)], 1e-5, 3.0, "dp-epsilon = 3")
     assert epsilon([Mechanism(0.1, noise, 100)], 1e-5) <= 3 < epsilon([Mechanism(0.1, 0.99 * noise, 100)], 1e-5)
     with pytest.raises(SettingsError, match="dp-epsilon = 1e-06: no noise is large enough"):

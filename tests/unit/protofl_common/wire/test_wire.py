@@ -182,12 +182,16 @@ def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
     assert_refused(content, UP, re.escape(said))
 
 
-def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
+def test_several_prototypes_of_a_class_are_limited_and_so_are_sets(monkeypatch: Patch) -> None:
     declared = {"prototypes": Vectors(several=True)}
     content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
     found = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True).vectors()
     assert found.labels.tolist() == [2, 2, 2, 5]
     assert_refused(content, declared, "3 prototypes with the same label", Limits(10, 3, max_per_class=2))
+    # FedPCL makes a table of all classes of each set, however few of them it has
+    monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
+    declared, one = {"sets": VectorSets()}, Prototypes(torch.ones(1, 3), torch.tensor([0]))
+    assert_refused(pack_payload(Payload(sets=(one, one)), declared), declared, "in order, to 0")
 
 
 @pytest.mark.parametrize(("array", "values", "said"), [
@@ -206,13 +210,6 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
     content = pack_payload(Payload(local_sets=sets), declared)
     content.array_records["local_sets"][array] = raw(values)
     assert_refused(content, declared, re.escape(said))
-
-
-def test_a_message_has_no_more_sets_than_there_can_be_clients(monkeypatch: Patch) -> None:
-    """FedPCL makes a table of all classes of each set, however few of them it has."""
-    monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
-    declared, one = {"sets": VectorSets()}, Prototypes(torch.ones(1, 3), torch.tensor([0]))
-    assert_refused(pack_payload(Payload(sets=(one, one)), declared), declared, "in order, to 0")
 
 
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
@@ -458,10 +455,7 @@ def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
         sent |= {key.replace("seen", name): value for key, value in pair.items()}
         content = pack_payload(Payload(weights=sent), declared)
         assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
-
-
-def test_more_bytes_than_the_whole_weights_are_refused_first() -> None:
-    """These are 4 · 24 and 8 · 25 bytes."""
+    # These are 4 · 24 and 8 · 25 bytes
     sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}
     content = pack_payload(Payload(weights=sent), CHANGES)
     with pytest.raises(RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"):
@@ -483,19 +477,19 @@ def some_content(numbers: int = 6) -> RecordDict:
     return RecordDict({"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})})
 
 
-def test_what_comes_out_is_what_was_put_in_and_travels_in_three_parts() -> None:
+def test_what_comes_out_of_an_envelope_is_what_was_put_in_and_nothing_that_lies_beside() -> None:
     inside = put_in(some_content())
     assert take_out(inside) == some_content()
     assert list(take_out(inside)) == list(some_content())
     assert put_in(inside) is inside
     assert len(get_all_nested_objects(inside)) == 2  # Beside the message itself; eight without it
     assert len(get_all_nested_objects(some_content())) == 8
-
-
-def test_large_content_and_a_message_without_an_envelope_stay_as_they_are() -> None:
     large = some_content(LARGEST // 4 + 1)
     assert put_in(large) is large
     assert take_out(large) is large
+    inside = put_in(some_content())
+    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
+    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
 
 
 def test_what_goes_to_many_sites_is_in_memory_once() -> None:
@@ -513,12 +507,6 @@ def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> Non
     broken = RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})})
     assert take_out(broken) == RecordDict()
     assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
-
-
-def test_nothing_may_lie_beside_what_is_in_an_envelope() -> None:
-    inside = put_in(some_content())
-    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
-    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
 
 
 def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
