@@ -124,8 +124,7 @@ def _mnist_m(*paths: Path) -> RawData:
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     domains = np.repeat(np.arange(len(parts)), [len(part) for _, part in parts])
-    official = np.zeros(len(labels), dtype=np.uint8)
-    return RawData(images, labels, domains, official, tuple(map(str, range(10))), names)
+    return RawData(images, labels, domains, np.zeros(len(labels), np.uint8), tuple(map(str, range(10))), names)
 
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
@@ -146,8 +145,7 @@ def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels
 def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
     """Dark strokes on light grey, of changing contrast, under strong noise."""
     ground, contrast = rng.uniform(0.6, 0.95), rng.uniform(0.4, 0.6)
-    grey = ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE))
-    return np.repeat(grey[..., None], 3, axis=2)
+    return np.repeat((ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE)))[..., None], 3, axis=2)
 
 
 def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
