@@ -284,12 +284,14 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
 
 
 def _upload_problems(settings: Settings) -> Iterator[str]:
-    merging, algo = settings.bounds.merging, settings.run.algo
-    if merging not in ("auto", "mean") and "merging" not in settings.row.supports:
+    algo, values = settings.run.algo, to_run_config(settings)
+    plain = {"merging": "mean"} | ({} if algo in CATALOG else {"liars": 0, "max-update-ratio": 0})
+    odd = [key for key in plain if values[key] not in ("auto", -1, plain[key])]
+    for key in odd if "merging" not in settings.row.supports else ():
         why = f"the row of {algo} does not declare that its server merges by it"
         if not settings.row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
-        yield f"merging = {merging!r}: {why}; choose mean"
+        yield f"{key} = {values[key]!r}: {why}; choose {plain[key]}"
     noise, sent = settings.noise.prototype_noise, vectors_in(settings.exchange.up).values()
     if noise != "none" and any(entry.probabilities for entry in sent):
         yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
