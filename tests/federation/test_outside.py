@@ -484,8 +484,7 @@ def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> N
     (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]
-    section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
-    assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", PAGE.partition("## Data:")[2].partition("\n## ")[0]))
     settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width", "similarity"}  # of Vectors, of a half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}

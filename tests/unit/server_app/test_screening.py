@@ -88,8 +88,7 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
     federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
     upload = Upload("north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0))
     (found,) = bound_samples([upload], federation, RoundResult())
-    counts = found.payload.counts("label_counts")
-    assert counts.tolist() == [20, 0, 40]
+    assert found.payload.counts("label_counts").tolist() == [20, 0, 40]
 
 
 def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
