@@ -116,15 +116,15 @@ def try_method(
     from flwr.app import Context, RecordDict
 
     from client_app.client import Client
-    from protofl_common.wire.payloads import Payload
+    from protofl_common.wire.payloads import Payload, pack_payload
 
     alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "own", "state-dir": mkdtemp()}
     config = _config(data, settings | alone)
     site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)
-    algorithm = client(site, 1)
-    sent = algorithm.upload().entries
-    algorithm.receive(Payload(**{name: sent[name] for name in sent.keys() & site.settings.exchange.down.keys()}))
+    algorithm, exchange = client(site, 1), site.settings.exchange
+    pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
+    algorithm.receive(Payload(**{name: sent.entries[name] for name in sent.entries.keys() & exchange.down.keys()}))
     return Tried(algorithm.fit(), algorithm.upload())
 
 

@@ -120,6 +120,8 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
     assert plain.upload.vectors().means.shape[1] == 64
     assert public.try_method(FedProto, **DATA).losses["prototype"] > 0
     assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
+    with pytest.raises(ValueError, match="odd is not declared for this direction; declared: prototypes"):
+        public.try_method(type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}), **DATA)
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
