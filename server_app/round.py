@@ -104,7 +104,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     before, strategy.reduced, strategy.parts = pack_attributes(strategy, strategy.state), set(), {}
     try:
         with seeded(derive_seed(strategy.seed, "merge", result.number)):
-            metrics = strategy.merge(uploads)
+            metrics = {name: float(value) for name, value in (strategy.merge(uploads) or {}).items()}
         result.bounded |= strategy.reduced
         odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
         why = f"{odd[0]} of the server would no longer be finite" if odd else ""

@@ -21,37 +21,37 @@ def code_version() -> str:
     return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
 
 
-def version_of(module: str) -> str:
+def version_of(module: str, on_disk: str = "") -> str:
     """The first 8 digits for the package of ``module``, or its one file; "" if Python finds none.
 
     Of an imported one as at the first look, until it is reloaded: this process runs that.
     """
-    return _versions(module)[0]
+    version, imported = on_disk or _digest(files_of(module)), getattr(sys.modules.get(module), "__spec__", None)
+    return version if imported is None else str(vars(imported).setdefault("protofl_version", version))
 
 
 def was_edited(module: str) -> bool:
-    """Return whether its files are others than at the first look, which this process runs."""
-    running, on_disk = _versions(module)
-    return running != on_disk
+    """Return whether its package's files are others than at the first look at a module of it that this process runs."""
+    package, on_disk = module.partition(".")[0], _digest(files_of(module))
+    return any(version_of(name, on_disk) != on_disk for name in [*sys.modules] if name.partition(".")[0] == package)
 
 
-def _versions(module: str) -> tuple[str, str]:
+def files_of(module: str) -> list[Path]:
+    """The files of its package, or its one file; none where Python finds no file, as of a notebook's ``__main__``."""
     try:
         spec = find_spec(module.partition(".")[0])
-    except ValueError:  # of a module without a file, such as a notebook's ``__main__``
+    except ValueError:
         spec = None
     if spec is None:
-        return "", ""
+        return []
     every = (file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
     files = [file for file in every if file.is_file()]  # an editor's lock is none
-    if not files and spec.has_location and spec.origin:
-        files = [Path(spec.origin)]
-    version, imported = _digest(files), getattr(sys.modules.get(module), "__spec__", None)
-    return version if imported is None else str(vars(imported).setdefault("protofl_version", version)), version
+    return files or ([Path(spec.origin)] if spec.has_location and spec.origin else [])
 
 
 def _digest(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:8]
+    content = [file.read_bytes() for file in sorted(files)]
+    return hashlib.sha256(b"".join(content)).hexdigest()[:8] if content else ""
 
 
 @cache

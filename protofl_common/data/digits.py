@@ -145,8 +145,7 @@ def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels
 def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
     """Dark strokes on light grey, of changing contrast, under strong noise."""
     ground, contrast = rng.uniform(0.6, 0.95), rng.uniform(0.4, 0.6)
-    grey = ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE))
-    return np.repeat(grey[..., None], 3, axis=2)
+    return np.repeat((ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE)))[..., None], 3, axis=2)
 
 
 def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:

@@ -4,7 +4,6 @@ function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
 
 import os
 import re
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from protofl_common.basics.code_version import was_edited
+from protofl_common.basics.code_version import files_of, was_edited
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
@@ -180,15 +179,15 @@ def read_python(name: str, settings: DataSettings) -> RawData:
         found = {key: getattr(found, key) for key in KEYS if hasattr(found, key)} or found
     if not isinstance(found, Mapping):
         raise DataError(f"dataset = {name!r}: it returned {type(found).__name__}, not a dictionary of arrays")
+    if odd := [key for key in found if key not in KEYS and not str(key).startswith("_")]:
+        raise DataError(f"dataset = {name!r}: it returned {odd[0]!r}; choose among {', '.join(KEYS)}")
     return from_arrays(found, f"dataset = {name!r}", settings.classes, gaps=settings.impute != "none")
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """The files of the function's package, or its module's one file, and ``data-dir``."""
     load(name, "dataset")
-    package = sys.modules[name.partition(":")[0].partition(".")[0]]
-    files = [file for folder in getattr(package, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
-    if not files and not (files := [Path(getattr(package, "__file__", None) or "")])[0].is_file():
+    if not (files := files_of(module_of(name))):
         raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
     if was_edited(module_of(name)):
         raise DataError(f"dataset = {name!r}: its code was edited after its import; start Python (the kernel) again")

@@ -393,7 +393,10 @@ _ROWS = {
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
-        exchange=Exchange(MODEL | {"control": Weights(of="control")}, MODEL | {"control": Weights(of="change")}),
+        exchange=Exchange(
+            MODEL | {"control": Weights("control", meaning="the mean of all control variates")},
+            MODEL | {"control": Weights("change", meaning="the change of its control variate")},
+        ),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
     ),
@@ -460,8 +463,8 @@ _ROWS = {
         "Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
         exchange=Exchange(
-            MODEL | {"coefficients": Weights(of="augmentation", parts=("coefficients.",))},
-            MODEL | {"averages": Weights(of="augmentation", parts=("averages.",))},
+            MODEL | {"coefficients": Weights("augmentation", ("coefficients.",), meaning="how much maps may vary")},
+            MODEL | {"averages": Weights("augmentation", ("averages.",), meaning="means and spreads of its maps")},
         ),
         single_uploads="its server takes the variance over the clients",
     ),

@@ -265,8 +265,7 @@ def allow_named(config: Values) -> None:
 def check_named(config: Values) -> None:
     """SettingsError where these settings name a module that is not allowed, or something that it lacks."""
     for key, name in _named_in(config):
-        look = python_names.check_allowed if key == "dataset" else python_names.load
-        look(name, key)
+        (python_names.check_allowed if key == "dataset" else python_names.load)(name, key)
     for name in (name for key in NETWORKS for name in names_in(config.get(key))):
         if python_names.LIBRARY_NETWORK.fullmatch(name):
             from protofl_common.models.build import check_library  # PyTorch, seconds

@@ -54,7 +54,8 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
             value.data.copy_(entries[name])
         case dict():
             lasting = {key: each for key, each in value.items() if isinstance(each, _IN_PLACE)}
-            return _tree(inner) | {key: _restored(each, key, inner) for key, each in lasting.items()}
+            new = _tree(inner) | {key: _restored(each, key, inner) for key, each in lasting.items()}
+            return {key: new[key] for key in (value | new) if key in new}  # files sort, and sums go by the order
         case _:
             plain = {key: entries[key] for part in ("", _MEANS, _LABELS, _COUNTS) if (key := name + part) in entries}
             return _tree(inner) if inner else _tree(plain).get(name)

@@ -138,8 +138,7 @@ class Predictor:
             labels = nearest if by == "prototype" else labels
             pairs = zip(nearest.tolist(), distances_NP.amin(1).tolist(), strict=True)
             near = [(names[label], distance, distance > self.threshold) for label, distance in pairs]
-        probabilities = scores.softmax(1).gather(1, labels[:, None])[:, 0]
-        rows = zip(labels.tolist(), probabilities.tolist(), near, strict=True)
+        rows = zip(labels.tolist(), scores.softmax(1).gather(1, labels[:, None])[:, 0].tolist(), near, strict=True)
         return [Prediction(label, names[label], share, *nearest) for label, share, nearest in rows]
 
 

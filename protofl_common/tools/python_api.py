@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protofl_common.basics.code_version import version_of, was_edited
+from protofl_common.basics.code_version import was_edited
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
-from protofl_common.experiment.catalog import Hparams
+from protofl_common.experiment.catalog import Hparams, algorithm_named
 from protofl_common.experiment.node import allow_named, own_code
 from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
@@ -95,7 +95,9 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
-    if edited := [name for name in own_code(config, without=()) if was_edited(name)]:
+    row = algorithm_named(str(config["algo"]))
+    modules = [*own_code(config, without=()), *(path.partition(":")[0] for path in (row.client, row.server))]
+    if edited := [name for name in modules if was_edited(name)]:
         raise SettingsError(f"{edited[0]}: its code was edited after its import; start Python (the kernel) again")
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
@@ -109,19 +111,20 @@ def try_method(
     act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    version_of(client.__module__)  # so that `run` refuses it once it is edited
+    if was_edited(half := client.__module__):
+        raise SettingsError(f"{half}: its code was edited after its import; start Python (the kernel) again")
     from flwr.app import Context, RecordDict
 
     from client_app.client import Client
-    from protofl_common.wire.payloads import Payload
+    from protofl_common.wire.payloads import Payload, pack_payload
 
     alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "own", "state-dir": mkdtemp()}
     config = _config(data, settings | alone)
     site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)
-    algorithm = client(site, 1)
-    sent = algorithm.upload().entries
-    algorithm.receive(Payload(**{name: sent[name] for name in sent.keys() & site.settings.exchange.down.keys()}))
+    algorithm, exchange = client(site, 1), site.settings.exchange
+    pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
+    algorithm.receive(Payload(**{name: sent.entries[name] for name in sent.entries.keys() & exchange.down.keys()}))
     return Tried(algorithm.fit(), algorithm.upload())
 
 

@@ -97,6 +97,7 @@ class Weights(Entry):
     parts: tuple[str, ...] = ("",)  # ``("body.",)``, ``("head.",)``; the default is all of it
     without_last: int = 0  # layers with weights, counted from the end, that are left out
     normalisation: bool = True  # False leaves out normalisation layers, with their statistics (FedBN)
+    meaning: str = ""  # what the module is to a site's operator, where its name does not say it: "its control variate"
 
     @property
     def words(self) -> str:
@@ -105,7 +106,7 @@ class Weights(Entry):
         model = "model" if self.of == "model" else f"{self.of} model"
         left_out = ["its last layers"] if self.without_last else []
         left_out += [] if self.normalisation else ["its normalisation layers"]
-        return f"{parts} of the {model}{' but ' if left_out else ''}{' and '.join(left_out)}"
+        return self.meaning or f"{parts} of the {model}{' but ' if left_out else ''}{' and '.join(left_out)}"
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,10 @@ class ServerStrategy(Generic[H]):
 
     def templates(self) -> dict[str, Template]:
         """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
-        return {name: template_of(self.entry(name) or {}) for name in weights_in(self.settings.exchange.up)}
+        weights = {name: self.entry(name) for name in weights_in(self.settings.exchange.up)}
+        if lacking := [name for name, entry in weights.items() if entry is None]:
+            raise FederationError(f"{type(self).__name__} lacks {lacking[0]}: uploads must have its names and shapes")
+        return {name: template_of(entry) for name, entry in weights.items()}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:

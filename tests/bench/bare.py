@@ -109,13 +109,11 @@ def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
 
 def loop(start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> None:
     """Minibatches of 10 as in the paper, by autograd through `torch.cdist`; trains ``start`` in place."""
-    parameters = [start.vectors_CD, *start.transform.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=LOOP_LR)
+    optimizer = torch.optim.SGD([start.vectors_CD, *start.transform.parameters()], lr=LOOP_LR)
     for _ in range(epochs):
         for rows in torch.randperm(len(labels_P)).split(LOOP_BATCH):
             logits = -torch.cdist(samples_PD[rows], start.transform(start.vectors_CD))
-            apart = margin * F.one_hot(labels_P[rows], logits.shape[1])
-            loss = F.cross_entropy(logits - apart, labels_P[rows])
+            loss = F.cross_entropy(logits - margin * F.one_hot(labels_P[rows], logits.shape[1]), labels_P[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -76,8 +76,7 @@ def _written(name: str) -> str:
 
 def _between(text: str, mark: str, lines: Iterable[str]) -> str:
     """``text`` with these lines from ``mark`` to the next `END`."""
-    made = "\n".join((mark, *lines, END))
-    return re.sub(f"{mark}.*?{END}", lambda _: made, text, flags=re.DOTALL)
+    return re.sub(f"{mark}.*?{END}", lambda _: "\n".join((mark, *lines, END)), text, flags=re.DOTALL)
 
 
 def _what_travels() -> Iterator[str]:

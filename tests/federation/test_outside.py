@@ -265,7 +265,7 @@ class Summing(FedAvg[Any]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.seen.append([upload.clients for upload in uploads])
-        return {}
+        return {"uploads": torch.tensor(len(uploads))}  # type: ignore[dict-item]
 
 
 def change(monkeypatch: Patch, **fields: Any) -> None:
@@ -279,7 +279,9 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
     ("secagg", True, Vectors(several=True), "for a sum has one vector of each class, where its clients send several"),
     ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
+    ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
     ("liars", 1, Weights(), "liars = 1: the row of moon does not declare that its server merges by it; choose 0"),
+    ("max-update-ratio", 2.0, Weights(), "max-update-ratio = 2.0: the row of moon does not declare"),
 ])  # fmt: skip
 def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
@@ -301,8 +303,12 @@ def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any,
 def test_an_upload_says_of_how_many_clients_it_is(secagg: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
-    run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
+    run = run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
     assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
+    assert run.rows[0]["server"] == {"uploads": 1.0 if secagg else 4.0}
+    change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
+    with pytest.raises(FederationError, match="Summing lacks steps: uploads must have its names and shapes"):
+        run_federation(run_config(tmp_path / "lacks", **MOON, rounds=1), clients=1)
 
 
 def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tmp_path: Path) -> None:
@@ -478,8 +484,7 @@ def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> N
     (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]
-    section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
-    assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", PAGE.partition("## Data:")[2].partition("\n## ")[0]))
     settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width", "similarity"}  # of Vectors, of a half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}

@@ -52,8 +52,7 @@ SAME_CLIENTS = {"mpft-office10": "fedpcl-office10", "pfllib-fmnist": "fedtgp-fmn
 
 @pytest.mark.parametrize("name", SAME_CLIENTS)
 def test_recipes_of_one_setting_divide_the_data_alike(name: str) -> None:
-    folder = RECIPES[0].parent
-    texts = [(folder / f"{one}.toml").read_text(encoding="utf-8") for one in (name, SAME_CLIENTS[name])]
+    texts = [(RECIPES[0].parent / f"{one}.toml").read_text(encoding="utf-8") for one in (name, SAME_CLIENTS[name])]
     found, wanted = (Settings.from_run_config(default_run_config() | flatten(tomllib.loads(text))) for text in texts)
     assert found.data == wanted.data
 

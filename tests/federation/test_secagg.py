@@ -379,8 +379,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
-        begins = {NEXT_SUM} if kind in ("train", "query.unmask") else set()
-        assert names == wanted.get(kind, {SECAGG}) | begins
+        assert names == wanted.get(kind, {SECAGG}) | ({NEXT_SUM} if kind in ("train", "query.unmask") else set())
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
             size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}

@@ -607,8 +607,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals:
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes)
-    heads = [set(row["audit"]) for row in outcome.rows]
-    assert heads == 3 * [set(NAMES)]
+    assert [set(row["audit"]) for row in outcome.rows] == 3 * [set(NAMES)]
     against = ("--against", str(outcome.folder))
     assert "nothing was compared" in hospitals.shown("audit", "--against", str(outcome.folder.parent), status=1)
     shown = hospitals.shown("audit", *against)

@@ -38,8 +38,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 def test_the_readme_says_who_runs_each_block() -> None:
-    readme = README.read_text(encoding="utf-8")
-    assert len(blocks_of(README)) == readme.count("```sh") == 11
+    assert len(blocks_of(README)) == README.read_text(encoding="utf-8").count("```sh") == 11
     assert {block.machine for block in blocks_of(README)} == {"preamble", "superlink", "north"}
 
 

@@ -65,8 +65,7 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
     for name, half in (("ours", "server_app"), ("east", "client_app")):
         assert not list(federation.home(name).rglob(half))  # not even unpacked
     assert not (federation.folder / "theirs").exists()
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))}
-    assert modes == {0o700, 0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))} == {0o700, 0o600}
 
 
 def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_the_sites_own_count(

@@ -136,8 +136,7 @@ def _of_site(run: RecordedRun, settings: Settings, number: int, site: str, allow
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
-    stated = stated_samples(data.train_labels, settings.privacy)
-    if stated != run.sites[site].get("train-samples"):
+    if stated_samples(data.train_labels, settings.privacy) != run.sites[site].get("train-samples"):
         raise SettingsError(f"{run.folder}: {site} has other data here than in the run")
     return data, Predictor(TrainedModel.read(file), allow=allow)
 

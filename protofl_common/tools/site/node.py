@@ -37,8 +37,7 @@ def node_config(text: str) -> dict[str, Scalar]:
         node: dict[str, Scalar] = parse_config_args([text] if text else None)
     except (ClickException, OSError, ValueError) as error:
         raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}") from error
-    assigned = re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=")
-    if not text.endswith(".toml") and assigned > len(node):
+    if not text.endswith(".toml") and re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=") > len(node):
         raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
     return node
 

@@ -268,8 +268,7 @@ print(train()[0] == lean, sys.modules[COMPILER] is not stand_in)
 def test_optimizers_do_the_same_without_the_compiler_which_is_there_for_whoever_asks() -> None:
     done = subprocess.run([sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    lines = ["True False", "False False", "True torch._dynamo.decorators", "True True"]
-    assert done.stdout.splitlines() == lines
+    assert done.stdout.splitlines() == ["True False", "False False", "True torch._dynamo.decorators", "True True"]
 
 
 OF_STORED_INPUTS = """

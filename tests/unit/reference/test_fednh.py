@@ -83,5 +83,4 @@ def test_two_rounds_equal_an_independent_script(rho: float, scale: float, mergin
     head = {"head.weight": torch.from_numpy(prototypes).float(), "head.bias": torch.zeros(10)}
     body = {name: value for name, value in weights.items() if name != "scale"}
     plain.assert_models_left(outcome.folder, {client.name: body | head for client in clients})
-    reported = outcome.summary["accuracy-of-clients"].values()
-    assert all(one["head"] == one["prototype"] for one in reported)
+    assert all(one["head"] == one["prototype"] for one in outcome.summary["accuracy-of-clients"].values())

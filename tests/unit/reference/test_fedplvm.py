@@ -68,8 +68,7 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tm
     weights, protos = dict(clients[0].model_of("global").state_dict()), Set()
     sizes = [len(client.y) for client in clients]
     for number in (1, 2):
-        trained = [client.train(number, weights, protos) for client in clients]
-        weights = averaged(trained, sizes)
+        weights = averaged([client.train(number, weights, protos) for client in clients], sizes)
         local = [pair for client in clients for pair in client.prototypes()]
         protos = clusters(local)
 

@@ -93,8 +93,7 @@ def test_two_rounds_equal_an_independent_script(
     last = outcome.exchanged(MessageType.EVALUATE)[0][0]
     np.testing.assert_allclose(values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4)
     plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
-    held_by_all = sum(len(set(client.y)) for client in clients)
-    assert outcome.rows[1]["bytes"]["up"] == held_by_all * (4 * DIM + 8)
+    assert outcome.rows[1]["bytes"]["up"] == sum(len(set(client.y)) for client in clients) * (4 * DIM + 8)
     assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(prototypes)) * (4 * DIM + 8)
 
 

@@ -104,8 +104,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
         """Send models at these places of a line of one parameter; the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
         server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, moved, strict=True)])
-        clusters = [[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)]
-        return sorted(clusters)
+        return sorted([[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)])
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
     assert merge(0, 4, 4.5, 5.5) == [["site-0", "site-1", "site-2"], ["site-3"]]

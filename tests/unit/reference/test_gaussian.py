@@ -96,8 +96,7 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     at = x[:: len(x) // 50]
     found, wanted = model(torch.from_numpy(at)).numpy(), by_hand(x, y, head, at)
     found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
-    scale = np.abs(wanted[np.isfinite(wanted)]).max()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted[np.isfinite(wanted)]).max())
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 

@@ -79,8 +79,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
-    width = clients[0].r.shape[1]
-    assert outcome.rows[0]["bytes"] == {"up": plain.CLIENTS * 10 * (4 * width + 8), "down": 0}
+    assert outcome.rows[0]["bytes"] == {"up": plain.CLIENTS * 10 * (4 * clients[0].r.shape[1] + 8), "down": 0}
 
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:

@@ -99,8 +99,7 @@ def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_cos
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
         message.metadata.__dict__["_run_id"] = 1
-    words = ["whole", "spoilt", "whole"]
-    contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in words]
+    contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "whole"]]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     answered = pull_each(grid, messages)

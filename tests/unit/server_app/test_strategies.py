@@ -34,8 +34,7 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     server.merge([upload("site-0", {0: [1.0, 0.0]}), upload("site-1", {1: [0.0, 1.0]})])
     server.merge([upload("site-1", {1: [0.0, 3.0]})])
     down = server.payload_down()
-    everybody = down.vectors()
-    assert everybody.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "class 0, which nobody sent, stays"
+    assert down.vectors().means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "class 0, which nobody sent, stays"
     first, second = down.sets("local_sets")
     assert first.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "its own class 0, completed by the global class 1"
     assert second.means.tolist() == [[1.0, 0.0], [0.0, 3.0]]
@@ -106,8 +105,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     before = server.vectors_CD.detach().clone()
     sent = [upload(f"site-{i}", {c: [c, i] * 8 for c in held}) for i, held in enumerate(((0, 1, 3), (1, 3), (3,)))]
     server.merge(sent)
-    changed = (server.vectors_CD.detach() != before).any(dim=1)
-    assert changed.tolist() == [True, True, False, True, False]
+    assert (server.vectors_CD.detach() != before).any(dim=1).tolist() == [True, True, False, True, False]
     server.merge(sent[1:])
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 

@@ -1,9 +1,10 @@
 """``import protofl``: a federation and a client half from Python, and the names that extensions import."""
 
 import sys
-from dataclasses import dataclass
-from importlib import reload
+from dataclasses import dataclass, replace
+from importlib import import_module, reload
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from client_app.algorithms.fedproto import FedProto
 from client_app.algorithms.fedprox import FedProx
 from hatch_build import AppAsData
 from protofl_common.data.raw import DataError
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools import extending as extend
+from protofl_common.tools import local
 from protofl_common.tools import python_api as public
 from server_app.network.membership import FederationError
 
@@ -77,6 +80,22 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
                 public.run(**own)
             reload(imported)
         assert public.run(**own).summary["metrics"]["head/own_figures:mine"]["mean"] == mine
+    processes = SimpleNamespace()  # they begin with what this process has imported, and cannot reload it
+    monkeypatch.setattr(local, "pool", lambda workers: processes)
+    local.LocalGrid({}, {}, 1, workers=2)
+    reload(sys.modules["own_figures"])
+    with pytest.raises(public.SettingsError, match="workers = 2: they began before own_figures was reloaded"):
+        local.LocalGrid({}, {}, 1, workers=2)
+    for text in (
+        "class Mine(ClientAlgorithm): pass",
+        "class Mine(ClientAlgorithm): state = ()",
+    ):  # its row is elsewhere
+        (tmp_path / "own_half.py").write_text(f"from client_app.algorithms.base import ClientAlgorithm\n{text}")
+        half = import_module("own_half")
+    monkeypatch.setattr(public, "algorithm_named", lambda name: replace(CATALOG[name], client="own_half:Mine"))
+    for act in (lambda: public.run(**own), lambda: public.try_method(half.Mine, **DATA)):  # type: ignore[arg-type]
+        with pytest.raises(public.SettingsError, match="own_half: its code was edited after its import"):
+            act()
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
@@ -101,6 +120,8 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
     assert plain.upload.vectors().means.shape[1] == 64
     assert public.try_method(FedProto, **DATA).losses["prototype"] > 0
     assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
+    with pytest.raises(ValueError, match="odd is not declared for this direction; declared: prototypes"):
+        public.try_method(type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}), **DATA)
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:

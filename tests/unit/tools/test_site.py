@@ -145,8 +145,7 @@ client_process.fork_for_each_message(sys.argv[1])
 def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     command = [sys.executable, "-c", FORKED, str(ROOT)]
     done = subprocess.run(command, input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True)
-    handled = [f"True [['{name}']] b''" for name in "abc"]
-    assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
+    assert sorted(done.stdout.splitlines()) == [*[f"True [['{name}']] b''" for name in "abc"], "ahead True"]
     assert done.stderr.count("Traceback") == done.stderr.count("ValueError: of b alone") == 1
     assert done.returncode == 0
 
@@ -510,8 +509,7 @@ def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: Print
     (tmp_path / "privacy" / "0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
     node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path}" require-dp="epsilon<=8"'
     assert main(["site", "status", "--node-config", node]) == 0
-    both = epsilon([Mechanism(1.0, 4.0, 2)], 1e-5)
-    line = f"privacy ledger 0123.json: ε = {both:.3g} of 8 is spent (δ = 1e-05)"
+    line = f"privacy ledger 0123.json: ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)"
     assert line in capsys.readouterr().out.splitlines()
 
 

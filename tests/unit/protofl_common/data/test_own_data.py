@@ -330,6 +330,8 @@ def thing(data_dir):
     return Thing()
 def nothing(data_dir):
     return 3
+def misspelt(data_dir):
+    return {**vars(Thing), "spilt": ["train"] * 4}
 """
 
 
@@ -351,6 +353,7 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         (f"{own_module}:absent", SettingsError, f"dataset = '{own_module}:absent': {own_module} has no absent"),
         ("no_such_module:load", SettingsError, "no_such_module cannot be imported .*put its folder on PYTHONPATH"),
         (f"{own_module}:nothing", DataError, "returned int, not a dictionary of arrays"),
+        (f"{own_module}:misspelt", DataError, "returned 'spilt'; choose among inputs, labels, client, split, classes"),
     ):
         with pytest.raises(kind, match=said):
             open_data(data_settings(dataset=name))

@@ -67,8 +67,7 @@ def two_groups() -> torch.Tensor:
 def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     means, counts = cluster(two_groups(), method, clusters)
     assert counts.sum() == len(two_groups())
-    expected = torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
-    torch.testing.assert_close(means[means[:, 0].argsort()], expected)
+    torch.testing.assert_close(means[means[:, 0].argsort()], torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]]))
 
 
 def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vectors() -> None:

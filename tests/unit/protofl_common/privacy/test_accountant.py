@@ -76,8 +76,7 @@ def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...], ev
     plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
     evaluated = range(1, 6, evaluate_every) if evaluate_every else ()
     mechanisms = [one for number in range(1, 6) for one in plan.of_round(number, number in evaluated)]
-    kinds = bool(epochs) + bool(any(tables)) + bool(evaluate_every)
-    assert len({one.noise for one in mechanisms}) == kinds
+    assert len({one.noise for one in mechanisms}) == bool(epochs) + bool(any(tables)) + bool(evaluate_every)
     assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(5))
     assert plan.epsilon(5, final=bool(evaluate_every)) <= 2
     assert not (epochs or any(tables)) or plan.epsilon(5, final=bool(evaluate_every)) > 1.9

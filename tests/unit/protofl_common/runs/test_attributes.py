@@ -25,7 +25,7 @@ class Half:
         self.generator = torch.Generator().manual_seed(0)
         self.prototypes: Prototypes | None = None
         self.absent: Prototypes | None = None
-        self.table: dict[str, Any] = {}
+        self.table: dict[str, Any] = dict.fromkeys(("plain", "site-1", "a:b"))  # not the order of names
 
     def live(self) -> None:
         (self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()).backward()
@@ -78,6 +78,7 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     assert_same(fresh.prototypes, lived.prototypes)
     assert fresh.absent is None
     assert_same(fresh.table, lived.table)
+    assert list(fresh.table) == list(lived.table)
     momenta = [half.optimizer.state_dict()["state"] for half in (fresh, lived)]
     assert len(momenta[1]) == 5
     assert_same(*momenta)

@@ -235,8 +235,7 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
         assert_refused(more, BODY, f"weights whose arrays do not fit: {odd}", BODY_LIMITS)
         with pytest.raises(RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"):
             check_size(more, BODY, BODY_LIMITS)
-    less = pack_payload(Payload(weights={}), BODY)
-    assert_refused(less, BODY, r"arrays do not fit: body\.w", BODY_LIMITS)
+    assert_refused(pack_payload(Payload(weights={}), BODY), BODY, r"arrays do not fit: body\.w", BODY_LIMITS)
 
 
 def test_the_declared_part_of_a_module() -> None:
@@ -504,8 +503,7 @@ def test_what_goes_to_many_sites_is_in_memory_once() -> None:
 @pytest.mark.parametrize("text", [b"\xff\xff", b"\x0a\x03\x0a\x01x", 5, "words", None])
 def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> None:
     """The second is a record without a kind."""
-    broken = RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})})
-    assert take_out(broken) == RecordDict()
+    assert take_out(RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})})) == RecordDict()
     assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
 
 

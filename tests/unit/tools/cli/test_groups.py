@@ -52,8 +52,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
         assert group["interval"] == pytest.approx(wanted)
     paired = stats.ttest_rel(LOCAL, OURS)
     assert local["difference"]["p"] == pytest.approx(paired.pvalue)
-    wanted = [100 * end for end in paired.confidence_interval(0.95)]
-    assert local["difference"]["interval"] == pytest.approx(wanted)
+    assert local["difference"]["interval"] == pytest.approx([100 * end for end in paired.confidence_interval(0.95)])
     assert local["difference"]["mean"] == pytest.approx(-4.5)
     assert ours["difference"] is None
 
