@@ -212,8 +212,7 @@ def numbers(run: RecordedRun) -> Iterator[Markup]:
         "Clustering finds more of them where a class looks more varied."
     )
     title, unit = "Prototypes per class over the rounds", "prototypes per class"
-    rounds = [row["round"] for row in rows]
-    yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit)
+    yield plot.line_chart("prototype-numbers", title, caption, [row["round"] for row in rows], lines, unit)
 
 
 def time(run: RecordedRun) -> Iterator[Markup]:
