@@ -110,8 +110,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
     """SettingsError where a run that is resumed has another result than the one that was started."""
     wanted = to_run_config(settings)
-    keys = [key for key in {**before, **wanted} if key not in MAY_DIFFER]
-    if changed := [key for key in keys if before.get(key) != wanted.get(key)]:
+    if changed := [key for key in {**before, **wanted} if key not in MAY_DIFFER and before.get(key) != wanted.get(key)]:
         lines = [f"resume = true: the run {folder.name!r} was started with other settings"]
         lines += [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
         raise SettingsError("\n".join(lines))
@@ -124,13 +123,15 @@ def _text(settings: dict[str, Scalar], key: str) -> str:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Nobody else may run or resume this run meanwhile, SettingsError if somebody does; a killed one's leftovers go."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(RunFolder(folder).lock)
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
         raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
+    except OSError as error:
+        raise SettingsError(f"out-dir: {folder.parent} cannot be written ({error.strerror})") from error
     for place in (folder, folder / CHECKPOINTS):  # which may be no run's
         remove_leftovers(place)
     try:

@@ -34,7 +34,8 @@ PATIENCE = 5.0  # seconds between two lines of progress
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     """The folder ``data-dir``; DataError when it is not given or no folder, with a ``hint`` at another way."""
     if not settings.data_dir:
-        needs = f"dataset {settings.dataset!r} needs files; set data-dir to their folder"
+        filled = ", which download = true can fill" if hint else ""
+        needs = f"dataset {settings.dataset!r} needs files; set data-dir to their folder{filled}"
         raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():

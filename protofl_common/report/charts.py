@@ -41,7 +41,7 @@ def means(run: RecordedRun) -> Iterator[Markup]:
             lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
     ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
     worst = "" if run.hides_clients else ", and that of the worst tenth"
-    measured = "Measured with what the clients received, after the round that stands below."
+    measured = "Measured with what the clients received, after the round on the horizontal axis."
     caption = f"Test accuracy over the clients, {ways}: the mean{worst}. {measured}"
     caption += " Validation: the mean on their validation data." if any("validation" in row for row in rows) else ""
     title, unit = "Mean and worst clients", "test accuracy, %"
@@ -71,10 +71,7 @@ def of_clients(run: RecordedRun) -> Iterator[Markup]:
     for kind in run.last if sites else ():
         rows = run.evaluations(kind)
         values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
-        caption = (
-            f"Test accuracy of every client by {MEANING[kind]}; the lighter, the better. "
-            f"Blank: not evaluated then.{shown}"
-        )
+        caption = f"Test accuracy of each client by {MEANING[kind]}; lighter is better. Blank: not evaluated.{shown}"
         name, title = f"accuracy-of-clients-{kind}", f"Every client ({kind})"
         yield plot.heat_map(name, title, caption, values, sites, _rounds(rows), "test accuracy, %", "after round")
 
@@ -105,7 +102,7 @@ def losses(run: RecordedRun) -> Iterator[Markup]:
     if any("server-loss" in row.get("server", {}) for row in rows):
         lines["server's loss"] = [row.get("server", {}).get("server-loss", math.nan) for row in rows]
     if rows:
-        caption = "Mean training loss over the clients' samples in each round, and the terms that it is the sum of."
+        caption = "Mean training loss over the clients' samples in each round, and the terms of which it is the sum."
         rounds = [row["round"] for row in rows]
         yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", "round")
 
@@ -135,9 +132,9 @@ def margins(run: RecordedRun) -> Iterator[Markup]:
     values_RC = np.stack([global_C, np.nanmax(clients_SC, axis=0), *clients_SC[:MOST_CLIENTS]])
     rows = ["global", "largest", *list(last["clients"])[:MOST_CLIENTS]]
     caption = (
-        f"After round {last['round']}: the least distance of a class's prototype to those of the other classes, in the "
-        "global set, and in each client's own (FedTGP, Figure 1). Where the first row is darker than the second, which "
-        "has the largest of all clients, merging has moved the classes together."
+        f"After round {last['round']}: the distance from a class's prototype to the nearest of another class, among "
+        "the global prototypes and each client's (FedTGP, Figure 1). The second row has each class's largest margin "
+        "at any client; where the first is darker, merging has moved the classes together."
     )
     name, title, unit = "margins-by-class", "Prototype margins by class", "margin (Euclidean)"
     yield plot.heat_map(name, title, caption, values_RC, rows, names, unit, "class")
@@ -215,23 +212,21 @@ def numbers(run: RecordedRun) -> Iterator[Markup]:
         "Clustering finds more of them where a class looks more varied."
     )
     title, unit = "Prototypes per class over the rounds", "prototypes per class"
-    rounds = [row["round"] for row in rows]
-    yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit)
+    yield plot.line_chart("prototype-numbers", title, caption, [row["round"] for row in rows], lines, unit)
 
 
 def time(run: RecordedRun) -> Iterator[Markup]:
     """A round as the server sees it; and a client's part of it, by phase."""
     if rows := [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]:
-        phases = dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"])
         lines = {"whole round": [row["seconds"].get("total", math.nan) for row in rows]}
         lines["merging"] = [row["seconds"].get("aggregate", math.nan) for row in rows]
         lines |= {
-            f"client: {phase}": [row["seconds"]["clients"].get(phase, 0.0) / row["valid"] for row in rows]
-            for phase in phases
+            f"client: {phase}": [row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows]
+            for phase in dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"])
         }
         caption = (
-            "A round as the server sees it, with the clients' work, which may take turns on one machine; the server's "
-            "own merging; and the phases of a client's part, in the mean over the clients."
+            "The whole round as the server sees it, in which clients on one machine may take turns; the server's own "
+            "merging; and each phase of a client's work, averaged over the clients."
         )
         rounds = [row["round"] for row in rows]
         yield plot.line_chart("time-of-a-round", "Time of a round", caption, rounds, lines, "seconds", "round")

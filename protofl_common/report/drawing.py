@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ def line_chart(
             look |= {"linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)]}
             if len(places) <= 60:
                 look |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, len(places) // 12)}
-            axes.plot(places, values, label=label, **look)
+            axes.plot(np.array(places)[known := ~np.isnan(values)], np.array(values)[known], label=label, **look)
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")

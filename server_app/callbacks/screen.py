@@ -155,7 +155,7 @@ def final_table(summary: Summary) -> str:
         f"{figures.chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {lost or 'none'}"
     )
-    title = f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}"
+    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{'s' * (summary['rounds'] > 1)}{early}"
     heads = ("accuracy of", *figures.MEASURES.values(), "best mean")
     return figures.Table(heads, [*rows, *figures.metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
 

@@ -318,7 +318,7 @@ def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, t
         (["export", str(run)], "choose with --site: site-0, site-1"),
         (["export", str(run), "--site", "site-7"], "choose site-0, site-1"),
         (["export", str(run), "--site", "site-0", "--unknown", "1"], "at least 0 and below 1"),
-        (["predict", str(model), bad, "--out", str(out)], "none of the 1 files could be read"),
+        (["predict", str(model), bad, "--out", str(out)], "none of these files could be read"),
         (["predict", str(model), str(tmp_path / "none.png")], "there is no such file"),
         (["predict", str(model), empty], "no images in this folder"),
         (["predict", str(model), str(model / CARD)], "is not a readable image"),

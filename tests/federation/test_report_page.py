@@ -102,13 +102,11 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
             assert lines[f"{kind}, {label}"][-1] == 100 * figures[name]
     text = "\n".join(page.texts)
-    for way in ("up", "down"):
-        assert human_bytes(fedtgp.summary["bytes"][way]) in text
-    assert "FedTGP on digits" in text
+    parts = ["FedTGP on digits", *(human_bytes(fedtgp.summary["bytes"][way]) for way in ("up", "down"))]
+    assert all(part in text for part in parts), parts
     settings = {row[0]: row[1:] for table in page.tables for row in table[1:] if table[0][0] == "setting"}
-    assert settings["algo"] == ["fedtgp", "fedproto"]
-    assert settings["rounds"] == ["3", "20"]
-    assert settings["fedtgp.server-epochs"] == ["5", "100"]
+    names = ("algo", "rounds", "fedtgp.server-epochs")
+    assert [settings[name] for name in names] == [["fedtgp", "fedproto"], ["3", "20"], ["5", "100"]]
     assert set(settings) == set(fedtgp.summary["settings"])
 
 
@@ -133,8 +131,7 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
         assert np.array_equal(kept["labels"][kept["owners"] == owner], uploads[site][1])
     merged = load_file(fedtgp.folder / "prototypes.safetensors")
     assert np.array_equal(kept["global-means"], merged["means"])
-    page = read(fedtgp)
-    assert page.marks("prototypes-map")[:2] == [len(kept["labels"]), len(merged["labels"])]
+    assert read(fedtgp).marks("prototypes-map")[:2] == [len(kept["labels"]), len(merged["labels"])]
 
 
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
@@ -142,10 +139,9 @@ def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
     assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
-        data = client_of(fedtgp.grid.run_config, index, 4).data
-        counts = np.bincount(data.train_labels, minlength=10).tolist()
-        assert sites[f"site-{index}"]["train-classes"] == counts
-        assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
+        labels = client_of(fedtgp.grid.run_config, index, 4).data.train_labels
+        counts = np.bincount(labels, minlength=10).tolist()
+        assert sites[f"site-{index}"]["train-classes"] == np.nan_to_num(counts_CS[:, index]).tolist() == counts
 
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
@@ -155,13 +151,14 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 
 
 def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
-    fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3)
-    page = read(fedplvm)
-    assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
+    fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
+    assert {"accuracy-of-domains", "prototype-numbers"} <= set(read(fedplvm).figures)
     *_, lines, _ = drawn(charts.numbers, fedplvm.folder, "line_chart")
     for site, (_, labels) in sent(fedplvm, 3).items():
         domain = fedplvm.summary["clients"][site]["domain"]
         assert lines[domain][-1] == pytest.approx(len(labels) / len(np.unique(labels)))
+    evaluated = drawn(charts.time, fedplvm.folder, "line_chart")[4]["client: evaluate"]
+    assert np.isnan(evaluated).tolist() == [False, True, False]
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:

@@ -106,8 +106,7 @@ def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     data = {"dataset": "arrays", "data_dir": str(table), "models": "mlp-1", "partition": "iid", "train_samples": 0}
     config = run_config(tmp_path, rounds=2, run_name="mine", **data)
     stop(config, "after the checkpoint", 1)
-    whole = table.read_text(encoding="utf-8")
-    table.write_text(whole.removesuffix("59,1\n"), encoding="utf-8")
+    table.write_text(table.read_text(encoding="utf-8").removesuffix("59,1\n"), encoding="utf-8")
     data_key.cache_clear()  # as in a new process
     assert re.search(r"the data are not those .*: site-\d has \S+ = .*, and had ", refusal(config))
 
@@ -117,6 +116,7 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
     config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     assert "nothing to resume, there is no" in refusal(config)
     assert "run-name must name the run" in refusal(config | {"run-name": ""})
+    assert f"out-dir: {__file__} cannot be written" in refusal(config | {"out-dir": __file__})
     assert not list((tmp_path / "runs").iterdir())
     before = run_federation(config, CLIENTS).summary
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})

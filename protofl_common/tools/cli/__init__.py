@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 from protofl_common.basics.text import names_in
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     from protofl_common.basics.files import TensorFileError
     from protofl_common.data.raw import DataError  # numpy, which --help does not need
@@ -75,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def program() -> NoReturn:
     """`main` as a program: after Ctrl-C no thread that waits for a killed process keeps it."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" for a character that the terminal's encoding lacks
     if (status := main()) == STOPPED:
         sys.stdout.flush()
         os._exit(STOPPED)

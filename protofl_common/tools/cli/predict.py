@@ -79,8 +79,7 @@ _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models
 def act(arguments: argparse.Namespace) -> int:
     if not arguments.files:
         return _of_a_run(arguments)
-    if (folder := arguments.model / "clients").is_dir():
-        run = folder.parent
+    if ((run := arguments.model) / "clients").is_dir():
         raise SettingsError(f"{run} is a run; first take a model out of it: protofl export {run} --out model")
     from protofl_common.tools.inference import Predictor  # PyTorch, seconds
 
@@ -107,7 +106,7 @@ def act(arguments: argparse.Namespace) -> int:
         for file, reason in problems.items():
             print(f"left out: {_one_line(file)}: {_one_line(reason.removeprefix(f'{file} '))}", file=sys.stderr)
         if len(problems) == len(files):
-            raise SettingsError(f"none of the {len(files)} files could be read")
+            raise SettingsError("none of these files could be read")
     if problems or arguments.out:
         where = f"; {arguments.out}" if arguments.out else ""
         print(f"{len(files) - len(problems):,} files read, {len(problems):,} left out{where}", file=sys.stderr)

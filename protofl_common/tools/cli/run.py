@@ -172,6 +172,6 @@ def checked(config: Config, chosen: Config) -> Settings:
 
 
 def check_data_are_here(settings: DataSettings) -> None:
-    """DataError when the data set's files are missing and may not be downloaded; downloads nothing."""
-    if not settings.download:
+    """DataError when the files are missing and cannot be downloaded into a ``data-dir``; downloads nothing."""
+    if not (settings.download and settings.data_dir):
         source_of(settings.dataset).locate(settings)

@@ -1,5 +1,6 @@
 """``protofl list``, ``protofl compare``, ``protofl runs`` and ``protofl report``."""
 
+import io
 import json
 import os
 import time
@@ -15,7 +16,7 @@ from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
-from protofl_common.tools.cli import main
+from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
 from tests.support.commands import told
 from tests.support.fakes import row, write, write_run
@@ -31,12 +32,15 @@ def wide(monkeypatch: Patch) -> None:
 def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
-    for name in [*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED]:
-        assert name in listed
+    assert {*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED} <= set(listed)
     for name, text in (DATASETS | PARTITIONS | ARCHITECTURES | EMBEDDED).items():
         assert listed[name].endswith(text)
     for name, algorithm in CATALOG.items():
         assert algorithm.paper in listed[name]
+    ascii = io.TextIOWrapper(shown := io.BytesIO(), "ascii", write_through=True)
+    with mock.patch("sys.argv", ["protofl", "list"]), mock.patch("sys.stdout", ascii), pytest.raises(SystemExit):
+        program()
+    assert b"MNIST, 28?28 grey" in shown.getvalue()
 
 
 def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:

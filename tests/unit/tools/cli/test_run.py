@@ -98,6 +98,7 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
     ("algo=fedx rounds=0", ["algo = 'fedx': choose one of local,", "rounds = 0: must be a number at least 1"]),
     ("roundz=3", ["roundz: unknown key; did you mean rounds?"]),
     ("dataset=mnist partition=iid data-dir=/nowhere", ["data-dir = '/nowhere'"]),
+    ("dataset=mnist download=true", ["'mnist' needs files; set data-dir to their folder, which download = true can"]),
     ("partition=feature-shift dataset=digits", ["partition = 'feature-shift': dataset 'digits' has no domains"]),
     ("--recipe fedprotto", ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
     ("--clients 0", ["--clients 0: must be at least 1"]),
@@ -211,17 +212,15 @@ def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: bool) -> l
 
 
 def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert seen(GOOD, capsys) == OURS + RESULT
-    assert seen(GOOD, capsys, quiet=True) == RESULT
+    assert (seen(GOOD, capsys), seen(GOOD, capsys, quiet=True)) == (OURS + RESULT, RESULT)
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
     doubt = "warning: accuracy by head is 50.0 %, no better than a guess"
     assert seen([*GOOD[:6], doubt], capsys, quiet=True) == []
     screen = Screen(quiet=True)
-    for number in range(50):
-        screen(f"line {number}")
-    screen(doubt)
+    for line in [*(f"line {number}" for number in range(50)), doubt]:
+        screen(line)
     screen.conclude("")
     assert capsys.readouterr().out == f"{doubt}\n"
     assert [*screen.recent][-2:] == ["line 49", doubt]
