@@ -145,7 +145,7 @@ def test_the_superlinks_certificate_is_tried(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     certificates = program("certificates")
-    monkeypatch.setattr(certificates, "SERVER_DAYS", days)
+    monkeypatch.setattr(certificates, "SERVER_DAYS" if why else "CA_DAYS", days)  # it ends with its authority
     assert certificates.main([str(tmp_path), "--server", host or "127.0.0.1"]) == 0
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
