@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -96,3 +96,15 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
                 wrong = "does not follow the line before it: one was changed, moved or removed"
             before = hash_of(line.rstrip(b"\n"))
             yield before, entry, f"line {number} {wrong}" if wrong else ""
+
+
+def lacking(root: Path, name: str) -> str:
+    """Say which runs have rounds in the log that ``privacy/`` lacks, as it is lost or an older copy; "" for none."""
+    log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[str, int]()
+    for _, entry, _ in entries(log) if log.exists() else ():
+        if entry.get("kind") == "train" and "sent" in entry and type(entry.get("round")) is int:
+            last[f"{entry.get('run')} {entry.get('algo')}"] = entry["round"]
+    with record_in(file, "what was sent") if file.exists() else nullcontext({}) as answers:  # type: ignore[attr-defined]
+        runs = ", ".join(f"{key} round {last[key]}" for key in last if answers.get(key, (0, 0))[0] < last[key])
+    why = f"lacks what the audit log has ({runs}); see Backup and restore in docs/operations.md"
+    return f"state-dir: {file.parent} {why}" if runs else ""

@@ -86,12 +86,12 @@ def make_ca(folder: Path, *, renew: bool = False) -> None:
 
 
 def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> None:
-    """The SuperLink's certificate, for all of ``names``.
+    """The SuperLink's certificate, for all of ``names``; it ends with the authority at the latest.
 
     Raises
     ------
     CertificateError
-        If there is one already for other names, from another authority, or one that has expired.
+        If there is one already for other names, from another authority, or expired; or if the authority has.
     """
     wanted = [_alternative_name(name) for name in names]
     if _kept((folder / "server.crt", folder / "server.key"), renew):
@@ -103,12 +103,15 @@ def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> N
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
         raise CertificateError(f"{folder / 'ca.key'} is not the key of ca.crt")
+    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+    if left < 0:
+        raise CertificateError(f"{folder / 'ca.crt'} has expired; --renew ca, and bring it to all sites")
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ProtoFL SuperLink")])
     usage = x509.KeyUsage(digital_signature=True, **dict.fromkeys((*_OTHER_USES, "key_cert_sign", "crl_sign"), False))
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     certificate = (
-        _builder(subject, authority.subject, key.public_key(), SERVER_DAYS)
+        _builder(subject, authority.subject, key.public_key(), min(SERVER_DAYS, left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -197,7 +200,7 @@ def _check_server(folder: Path, wanted: list[x509.GeneralName]) -> None:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from client_app.audit import lacking
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
@@ -151,8 +152,7 @@ def check_affordable(client: Client) -> None:
     """SettingsError, before the first round, where not even one fits in what this site lets all runs spend."""
     if client.plan is not None and client.node.required_dp is not None:
         for file in ledgers_of(client, ""):
-            used = sum(read_ledger(file).values(), Counter())
-            _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))
+            _check_all_runs(client, sum(read_ledger(file).values(), _spending(client.plan.of_round(1, True))))
 
 
 def spent(file: Path, delta: float) -> float:
@@ -171,6 +171,8 @@ def read_ledger(file: Path) -> Ledger:
 
 def _check_all_runs(client: Client, used: Spending) -> None:
     if client.node.required_dp is not None:
+        if older := lacking(client.root, client.name):
+            raise LedgerError(older)
         cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
         _check(used, *client.node.required_dp, "require-dp, over all runs,", cure)
 

@@ -15,8 +15,7 @@ from flwr.supercore.run import Run
 
 from protofl_common.config.options import SettingsError
 
-SUBMISSIONS = 10  # the latest, of which a line is shown
-PATIENCE = 10.0  # seconds
+SUBMISSIONS, PATIENCE, FEW_DAYS = 10, 10.0, 30  # the latest, with a line each; seconds; days left of a certificate
 
 
 class Shown(NamedTuple):
@@ -50,7 +49,8 @@ def ask(name: str) -> Federation:
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:
-        raise SettingsError(f"{name}: the SuperLink cannot be asked ({error})") from error
+        cure = "; renew it as docs/operations.md says" * isinstance(error, ssl.SSLCertVerificationError)
+        raise SettingsError(f"{name}: the SuperLink cannot be asked ({error}){cure}") from error
     latest = sorted(map(run_from_proto, runs), key=lambda run: str(run.pending_at), reverse=True)
     return Federation([node for node in nodes if node.status != "unregistered"], latest, shown)
 

@@ -13,7 +13,7 @@ from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
-from protofl_common.tools.federation import Federation, ask
+from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +35,8 @@ def act(arguments: argparse.Namespace) -> None:
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
     numbers = [node.node_id for node in federation.nodes if node.name == name]
-    numbers = numbers or [
-        node for site, node, _ in _sites(federation, runs[0].known_sites() if runs else {}) if site == name
-    ]
+    sites = runs[0].known_sites() if runs else {}
+    numbers = numbers or [node for site, node, _ in _sites(federation, sites) if site == name]
     if len(numbers) != 1:
         names = ", ".join(sorted({node.name or str(node.node_id) for node in federation.nodes}))
         raise SettingsError(f"--node {name}: {len(numbers)} nodes have this name; choose from {names}")
@@ -55,15 +54,15 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         changed = sorted(run.override_config.items() - default_run_config().items())  # resume.toml has all settings
         asked = " ".join(f"{key}={value!r}" for key, value in changed)
         state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
+        state += " (waits for protofl worker: is it running?)" * (state == "pending")
         what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {printable(asked)}"
         yield f"run {run.run_id}  {run.pending_at[:19]}  {what}"
     for run_here in runs:
-        done, wanted = run_here.rounds
         if not run_here.summary() and not run_here.goes_on:
             how = f"flwr run . FEDERATION --stream --run-config {run_here.path}/resume.toml"
-            yield f"{run_here.path}: stopped after round {done} of {wanted}; it goes on by {how}"
-    if federation.shown.days is not None:
-        yield f"certificate of the SuperLink: {federation.shown.days} days left"
+            yield "{}: stopped after round {} of {}; it goes on by {}".format(run_here.path, *run_here.rounds, how)
+    if (days := federation.shown.days) is not None:
+        yield f"certificate of the SuperLink: {days} days left" + "; renew it" * (days < FEW_DAYS)
 
 
 def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:

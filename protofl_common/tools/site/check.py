@@ -27,14 +27,14 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
-from protofl_common.tools.federation import shown_by
+from protofl_common.tools.federation import FEW_DAYS, shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
-FEW_DAYS, FEW_BYTES, FULL = 30, 2**30, 10**6  # left of a certificate, free on a disk: less is a warning, or wrong
+FEW_BYTES, FULL = 2**30, 10**6  # free on a disk: less is a warning, or wrong
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
@@ -84,7 +84,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
         yield Finding(WARNING if few else FACT, "superlink", f"{address}: answers; {days}")
         level = WRONG if abs(shown.ahead) > MOST_SECONDS else WARNING if abs(shown.ahead) > MOST_SECONDS / 10 else FACT
         off = f"{abs(shown.ahead):.0f} s {'ahead of' if shown.ahead > 0 else 'behind'} the SuperLink's"
-        cure = f"; above {MOST_SECONDS} s Flower refuses the site: set it by NTP" if level else ""
+        cure = f"; above {MOST_SECONDS} s Flower refuses the site: set both by NTP" if level else ""
         yield Finding(level, "clock", off + cure)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from client_app.audit import lacking
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
@@ -47,9 +48,10 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield a line for each privacy ledger of this site: how much of ``require-dp`` is spent."""
+    """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
     from client_app.protections.differential_privacy import spent
 
+    yield from (f"WRONG: {line}" for line in [lacking(site_folders(node)[0], site_name(node))] if line)
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
         share = f" of {most:g}" if most else ""

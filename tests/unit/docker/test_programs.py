@@ -127,8 +127,7 @@ certificates = program("certificates")
 
 
 def make(folder: Path, *arguments: str) -> int:
-    status: int = certificates.main([str(folder), *arguments])
-    return status
+    return int(certificates.main([str(folder), *arguments]))
 
 
 @pytest.fixture
@@ -173,10 +172,9 @@ def test_strict_verification_accepts_the_chain(certs: Path) -> None:
 
 def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
-    public = serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
-    assert private.public_key() == public
+    assert private.public_key() == serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
 
 
 def test_repeating_changes_nothing(certs: Path) -> None:
@@ -220,15 +218,17 @@ def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, c
     assert contents(certs) == before
 
 
-def test_a_missing_half_or_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_missing_half_or_a_foreign_authority_is_refused(certs: Path, monkeypatch: Patch, capsys: Printed) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
-    assert make(tmp_path / "other", "--server", "my.host") == 0
-    (certs / "ca.crt").write_bytes((tmp_path / "other/ca.crt").read_bytes())
-    assert make(certs, "--server", "my.host") == 1
-    assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    assert make(certs.with_name("other"), "--server", "my.host") == 0
+    (certs / "ca.crt").write_bytes((certs.with_name("other") / "ca.crt").read_bytes())
+    assert [make(certs, "--server", "my.host", *more) for more in ((), ("--renew", "server"))] == [1, 1]
     (certs / "ca.key").unlink()
     assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    monkeypatch.setattr(certificates, "CA_DAYS", 0)
+    assert make(certs.with_name("old"), "--server", "my.host") == 1
     errors = capsys.readouterr().err
     for reason in ("--renew makes both anew", "is not signed by ca.crt", "is not the key of ca.crt", "is not here"):
         assert reason in errors
+    assert "old/ca.crt has expired; --renew ca, and bring it to all sites" in errors
