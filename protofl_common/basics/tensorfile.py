@@ -15,9 +15,7 @@ from protofl_common.basics.files import TensorFileError, replacing
 CHECKSUM = "checksum"
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True) -> None:
     """Replace ``path`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
     try:
         with replacing(path, private=True, durable=durable) as beside:

@@ -4,6 +4,7 @@ function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
 
 import os
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,10 +115,10 @@ def check_no_label(columns: Mapping[str, Sequence[Any]], labels: Any, where: str
     texts = [*map(str, labels)]
     for name, values in columns.items() if numbers or len(columns) > 1 else ():
         if 1 < len({*texts}) == len({*values}) == len({*zip(values, texts, strict=True)}) < len(texts):
-            said = f"{where}: column {name!r} says the label in other words"
+            copies = f"{where}: column {name!r} says the label in other words"
             if not numbers:
-                raise DataError(f"{said}; take it out of the data")
-            print(f"protofl: {said}; drop it, unless it is known before the label", file=sys.stderr, flush=True)
+                raise DataError(f"{copies}; take it out of the data")
+            print(f"protofl: {copies}; drop it, unless it is known before the label", file=sys.stderr, flush=True)
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
