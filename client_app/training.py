@@ -156,19 +156,18 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer of the settings; on a CPU its step passes once over the weights, not once for every operation."""
+    """The optimizer of the settings; Adam's step on a CPU passes once over the weights, not once for each operation."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    fused = all(parameter.device.type == "cpu" for parameter in parameters) or None  # None: PyTorch chooses
-    common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
-    if settings.optimizer == "adam":
-        cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, capturable=cuda, **common)
-    else:
-        optimizer = torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+    lr, decay = settings.lr, settings.weight_decay
+    if settings.optimizer != "adam":
+        return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
+    fused = all(parameter.device.type == "cpu" for parameter in parameters)
+    cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
+    adam = torch.optim.Adam(parameters, lr=lr, weight_decay=decay, capturable=cuda, fused=fused or None)
     if fused:
-        optimizer.register_step_pre_hook(_fused_where_in_order)
-    return optimizer
+        adam.register_step_pre_hook(_fused_where_in_order)
+    return adam
 
 
 def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
