@@ -241,7 +241,7 @@ from client_app.training import COMPILER, _without_compiler
 def train():
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
-    for kind, options in ((torch.optim.SGD, dict(momentum=0.9, weight_decay=0.1)), (torch.optim.Adam, dict(fused=True))):
+    for kind, options in ((torch.optim.SGD, dict(momentum=0.9, weight_decay=0.1)), (torch.optim.Adam, {"fused": True})):
         optimizer = kind(model.parameters(), lr=0.1, **options)
         for _ in range(3):
             optimizer.zero_grad()

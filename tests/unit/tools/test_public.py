@@ -125,7 +125,7 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
-    """Though a run would divide them among those that they name; two of the three are trained on, with all they have."""
+    """Though a run would divide them among those that they name: two of three are trained on, with all they have."""
     named = tmp_path / "mine.npz"
     np.savez(named, inputs=np.random.default_rng(1).normal(size=(12, 3)), labels=[0, 1] * 6, client=["a", "b", "c"] * 4)
     tried = public.try_method(FedProto, named, models="mlp-1", partition="natural", train_fraction=0.5)
