@@ -156,7 +156,7 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Return the settings' optimizer; on a CPU its step passes once over the weights, not once for every operation."""
+    """The optimizer of the settings; on a CPU its step passes once over the weights, not once for every operation."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type == "cpu" for parameter in parameters) or None  # None: PyTorch chooses
