@@ -46,11 +46,11 @@ def append(folder: Path, **entry: Any) -> str:
 
 
 def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, bool]:
-    """Append a refusal at its first, second, fourth … time in a day; the reason that may leave, and if it was appended.
+    """Append a refusal at its 1st, 2nd, 4th … time in a day; return the reason that may leave, and if it was appended.
 
     So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
-    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. That a site ``waits`` always does,
-    whoever was refused before: there are as many such reasons as requests. AuditError where nothing can be written.
+    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. A site that ``waits`` always
+    says so, whatever was refused before: such reasons are as few as requests. AuditError where nothing can be written.
     """
     today, kind = date.today().isoformat(), digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
@@ -99,7 +99,7 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
 
 
 def lacking(root: Path, name: str) -> str:
-    """Say which runs have rounds in the log that ``privacy/`` lacks, as it is lost or an older copy; "" for none."""
+    """Say which runs have rounds in the log that a lost or older ``privacy/`` lacks; "" for none."""
     log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[str, int]()
     for _, entry, _ in entries(log) if log.exists() else ():
         if entry.get("kind") == "train" and "sent" in entry and type(entry.get("round")) is int:

@@ -103,7 +103,7 @@ def _check_approved(config: Values, study: Study, run_id: int, path: Path, name:
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
     now, most = sorted({*request.run_ids, run_id}), request.bounded.runs
     if most and len(now) > most:
-        raise RefusedMessage(f"{name} takes part in {most} runs of {study}, resumed ones too, and has done so")
+        raise RefusedMessage(f"{name} takes part in {most} runs of {study}; all have begun, and resumed ones count")
     exchanges = (int(config["rounds"]) + 1) * (1 + len(names_in(config["baselines"])))
     kind, of_a_run = ("messages", MOST_MESSAGES * exchanges) if counts else ("introductions", MOST_INTRODUCTIONS)
     if (number := getattr(request, kind) + 1) > (limit := of_a_run * (most or min(len(now), MOST_RUNS))):

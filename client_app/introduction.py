@@ -36,7 +36,7 @@ def introduction(message: Message, context: Context) -> RecordDict:
     if client.node.has_own_data and client.data.columns:
         log("INFO", f"run {client.run_id}: its inputs, in this order: {', '.join(client.data.columns)}")
     if client.node.has_own_data and client.plan is not None and client.data.train_inputs.dtype.kind == "f":
-        log("WARNING", f"run {client.run_id}: its numbers are not standardised, for dp: scale them by known limits")
+        log("WARNING", f"run {client.run_id}: under dp its numbers are not standardised: scale them by known limits")
     return RecordDict({"site": records.pack_site_card(card_of(client, *about_model))})
 
 

@@ -171,7 +171,7 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Leave the fused step, for good, where weights or gradients are strided: it pairs numbers by place in memory."""
+    """Turn the fused step off for good where weights or gradients are strided: it pairs numbers by place in memory."""
     for group in optimizer.param_groups:
         pairs = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
         in_order = all(weight.is_contiguous() and gradient.is_contiguous() for weight, gradient in pairs)
@@ -204,7 +204,7 @@ def train(step: Step, data: Samples, settings: TrainingSettings, seed: int, chec
 
     With ``local-steps`` it ends after as many batches, in the midst of an epoch or after several.
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
-    stops being finite, or the loss of a step that is not private, unless it ``checks`` nothing.
+    stops being finite, or the loss of a step that is not private; not without ``checks``.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)

@@ -88,7 +88,7 @@ def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -
     for site, records in sites.items():
         own = strategy.payload_for(site, common)
         if own is not common and strategy.settings.privacy.secagg:
-            raise FederationError(f"secagg = true: {strategy.row.title} has other payloads for {site} than for all")
+            raise FederationError(f"secagg = true: {strategy.row.title} sends {site} another payload than the others")
         contents[site] = {**(shared if own is common else pack_payload(own, down)), **records, **more}
     return contents
 

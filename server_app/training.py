@@ -19,7 +19,7 @@ def server_device(machine: MachineSettings) -> torch.device:
 
 
 def classified_by(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a `loss` of `train`: the cross-entropy of what ``module`` makes of vectors, by their labels."""
+    """Return a `loss` for `train`: the cross-entropy of what ``module`` returns for vectors with labels."""
     return lambda vectors, labels: cross_entropy(module(vectors), labels)
 
 

@@ -130,12 +130,12 @@ class SecureSum:
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
         if upload.entries.keys() != due.keys():
-            raise ValueError(f"an upload of {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}")
+            raise ValueError(f"uploaded: {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}")
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         names, clients = sums.figure_names(settings.row.reported_losses, self.client.metrics), len(progress.keys)
         addends = sums.to_sums(upload, due, bounded, samples, clients)
         if not addends[0]:
-            log("ERROR", f"run {self.run_id}: NaN or infinity would be sent; zeros are, lest the server learn of it")
+            log("ERROR", f"run {self.run_id}: NaN or infinity in its upload; it sent zeros to hide it from the server")
         vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = summary_of(self.client.content.array_records)["sha256"]

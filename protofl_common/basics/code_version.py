@@ -31,7 +31,7 @@ def version_of(module: str, on_disk: str = "") -> str:
 
 
 def was_edited(module: str) -> bool:
-    """Return whether its package's files are others than at the first look at a module of it that this process runs."""
+    """Return whether its package's files have changed since this process first looked at one of its modules."""
     package, on_disk = module.partition(".")[0], _digest(files_of(module))
     return any(version_of(name, on_disk) != on_disk for name in [*sys.modules] if name.partition(".")[0] == package)
 

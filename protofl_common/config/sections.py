@@ -149,7 +149,7 @@ class PrivacySettings(Table):
 
     @property
     def sums_only(self) -> bool:
-        """True where the server learns sums over the clients, and no upload, figure or classes of a single one."""
+        """True where the server learns sums over the clients, not a single client's upload, figures or classes."""
         return self.secagg
 
 
@@ -217,7 +217,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
         lines.append(f"small classes: {classes}, {figures}; metrics are of classes of as many")
     if settings.get("secagg", False):
-        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
+        hidden = "the server learns sums over the clients, not one client's upload, figures or classes"
         lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
     if settings.get("dp", "none") != "none":
         bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"

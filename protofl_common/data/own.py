@@ -111,7 +111,7 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def check_no_label(columns: Mapping[str, Sequence[Any]], labels: Any, where: str, numbers: bool = False) -> None:
-    """DataError where one of several columns of texts says the label in other words; only a warning of ``numbers``."""
+    """DataError where one of several columns of texts says the label in other words; for ``numbers`` only a warning."""
     texts = [*map(str, labels)]
     for name, values in columns.items() if numbers or len(columns) > 1 else ():
         if 1 < len({*texts}) == len({*values}) == len({*zip(values, texts, strict=True)}) < len(texts):

@@ -115,7 +115,7 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
         if absent := [name for name in wanted if name not in of]:
             raise DataError(f"{key}: {where} has no column {absent[0]!r} for the inputs; those are: {', '.join(of)}")
     if not left:
-        raise DataError(f"{where}: has no column for the inputs beside label, client, domain, split and those of drop")
+        raise DataError(f"{where} has no column for the inputs besides label, client, domain, split and those of drop")
     return checked_names([categories.get(name, name) for name in left], where)
 
 

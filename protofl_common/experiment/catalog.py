@@ -417,7 +417,7 @@ _ROWS = {
         "FML",
         "Shen et al., 2020",
         hparams=FMLHparams,
-        exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
+        exchange=Exchange(*[{"weights": Weights("meme", meaning="all weights of the meme, a shared model")}] * 2),
         losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
     ),
     "fedgh": of_prototypes(
@@ -463,8 +463,8 @@ _ROWS = {
         "Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
         exchange=Exchange(
-            MODEL | {"coefficients": Weights("augmentation", ("coefficients.",), meaning="how much maps may vary")},
-            MODEL | {"averages": Weights("augmentation", ("averages.",), meaning="means and spreads of its maps")},
+            MODEL | {"coefficients": Weights("augmentation", ("coefficients.",), meaning="how much feature maps vary")},
+            MODEL | {"averages": Weights("augmentation", ("averages.",), meaning="means and spreads of feature maps")},
         ),
         single_uploads="its server takes the variance over the clients",
     ),

@@ -126,7 +126,7 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
 
 
 def with_length(lengths: Sequence[float]) -> Sequence[float]:
-    """The lengths, of whose median a multiple is a bound: without those of 0 where half or more are."""
+    """Return the lengths whose median says what is usual: without zeros where these are half of them or more."""
     return lengths if statistics.median_low(lengths) else [length for length in lengths if length]
 
 

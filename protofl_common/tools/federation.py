@@ -49,7 +49,7 @@ def ask(name: str) -> Federation:
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:
-        cure = "; renew it as docs/operations.md says" * isinstance(error, ssl.SSLCertVerificationError)
+        cure = "; renew its certificate as docs/operations.md says" * isinstance(error, ssl.SSLCertVerificationError)
         raise SettingsError(f"{name}: the SuperLink cannot be asked ({error}){cure}") from error
     latest = sorted(map(run_from_proto, runs), key=lambda run: str(run.pending_at), reverse=True)
     return Federation([node for node in nodes if node.status != "unregistered"], latest, shown)

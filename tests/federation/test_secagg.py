@@ -659,5 +659,5 @@ def test_two_clients_are_too_few_and_stages_and_entries_must_be_declared(tmp_pat
     assert "which the run's settings do not ask for" in str(reply.error.reason)
     honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
     monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
-    with pytest.raises(FederationError, match="an upload of prototypes, weights; declared for this sum: prototypes"):
+    with pytest.raises(FederationError, match="uploaded: prototypes, weights; declared for this sum: prototypes"):
         federation(tmp_path / "entries")

@@ -339,7 +339,7 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(tmp_path: Pat
     with pytest.raises(FederationError, match="differ in the names or the order of columns; set `columns` alike"):
         check_fit(settings_of({"algo": "fedavg"}), cards)
     assert {len(card.columns) for card in cards.values()} == {4}  # too few digits to find names by trying
-    assert capsys.readouterr().err.count("its numbers are not standardised, for dp: scale them") == 2
+    assert capsys.readouterr().err.count("under dp its numbers are not standardised: scale them") == 2
 
 
 @pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])

@@ -63,7 +63,7 @@ def described(settings: Settings) -> Iterator[str]:
     study, run, values = Study.of(settings.given), settings.run, to_run_config(settings)
     signer, _, key = study.by.rpartition(":")
     yield f"{study}, signed by {signer}, {fingerprint(key)}" if study.name else f"{study}: nobody has signed it"
-    yield f"purpose    {study.purpose or 'not said'}"
+    yield f"purpose    {study.purpose or 'not given'}"
     yield "with       " + (", ".join(f"{name}:{study.sites[name]}" for name in in_order(study.sites)) or "any sites")
     yield f"until      {study.until or 'no end'}; {study.runs or 'any number of'} runs of {run.rounds} rounds"
     every = [settings, *baselines_of(settings, settings.given).values()]
@@ -72,11 +72,12 @@ def described(settings: Settings) -> Iterator[str]:
         yield f"leaves     {each.row.title}: in each round {sent}"
     exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
     rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.sums_only
-    yield "           its name, its model's architecture and size, its device, class names" + ", seconds" * exact
+    introduced = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, class names"
+    yield f"           {introduced}{', seconds' * exact}"
     rest += "; its number of training samples, exact" * (settings.privacy.sums_only and not settings.hides_samples)
     yield f"           numbers of samples and of right predictions{rest}"
     yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
-    for line in protections(values) or ["by nothing: what leaves is exact, of this site alone, maybe of one sample"]:
+    for line in protections(values) or ["by nothing: the server sees this site's exact values, maybe of one sample"]:
         yield f"protected  {line}"
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"

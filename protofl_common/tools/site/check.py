@@ -172,7 +172,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
         yield Finding(FACT, "sends", masks)
         always = ["the number of training samples" if private else "seconds"]
-    named = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
+    named = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, the class names given"
     yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")
 
 

@@ -85,7 +85,7 @@ def plan(
     """The cells in reading order.
 
     ``data_dir`` takes the place of the leading ``data`` in the recipes' ``data-dir``, unless it is "", and ``seeds``
-    those of the table's. ``only`` names rows: cells of others are not `asked` for, and are there as far as these
+    those of the table's. ``only`` names rows: cells of other rows are not `asked` for, and are there only if these
     settings let them be planned. ``overrides`` are settings of the command line.
 
     SettingsError with a line for each cell asked for whose settings are wrong, and for an unknown row in ``only``.

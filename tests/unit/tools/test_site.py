@@ -284,7 +284,7 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     assert (level_of(said, text), said[0].level) == (level, level)
 
 
-NAMED = "its name, its model's architecture and size, its device, the names of classes that you or the run gave"
+NAMED = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, the class names given"
 NAMED = f"always: {NAMED}, "
 FIGURES = "numbers of samples, numbers of right predictions"
 

@@ -53,7 +53,7 @@ def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Pri
     assert "Up: weights (all weights of the model), prototypes (several prototypes of each class)." in out
     for one in ("weights (all weights of the model but its last layers)", "outputs (a mean output of each class)"):
         assert f"Up: {one}." in out
-    assert "Down: weights (all weights of the meme model). Up: weights (all weights of the meme model)." in out
+    assert f"Down: {(meme := 'weights (all weights of the meme, a shared model)')}. Up: {meme}." in out
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
         main(["list", "algorithms"])
