@@ -16,7 +16,7 @@ from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.secure_sum import STAGES, sum_of
 from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
-from client_app.training import for_epochs
+from client_app.training import TrainingError, for_epochs
 from protofl_common.basics.devices import seed_torch
 from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
@@ -146,6 +146,9 @@ class Visit(AbstractContextManager["Visit"]):
         before = {} if client.tells_errors else algorithm.packed_state()
         with self.timed("train"):
             losses = algorithm.fit()
+        if not isinstance(losses, dict):
+            half, returned = type(algorithm).__name__, type(losses).__name__
+            raise TrainingError(f"{half}.fit() returned {returned}, not a dictionary with the mean of each loss term")
         with self.timed("prototypes"):
             upload = algorithm.upload()
         algorithm.privacy.check_answer()

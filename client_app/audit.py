@@ -87,11 +87,11 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     before = START
     with path.open("rb") as log:
         for number, line in enumerate(log, 1):
-            whole, entry = line.endswith(b"\n"), None
-            with suppress(ValueError):
-                entry = json.loads(line)
-            entry = entry if isinstance(entry, dict) else {}
+            whole, entry = line.endswith(b"\n"), dict[str, Any]()
+            with suppress(ValueError, TypeError):
+                entry = {**json.loads(line)}
             wrong = "" if whole and entry else "is no whole line of the log"
+            wrong += ": cut short by a full disk or a kill; nothing was sent for it, the next replaces it" * (not whole)
             if entry and entry.get("before") != before:
                 wrong = "does not follow the line before it: one was changed, moved or removed"
             before = hash_of(line.rstrip(b"\n"))

@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from unicodedata import normalize
 
 LONGEST, LONGEST_IN_LOG = 500, 10_000
 LONGEST_NAME = 200
+composed = partial(normalize, "NFC")  # a name with one character for an umlaut: macOS writes two, which look the same
 _FOLDERS = re.compile(r"…?(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 

@@ -57,15 +57,17 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
         _ALLOWED.reset(before)
 
 
-def check_allowed(name: str, what: str) -> None:
-    """SettingsError if the module of ``name``, which ``what`` asks for, may not be imported here."""
-    module = module_of(name)
-    if _ONLY and not is_inside(module, _ONLY[0]):
-        how = f"its operator may name {module} in protofl worker --allow-python"
-        raise SettingsError(f"{what} = {name!r}: not allowed at this server; {how}")
-    if not _ONLY and not is_inside(module, _ALLOWED.get()):
-        how = f"only if you trust it, give --allow-python {module} (in Python: allow_python={module!r})"
-        raise SettingsError(f"{what} = {name!r}: runs code of the module {module}, which you did not name; {how}")
+def check_allowed(*named: tuple[str, str]) -> None:
+    """SettingsError with a line for each ``(setting, module:name)`` whose module may not be imported here."""
+    allowed = _ONLY[0] if _ONLY else _ALLOWED.get()
+    refused = [(what, name) for what, name in named if not is_inside(module_of(name), allowed)]
+    modules = ",".join(dict.fromkeys(module_of(name) for _, name in refused))
+    how = f"only if you trust it, give --allow-python {modules} (in Python: allow_python={modules!r})"
+    why = "runs code of the module {}, which you did not name"
+    if _ONLY:
+        why, how = "not allowed at this server", f"its operator may name {modules} in protofl worker --allow-python"
+    if lines := [f"{what} = {name!r}: {why.format(module_of(name))}" for what, name in refused]:
+        raise SettingsError("\n".join(lines) + f"; {how}")
 
 
 def load(name: str, what: str) -> Any:
@@ -74,7 +76,7 @@ def load(name: str, what: str) -> Any:
     The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
     module is not allowed or cannot be imported, or has no such object of its own.
     """
-    check_allowed(name, what)
+    check_allowed((what, name))
     module_name, _, attribute = name.partition(":")
     try:
         module = import_module(module_name)

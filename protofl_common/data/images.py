@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, make_private
+from protofl_common.basics.text import composed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Images, RawData, class_names
 
@@ -50,22 +51,22 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     trees = domains or (_folders(root) if by_domain else [root])
     names = class_names(settings.classes)
     files = [
-        (file, folder.name, domain)
-        for domain, tree in enumerate(trees)
+        (file, composed(folder.name), composed(tree.name))
+        for tree in trees
         for folder in _folders(tree)
-        if not (names and by_domain) or folder.name in names
+        if not (names and by_domain) or composed(folder.name) in names
         for file in image_files(folder)
     ]
     if not files:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
-    every = {folder.name: folder for folder in domains or _folders(root)}
+    every = {composed(folder.name): folder for folder in domains or _folders(root)}
     if not names and (empty := [name for name in every if not by_domain and all(name != of for _, of, _ in files)]):
         cure = f"an image there ({', '.join(sorted(EXTENSIONS))}); add some, remove it, or name the classes"
         raise DataError(f"classes = '': the folder {empty[0]!r} in {root} is a class without {cure}")
     parts = [folder for name, folder in every.items() if name.lower() in PARTS]
-    if len(parts) < len(every):
-        parts = [part for part in parts if any(each.name in every for each in _folders(part))]  # test/cat beside cat
+    if len(parts) < len(every):  # test/cat beside cat
+        parts = [part for part in parts if any(composed(each.name) in every for each in _folders(part))]
     if (by_domain or not names) and parts:
         what = f"{', '.join(part.name for part in parts)} in {root}: parts of a data set, which would be taken for"
         raise DataError(f"{what} {'domains' if by_domain else 'classes'}; list the images in a manifest with a split")
@@ -76,8 +77,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     absent = [name for name in classes if name not in present]
     if absent and by_domain:
-        others = (folder for tree in trees for folder in _folders(tree) if folder.name not in classes)
-        unlisted = {_letters(folder.name): folder for folder in others}
+        others = (folder for tree in trees for folder in _folders(tree) if composed(folder.name) not in classes)
+        unlisted = {_letters(composed(folder.name)): folder for folder in others}
         for name in absent:
             if folder := unlisted.get(_letters(name)):
                 misspelt = f"{name!r} has no images, and it does not list the folder {folder}; is it misspelt?"
@@ -87,10 +88,10 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     return RawData(
         inputs=read_images([file for file, _, _ in files], settings),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
-        domains=np.array([domain for _, _, domain in files], dtype=np.int64),
+        domains=np.array([[*every].index(domain) if by_domain else 0 for _, _, domain in files], dtype=np.int64),
         official=np.zeros(len(files), dtype=np.uint8),
         classes=classes,
-        domain_names=tuple(tree.name for tree in trees) if by_domain else (),
+        domain_names=tuple(every) if by_domain else (),
     )
 
 
@@ -100,7 +101,8 @@ def _letters(name: str) -> str:
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    folders = (entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(folders, key=lambda folder: composed(folder.name))
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -51,10 +51,13 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
-    files = [rows.file.parent / name for name in rows.columns["file"]]
+    files, first = [rows.file.parent / name for name in rows.columns["file"]], dict[str, int]()
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
+        before = first.setdefault(os.path.normpath(files[row]), row)
+        if columns["labels"][before] != columns["labels"][row]:
+            raise DataError(f"{rows.file}, {rows.place(before)} and {rows.place(row)}: image {name!r} has two labels")
     columns["inputs"] = read_images(files, settings)
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
@@ -228,12 +231,9 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"dataset = {name!r}: would train on part {odd[0]!r}: call it test, validation or train_…")
         split = [part if part in ("test", "validation") else "train" for part in parts]
         inputs, joined = _inputs(datasets, whole, label, name, settings)
-        arrays: dict[str, Any] = {
-            "inputs": inputs,
-            "labels": np.array(whole[label][:]),
-            "split": np.repeat(split, [len(part) for part in parts.values()]),
-            "classes": kinds[label].names if label in names else None,
-        }
+        arrays: dict[str, Any] = {"inputs": inputs, "labels": np.array(whole[label][:])}
+        arrays["split"] = np.repeat(split, [len(part) for part in parts.values()])
+        arrays["classes"] = kinds[label].names if label in names else None
         arrays |= {COLUMNS[name]: np.array(whole[name][:]) for name in ("domain", "client", "split") if name in kinds}
     where, gaps = f"dataset = {name!r}", settings.impute != "none"
     return replace(from_arrays(arrays, where, settings.classes, gaps=gaps), columns=checked_names(joined, where))

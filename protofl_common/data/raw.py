@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.basics.text import composed
+
 if TYPE_CHECKING:
     import torch
 
@@ -81,7 +83,7 @@ def from_arrays(
     from_setting = class_names(classes)
     names = from_setting or _class_array(arrays.get("classes"), where)
     labels, names = _labels(columns["labels"], names, bool(from_setting), where, place)
-    clients = columns["client"].astype(str) if "client" in columns else np.array([], dtype=str)
+    clients = [*map(composed, columns["client"].astype(str))] if "client" in columns else []
     domain_names, domains = np.unique(clients, return_inverse=True) if len(clients) else ((), np.zeros_like(labels))
     official = _official(columns["split"], where, place) if "split" in columns else np.zeros(len(inputs), np.uint8)
     return RawData(inputs, labels, domains.astype(np.int64), official, names, tuple(map(str, domain_names)))
@@ -104,16 +106,15 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
         raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}, not numbers [N, …] of some samples")
     if array.ndim == 4 and array.shape[3] in (1, 3, 4) and array.shape[1] == array.shape[2] > 4:
         raise DataError(f"{where}: inputs are {list(array.shape)}: images are [N, channels, H, W], the channels first")
-    if array.dtype == np.uint8:
-        if array.ndim != 4:
-            cure = "bytes must be images [N, channels, H, W]; give numbers as floating point"
-            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: {cure}")
-        return np.ascontiguousarray(array)
     if array.dtype.kind in "iu":
-        if (array < 0).any():
+        if array.ndim != (4 if array.dtype == np.uint8 else 2):
+            kinds = "bytes must be images [N, channels, H, W], other whole numbers tokens [N, length]"
+            cure = "give numbers as floating point, and images of more than 8 bits"
+            raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}: {kinds}; {cure}")
+        if array.dtype.kind == "i" and (array < 0).any():
             row = int(np.argwhere(array < 0)[0][0])
             raise DataError(f"{where}: {place(row)} has a token below 0; give numbers as floating point")
-        return np.ascontiguousarray(array, dtype=np.int64)
+        return np.ascontiguousarray(array, dtype=np.uint8 if array.dtype == np.uint8 else np.int64)
     array = np.ascontiguousarray(array, dtype=np.float32)
     if (wrong := np.isinf(array) if gaps else ~np.isfinite(array)).any():
         first = tuple(np.argwhere(wrong)[0].tolist())
@@ -133,7 +134,7 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
 def _class_array(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
-    names = () if isinstance(value, str | bytes) else tuple(map(str, value))
+    names = () if isinstance(value, str | bytes) else tuple(composed(str(name)) for name in value)
     if not names or "" in names or len(set(names)) < len(names):
         raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
     return names
@@ -147,14 +148,14 @@ def _labels(
         column = column.astype(np.int64)
     numbers = column.dtype.kind in "biu"
     if not names:
-        classes, labels = np.unique(column if numbers else column.astype(str), return_inverse=True)
+        classes, labels = np.unique(column if numbers else [*map(composed, column.astype(str))], return_inverse=True)
         _check_few(classes.tolist(), len(labels), where)
         return labels.astype(np.int64), tuple(map(str, classes))
     if numbers and not (from_setting and any(name.lstrip("-").isdecimal() or name == "True" for name in names)):
         labels = column.astype(np.int64)
     else:
         index = {name: position for position, name in enumerate(names)}
-        labels = np.array([index.get(str(value), -1) for value in column], dtype=np.int64)
+        labels = np.array([index.get(composed(str(value)), -1) for value in column], dtype=np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(wrong):
         row = int(wrong[0])

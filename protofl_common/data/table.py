@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.text import LONGEST_NAME, names_in
+from protofl_common.basics.text import LONGEST_NAME, composed, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Place, is_number
 
@@ -72,7 +72,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
-            names = header or [name.strip() for name in next(filter(None, reader), [])]
+            names = header or [composed(name.strip()) for name in next(filter(None, reader), [])]
             numbered = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
@@ -92,7 +92,7 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
         table = parquet.read_table(file)
     except (OSError, ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet ({error})") from error
-    return table.column_names, list(range(table.num_rows)), [column.to_pylist() for column in table.columns]
+    return [*map(composed, table.column_names)], [*range(table.num_rows)], [of.to_pylist() for of in table.columns]
 
 
 def definition_problems(settings: DataSettings) -> Iterator[str]:
@@ -124,7 +124,7 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
     if odd := [column for column in columns if len(column) > LONGEST_NAME or not column.isprintable()]:
         what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
         raise DataError(f"{where}: column {odd[0]!r} has {what}")
-    return tuple(columns)
+    return tuple(map(composed, columns))
 
 
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
@@ -185,7 +185,7 @@ def _one_hot(values: Sequence[Any], categories: Sequence[str]) -> Floats:
 
 def _category(value: Any) -> str | float:
     """The same of ``1``, ``"1"`` and ``"1.0"``, which are one category in files of different origin."""
-    return float(value) if is_number(value) else str(value).strip()
+    return float(value) if is_number(value) else composed(str(value).strip())
 
 
 def _diagnosis(name: str, value: Any, present: list[str], listed: bool) -> tuple[str, str]:

@@ -500,7 +500,7 @@ def algorithm_named(name: str) -> Algorithm:
             f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         )
     if at_worker():
-        check_allowed(packages[name].value, "algo")
+        check_allowed(("algo", packages[name].value))
     try:
         row = packages[name].load()
     except Exception as error:

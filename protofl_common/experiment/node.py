@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from protofl_common.basics.code_version import version_of
-from protofl_common.basics.text import as_file_name, is_site_name, names_in
+from protofl_common.basics.text import as_file_name, composed, is_site_name, names_in
 from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
@@ -82,7 +82,7 @@ class NodeConfig:
             name=name,
             partition=int(node.get("partition-id", 0)),
             num_partitions=int(node.get("num-partitions", 0)),
-            domain=str(node.get("domain", "")),
+            domain=composed(str(node.get("domain", ""))),
             is_site=is_site(node),
             has_own_data=has_own_data(node),
             approves=bool(node.get("approve", has_own_data(node))),
@@ -264,8 +264,9 @@ def allow_named(config: Values) -> None:
 
 def check_named(config: Values) -> None:
     """SettingsError where these settings name a module that is not allowed, or something that it lacks."""
-    for key, name in _named_in(config):
-        (python_names.check_allowed if key == "dataset" else python_names.load)(name, key)
+    python_names.check_allowed(*_named_in(config))
+    for key, name in _named_in({**config, "dataset": ""}):
+        python_names.load(name, key)
     for name in (name for key in NETWORKS for name in names_in(config.get(key))):
         if python_names.LIBRARY_NETWORK.fullmatch(name):
             from protofl_common.models.build import check_library  # PyTorch, seconds

@@ -17,7 +17,7 @@ import numpy as np
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.basics.text import is_plain_name, names_in
+from protofl_common.basics.text import composed, is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import (
@@ -34,7 +34,7 @@ from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
-from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, instead, is_site, refusals, required_dp
+from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, TABLE, instead, is_site, refusals, required_dp
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
@@ -174,6 +174,7 @@ class Settings(Sections):
     @classmethod
     def _read(cls, given: Values, node: Values) -> Self:
         config = {**given, **instead(node, _defaults())}
+        config |= {key: composed(of) for key in ("classes", "new-domain", *TABLE) if type(of := config.get(key)) is str}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]

@@ -142,6 +142,8 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     if isinstance(data, (str, Path)):
         return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
     inputs, labels = np.asarray(data[0]), np.asarray(list(data[1]))  # pandas' texts are objects
+    if inputs.shape[:1] != labels.shape[:1]:
+        raise SettingsError(f"data: inputs {list(inputs.shape)}, labels {list(labels.shape)}: each input needs a label")
     marks = [(str(of.dtype), of.shape, sha256(of.tobytes()).hexdigest()) for of in (inputs, labels)]
     file = cache_folder(cache_dir) / f"arrays-{digest(*marks)}.npz"
 

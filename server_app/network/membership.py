@@ -40,6 +40,7 @@ class Federation:
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self._contested: set[str] = set()  # Names with which two nodes began: they are nobody's, nor a third's
+        self._late: set[int] = set()  # Nodes that came under the name of a site that is there
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
         self._ask_at: dict[int, float] = {}  # Node that was asked who it is -> when it is asked again; infinity: never
         self._waiting: dict[str, Message] = {}
@@ -295,6 +296,9 @@ class Federation:
                 self.problems |= dict.fromkeys(nodes, f"{both}: give each its own site-name or partition-id")
             elif now not in nodes and len(nodes) == 1 and self._admit(name, nodes[0], self._card_of[nodes[0]]):
                 say(f"  back: {name}, on another node")
+            elif now in nodes and (late := {*nodes} - {now} - self._late):
+                self._late |= late
+                say(f"  warning: another client calls itself {name}; it waits until the first is gone, or is renamed")
 
     def _admit(self, name: str, node: int, card: SiteCard) -> bool:
         """Let a node be a site, unless it does not fit the majority of the others; whether it does."""

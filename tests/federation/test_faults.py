@@ -114,12 +114,13 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(tmp_path: Pat
     assert "1 client cannot take part: site-2: the sites differ in arch" in said
 
 
-def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
+def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path, capsys: Printed) -> None:
     nodes = four()
     comes = when(lambda _, reply: nodes.update({2002: dict(nodes[1002])}) or reply, MessageType.TRAIN, number=1)
     outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=comes)
     trained = {message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"}
     assert trained == {1000, 1001, 1002, 1003}
+    assert capsys.readouterr().out.count("warning: another client calls itself site-2; it waits until") == 1
 
 
 def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path: Path, capsys: Printed) -> None:

@@ -58,15 +58,12 @@ def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> Non
             assert other in text.split('"""')[1]
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("no_such_module:Nothing", "ModuleNotFoundError"),
-        ("client_app.client:Nothing", "AttributeError"),
-        ("client_app.client:Client", "Client is no subclass of ClientAlgorithm"),
-        ("client_app.client", "is no subclass|AttributeError|ValueError"),
-    ],
-)
+@pytest.mark.parametrize(("path", "said"), [
+    ("no_such_module:Nothing", "ModuleNotFoundError"),
+    ("client_app.client:Nothing", "AttributeError"),
+    ("client_app.client:Client", "Client is no subclass of ClientAlgorithm"),
+    ("client_app.client", "is no subclass|AttributeError|ValueError"),
+])  # fmt: skip
 def test_a_row_that_names_no_half_is_refused(path: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         half(path, ClientAlgorithm)

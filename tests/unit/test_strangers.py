@@ -79,20 +79,20 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
 def test_a_recipe_a_run_and_a_table_name_no_code(precious: Path, mark: Path, tmp_path: Path, capsys: Printed) -> None:
     evil = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     (tmp_path / "evil.toml").write_text(evil)
-    (tmp_path / "nets.toml").write_text('dataset = "wine"\narch = "planted.vision:Net"\n')
+    nets = 'dataset = "wine"\narch = "planted.vision:Net"\nmodels = "othernets:Net"\ncallback = "planted.vision:data"\n'
+    (tmp_path / "nets.toml").write_text(nets)
     (tmp_path / "calls.toml").write_text('dataset = "wine"\ncallback = "planted.vision:data"\n')
     (tmp_path / "run/clients/site-0").mkdir(parents=True)
     (tmp_path / "run/settings.toml").write_text(evil)
     foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
     settings = f'{{dataset: "shutil:rmtree", data-dir: "{precious}"}}'
     (tmp_path / "evil.yaml").write_text(f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n")
-    for words in (
-        *(["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")),
-        ["predict", "run"],
-        ["table", "evil.yaml", "--out", "out"],
-    ):
+    runs = [["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")]
+    for words in (*runs, ["predict", "run"], ["table", "evil.yaml", "--out", "out"]):
         assert main(words) == 1
         assert "which you did not name" in capsys.readouterr().err, words
+    assert main(["run", "--recipe", "nets.toml"]) == 1
+    assert "; only if you trust it, give --allow-python planted.vision,othernets (" in capsys.readouterr().err
     assert main(["doctor", "--recipe", "evil.toml"]) == 1
     assert precious.exists()
     assert not mark.exists()

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -43,16 +44,15 @@ for variable, off in {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK"
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C."""
-    about = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="protofl",
-        usage="protofl COMMAND …",
-        description="Federated learning with class prototypes.",
-        epilog=f"commands:\n{about}\n\nprotofl COMMAND --help says more.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    commands = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
+    about = f"commands:\n{commands}\n\nprotofl COMMAND --help says more; protofl --version names versions."
+    parser = argparse.ArgumentParser("protofl", "protofl COMMAND …", "Federated learning with class prototypes.", about)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=argparse.SUPPRESS)
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(", ".join(f"{package} {version(package)}" for package in ("protofl", "flwr", "torch")))
+        return 0
     chosen = parser.parse_args(arguments)
     from protofl_common.basics.files import TensorFileError
     from protofl_common.data.raw import DataError  # numpy, which --help does not need
@@ -86,9 +86,8 @@ def program() -> NoReturn:
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     module = import_module(f"{__name__}.{command}")
-    parser = argparse.ArgumentParser(
-        prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(f"protofl {command}", description=module.__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.describe(parser)
     return parser
 
@@ -96,10 +95,11 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
     parser = parser_of(command)
-    if command in FOR_FLOWER:
-        result, others = parser.parse_known_args(arguments)
-        result.flowers = others
-    else:
-        result = parser.parse_intermixed_args(arguments)
+    parse = parser.parse_known_args if command in FOR_FLOWER else parser.parse_known_intermixed_args
+    result, unknown = parse(arguments)
+    result.flowers = unknown
+    if unknown and command not in FOR_FLOWER:
+        hint = "; settings are KEY=VALUE without dashes, such as rounds=5" * ("KEY=VALUE" in parser.format_usage())
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     allow(names_in(getattr(result, "allow_python", "")))
     return result

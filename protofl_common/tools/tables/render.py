@@ -32,7 +32,7 @@ class Result:
     rank: float | None = None  # the mean of a finished cell whose largest figure is the best
     found: Found | None = None
     division: object = None  # of the data among how many clients: results of another one are not paired
-    warnings: tuple[str, ...] = ()  # of the runs, each once
+    warnings: tuple[str, ...] = ()  # of the runs, each once, with its seeds
 
     @property
     def text(self) -> str:
@@ -55,13 +55,14 @@ def result_of(cell: Cell, runs: Runs) -> Result:
     decimals = cell.figure.digits
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
-    values, reasons, absent, on, warnings = {}, [], dict[str, None](), dict[str, None](), dict[str, None]()
+    values, reasons, absent, on, warnings = {}, [], dict[str, None](), dict[str, None](), dict[str, list[str]]()
     for seed, run in cell.runs.items():
         try:
             if runs.finished(run):
                 values[seed] = cell.figure.read(folder := runs.folder_of(run))
                 on[cell.figure.described(folder)] = None
-                warnings |= dict.fromkeys(RunFolder(folder).finished_summary().get("warnings", []))
+                for warning in RunFolder(folder).finished_summary().get("warnings", []):
+                    warnings.setdefault(warning, []).append(str(seed))
             elif run.name in runs.failed:
                 reasons.append(f"seed {seed}: {runs.failed[run.name]}")
         except NoFigure as error:
@@ -72,7 +73,8 @@ def result_of(cell: Cell, runs: Runs) -> Result:
     reason, wanted = "; ".join([*reasons, *absent]), len(cell.runs)
     ranked = state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std"
     rank = round(statistics.fmean(values.values()), decimals) if ranked else None
-    return Result(values, wanted, state, reason, figure, decimals, rank, cell.found, division, tuple(warnings))
+    noted = tuple(f"seed {', '.join(seeds)}: {warning}" for warning, seeds in warnings.items())
+    return Result(values, wanted, state, reason, figure, decimals, rank, cell.found, division, noted)
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
@@ -92,10 +94,9 @@ def cells_of(table: TableFile, results: Results) -> Table:
 def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
     notes: dict[tuple[str, str], list[str]] = {}
     for (name, column), result in results.items():
-        if result.reason:
-            notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
-        for warning in result.warnings:
-            notes.setdefault((name, f"warning: {warning}"), []).append(column)
+        reason = [f"{result.state}: {result.reason}"] if result.reason else []
+        for note in (*reason, *(f"warning: {warning}" for warning in result.warnings)):
+            notes.setdefault((name, note), []).append(column)
     figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
     ours = f"Ours, of test data unless it says otherwise: {figures or 'nothing'}"
     lines = [f"# {table.title}", "", *(line for text in (table.source, table.note) if text for line in (text, ""))]

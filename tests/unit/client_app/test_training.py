@@ -219,14 +219,11 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
     assert sizes == [10, 10, 3] * 2
 
 
-@pytest.mark.parametrize(
-    ("schedule", "wanted"),
-    [
-        ({"lr-schedule": "constant"}, [1.0] * 6),
-        ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
-        ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "wanted"), [
+    ({"lr-schedule": "constant"}, [1.0] * 6),
+    ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
+    ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+])  # fmt: skip
 def test_the_learning_rate_is_a_function_of_the_rounds_number(schedule: dict[str, Any], wanted: list[float]) -> None:
     run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
     assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)

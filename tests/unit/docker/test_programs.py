@@ -43,17 +43,14 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("urls", "code", "said"),
-    [
-        ("{0}/200", 0, ""),
-        ("{0}/200 {0}/200", 0, ""),
-        ("{0}/200 {0}/503", 1, "503"),
-        ("{0}/204", 1, "204"),
-        ("http://127.0.0.1:1/health", 1, "refused"),
-        ("", 1, "names nothing"),
-    ],
-)
+@pytest.mark.parametrize(("urls", "code", "said"), [
+    ("{0}/200", 0, ""),
+    ("{0}/200 {0}/200", 0, ""),
+    ("{0}/200 {0}/503", 1, "503"),
+    ("{0}/204", 1, "204"),
+    ("http://127.0.0.1:1/health", 1, "refused"),
+    ("", 1, "names nothing"),
+])  # fmt: skip
 def test_every_address_must_answer(
     urls: str, code: int, said: str, address: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
@@ -183,15 +180,12 @@ def test_repeating_changes_nothing(certs: Path) -> None:
     assert contents(certs) == before
 
 
-@pytest.mark.parametrize(
-    ("what", "changed"),
-    [
-        ("server", {"server.crt", "server.key"}),
-        ("ca", {"ca.crt", "ca.key", "server.crt", "server.key"}),
-        ("secret", {"superexec.secret"}),
-        ("north", {"nodes/north", "nodes/north.pub"}),
-    ],
-)
+@pytest.mark.parametrize(("what", "changed"), [
+    ("server", {"server.crt", "server.key"}),
+    ("ca", {"ca.crt", "ca.key", "server.crt", "server.key"}),
+    ("secret", {"superexec.secret"}),
+    ("north", {"nodes/north", "nodes/north.pub"}),
+])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
     before = contents(certs)
     assert make(certs, "--server", "my.host", "--node", "north", "--renew", what) == 0
@@ -200,17 +194,14 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     assert after.keys() == before.keys()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ((), "give --server"),
-        (("--server", "new.host"), "is not for new.host; --renew server"),
-        (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
-        (("--node", "../north"), "must be a plain name"),
-        (("--node", "north.pub"), "must be a plain name"),
-        (("--node", "north", "--renew", "ca"), "give --server"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "reason"), [
+    ((), "give --server"),
+    (("--server", "new.host"), "is not for new.host; --renew server"),
+    (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
+    (("--node", "../north"), "must be a plain name"),
+    (("--node", "north.pub"), "must be a plain name"),
+    (("--node", "north", "--renew", "ca"), "give --server"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:
     before = contents(certs)
     assert make(certs, *arguments) == 1

@@ -66,10 +66,9 @@ def received(content: RecordDict) -> Outputs:
     return dict(zip(record["labels"].tolist(), record["means"], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "merging", "gamma"),
-    [("probabilities", "mean", 1.0), ("probabilities", "mean", 2.5), ("logits", "median", 0.5)],
-)
+@pytest.mark.parametrize(("outputs", "merging", "gamma"), [
+    ("probabilities", "mean", 1.0), ("probabilities", "mean", 2.5), ("logits", "median", 0.5),
+])  # fmt: skip
 def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamma: float, tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.3, "train_samples": 0, "total_samples": 100, "test_samples": 20}
     hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}

@@ -100,10 +100,9 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 
-@pytest.mark.parametrize(
-    "division",
-    [pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()],
-)
+@pytest.mark.parametrize("division", [
+    pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()
+])  # fmt: skip
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
     clients, settings = DIVISIONS[division]
     plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)

@@ -121,10 +121,9 @@ def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monk
     assert "accuracy-curves" in page.figures
 
 
-@pytest.mark.parametrize(
-    ("sites", "classes", "rounds"),
-    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150)],
-)
+@pytest.mark.parametrize(("sites", "classes", "rounds"), [
+    (1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150),
+])  # fmt: skip
 def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])

@@ -127,11 +127,9 @@ def four_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("dim", "batch", "passed", "threads"),
-    [(512, 10, 10, 1), (512, 10, 100, 4), (512, 10, 0, 1), (512, 0, 0, 4), (8, 0, 0, 1)],
-    ids=["ten classes", "a hundred classes", "the minibatch itself", "all at once", "all at once, narrow"],
-)
+@pytest.mark.parametrize(("dim", "batch", "passed", "threads"), [
+    (512, 10, 10, 1), (512, 10, 100, 4), (512, 10, 0, 1), (512, 0, 0, 4), (8, 0, 0, 1),
+], ids=["ten classes", "a hundred classes", "the minibatch itself", "all at once", "all at once, narrow"])  # fmt: skip
 @pytest.mark.usefixtures("four_threads")
 def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, threads: int) -> None:
     layer, seen = nn.Linear(dim, dim), set()

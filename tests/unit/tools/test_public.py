@@ -56,6 +56,8 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert again.summary["settings"]["data-dir"] == run.summary["settings"]["data-dir"], "they can be compared"
     with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):  # as tokens, the float table before not
         public.run((inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path))
+    with pytest.raises(public.SettingsError, match=r"data: inputs \[80, 5\], labels \[79\]: each input needs a label"):
+        public.run((inputs, names[1:]), models="mlp-1", out_dir=str(tmp_path))
     names[40] = float("nan")
     with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
         public.run((inputs, names), models="mlp-1", out_dir=str(tmp_path))
@@ -86,11 +88,9 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
     reload(sys.modules["own_figures"])
     with pytest.raises(public.SettingsError, match="workers = 2: they began before own_figures was reloaded"):
         local.LocalGrid({}, {}, 1, workers=2)
-    for text in (
-        "class Mine(ClientAlgorithm): pass",
-        "class Mine(ClientAlgorithm): state = ()",
-    ):  # its row is elsewhere
-        (tmp_path / "own_half.py").write_text(f"from client_app.algorithms.base import ClientAlgorithm\n{text}")
+    for body in ("pass", "state = ()"):  # its row is elsewhere
+        text = f"from client_app.algorithms.base import ClientAlgorithm\nclass Mine(ClientAlgorithm): {body}"
+        (tmp_path / "own_half.py").write_text(text)
         half = import_module("own_half")
     monkeypatch.setattr(public, "algorithm_named", lambda name: replace(CATALOG[name], client="own_half:Mine"))
     for act in (lambda: public.run(**own), lambda: public.try_method(half.Mine, **DATA)):  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class Twice(extend.ClientAlgorithm[extend.Hparams]):
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
-def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
+def test_a_client_half_is_tried_on_a_batch_with_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
     torch.manual_seed(0)
     plain, doubled = (public.try_method(half, **DATA) for half in (extend.ClientAlgorithm, Twice))
@@ -122,6 +122,9 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes() -> None:
     assert public.try_method(FedProx, like="fedprox", **DATA).losses["cross-entropy"] > 0
     with pytest.raises(ValueError, match="odd is not declared for this direction; declared: prototypes"):
         public.try_method(type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}), **DATA)
+    monkeypatch.setattr(FedProto, "fit", lambda self: None)
+    with pytest.raises(FederationError, match=r"FedProto\.fit\(\) returned NoneType, not a dictionary with the mean"):
+        public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), **SMALL)
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:

@@ -248,10 +248,9 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    ("demand", "missing"),
-    [("require-secagg=true", {"fedtgp", "scaffold"}), ('require-dp="epsilon<=2"', {"mpft", "ditto"})],
-)
+@pytest.mark.parametrize(("demand", "missing"), [
+    ("require-secagg=true", {"fedtgp", "scaffold"}), ('require-dp="epsilon<=2"', {"mpft", "ditto"}),
+])  # fmt: skip
 def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, missing: set[str], site: Path) -> None:
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"') + f" {demand}"
     sends = [one.text for one in found(node=node) if one.topic == "sends"]

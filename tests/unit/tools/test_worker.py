@@ -69,7 +69,7 @@ def ask(config):
     allow_named(config)
     for key, name in config.items():
         try:
-            check_allowed(name, key)
+            check_allowed((key, name))
         except Exception as error:
             print(error)
 allow_only(["mynets"])
@@ -86,13 +86,10 @@ def test_a_run_names_no_module_that_the_operator_did_not() -> None:
     assert second == f"dataset = 'mynetsx:make': {refused.format('mynetsx')}"
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--out-dir", __file__], "is no folder that this user can write to"),
-        (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
-    ],
-)
+@pytest.mark.parametrize(("options", "reason"), [
+    (["--out-dir", __file__], "is no folder that this user can write to"),
+    (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
+])  # fmt: skip
 def test_an_option_that_cannot_work_is_named(options: list[str], reason: str, capsys: Printed) -> None:
     assert main([*OPTIONS, *options]) == 1
     assert reason in capsys.readouterr().err

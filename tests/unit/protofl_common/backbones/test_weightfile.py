@@ -52,17 +52,14 @@ def test_round_trip(file: Path) -> None:
     assert again.read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.update(weights="B" + content["weights"][1:]),
-        lambda content: content.pop("weights"),
-        lambda content: content.update(weights="no base64"),
-        lambda content: content.update(mean=[0.5]),
-        lambda content: content.update(std=[0.5, 0.5, 0]),
-        lambda content: content.update(size="large"),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda content: content.update(weights="B" + content["weights"][1:]),
+    lambda content: content.pop("weights"),
+    lambda content: content.update(weights="no base64"),
+    lambda content: content.update(mean=[0.5]),
+    lambda content: content.update(std=[0.5, 0.5, 0]),
+    lambda content: content.update(size="large"),
+])  # fmt: skip
 def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(file.read_text())
     change(content)
@@ -79,16 +76,13 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
         read(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda state: state.update({"stem.0.weight": torch.zeros(24, 1, 3, 3)}), "size mismatch for stem.0.weight"),
-        (lambda state: state.pop("last.1.bias"), "Missing key.*last.1.bias"),
-        (lambda state: state.update(more=torch.zeros(1)), "Unexpected key.*more"),
-        (lambda state: state["last.1.bias"].fill_(float("nan")), "features that are not finite"),
-        (lambda state: state["last.1.running_var"].fill_(-1), "features that are not finite"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda state: state.update({"stem.0.weight": torch.zeros(24, 1, 3, 3)}), "size mismatch for stem.0.weight"),
+    (lambda state: state.pop("last.1.bias"), "Missing key.*last.1.bias"),
+    (lambda state: state.update(more=torch.zeros(1)), "Unexpected key.*more"),
+    (lambda state: state["last.1.bias"].fill_(float("nan")), "features that are not finite"),
+    (lambda state: state["last.1.running_var"].fill_(-1), "features that are not finite"),
+])  # fmt: skip
 def test_no_other_network_loads(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str) -> None:
     state = SmallResNet().state_dict()
     change(state)

@@ -13,18 +13,15 @@ def test_printable_is_short_and_plain() -> None:
     assert printable("x" * 501) == "x" * 500 + " … (501 characters)"
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (f"no file /home/jane/scans/a.png, {Path.home()}/scans/b.png", "no file …/a.png, …/b.png"),
-        ("'/srv/x/y': gone, (/srv/z/w)", "'…/y': gone, (…/w)"),
-        ("runs/mine/clients/site-1/3.safetensors", "runs/mine/clients/site-1/3.safetensors"),
-        ("see https://flower.ai/docs/x and 3/4", "see https://flower.ai/docs/x and 3/4"),
-        (f"{Path.home()}/my scans/a.png", "…/my scans/a.png"),
-        (f"{Path.cwd()}-of-jane/my scans/a.png", "…/my scans/a.png"),
-        (f"{Path.cwd()}/runs", "…/runs"),
-    ],
-)
+@pytest.mark.parametrize(("text", "wanted"), [
+    (f"no file /home/jane/scans/a.png, {Path.home()}/scans/b.png", "no file …/a.png, …/b.png"),
+    ("'/srv/x/y': gone, (/srv/z/w)", "'…/y': gone, (…/w)"),
+    ("runs/mine/clients/site-1/3.safetensors", "runs/mine/clients/site-1/3.safetensors"),
+    ("see https://flower.ai/docs/x and 3/4", "see https://flower.ai/docs/x and 3/4"),
+    (f"{Path.home()}/my scans/a.png", "…/my scans/a.png"),
+    (f"{Path.cwd()}-of-jane/my scans/a.png", "…/my scans/a.png"),
+    (f"{Path.cwd()}/runs", "…/runs"),
+])  # fmt: skip
 def test_folders_stay_at_home(text: str, wanted: str) -> None:
     assert without_paths(text) == wanted
 

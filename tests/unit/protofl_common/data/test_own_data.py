@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
 from protofl_common.data.store import data_key, open_data
+from protofl_common.experiment.node import NodeConfig
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.site.stored import stored_at
 from tests.support.given import Patch
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
@@ -196,13 +199,15 @@ def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
     with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
+    with pytest.raises(DataError, match=r"list4\.csv, line 2 and line 4: image 'scans/\.\./a\.png' has two labels"):
+        opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
     (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "a.csv").write_text("file,label\n../scans/a.png,x\n../scans/a.png,y\n")
+    (tmp_path / "lists" / "a.csv").write_text("file,label\n../scans/a.png,x\n../scans/b.png,y\n")
     settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
     for grey, width in ((10, 8), (99, 16)):
         Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "scans" / "a.png")
         data_key.cache_clear()
-        seen.append(int(open_data(settings).inputs.max()))
+        seen.append(int(open_data(settings).inputs[0].max()))
     assert seen == [10, 99]
 
 
@@ -253,6 +258,7 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
     ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
     ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images .*; give numbers as float"),
     ({"inputs": np.zeros((2, 8, 8, 3), np.uint8), "labels": [1, 2]}, "the channels first"),
+    ({"inputs": np.zeros((2, 1, 8, 8), np.uint16), "labels": [1, 2]}, r"inputs are uint16 \[2, 1, 8, 8\]: .*floating"),
     ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
     ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
     ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
@@ -282,6 +288,22 @@ def test_labels_are_names_or_indices() -> None:
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
+
+
+def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
+    """Its file names, and what is copied from them, have an umlaut as two characters (NFD)."""
+    text = "größe,art,label,client\n1,süß,bösartig,Köln\n2,herb,gut,Köln\n"
+    mixed = normalize("NFD", text) + text.partition("\n")[2]
+    for form in ("NFC", "NFD"):
+        names = {"classes": "gut,bösartig", "columns": "größe,art", "one_hot": "art:süß|herb"}
+        data = opened("arrays", "a.csv", mixed, **{key: normalize(form, value) for key, value in names.items()})
+        assert (data.classes, data.domain_names) == (("gut", "bösartig"), ("Köln",))
+        assert (data.labels.tolist(), data.columns) == ([1, 0, 1, 0], ("größe", "art:süß|herb"))
+        assert data.inputs.tolist() == [[1, 1, 0], [2, 0, 1], [1, 1, 0], [2, 0, 1]]
+    assert opened("arrays", "b.csv", mixed, one_hot=names["one_hot"]).classes == ("bösartig", "gut")
+    assert NodeConfig.of({"site-name": "north", "domain": normalize("NFD", "Köln")}).domain == "Köln"
+    asked = Settings.from_run_config(default_run_config() | {"new-domain": normalize("NFD", "Köln")})
+    assert asked.federation.new_domain == "Köln"
 
 
 def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:

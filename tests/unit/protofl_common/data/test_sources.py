@@ -102,6 +102,17 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
         open_data(data_settings(**where, alpha=0.2))
 
 
+def test_folders_that_macos_has_named(data_settings: MakeSettings, domain_dir: Path) -> None:
+    """Both spellings of an umlaut are one domain, and one class."""
+    (domain_dir / "photo").rename(domain_dir / "Bu\u0308ro")
+    (domain_dir / "sketch/dog").rename(domain_dir / "sketch/Ku\u0308ken")
+    write_image(domain_dir / "B\u00fcro/K\u00fcken/0.png")
+    where = {"dataset": "domain-folder", "data_dir": str(domain_dir), "partition": "feature-shift"}
+    data = open_data(data_settings(**where, classes="cat,Ku\u0308ken"))
+    assert (data.classes, data.domain_names) == (("cat", "K\u00fcken"), ("B\u00fcro", "sketch"))
+    assert [np.bincount(data.labels[data.domains == domain]).tolist() for domain in (0, 1)] == [[8, 1], [8, 8]]
+
+
 def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
     where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch"), "image_size": 12}
     data = open_data(data_settings(**where, classes="owl, dog, cat, fox"))
@@ -230,15 +241,12 @@ class EMNIST(FakeSet):
     data = torch.from_numpy(FakeCifar.data[:, :, :, 0])
 
 
-@pytest.mark.parametrize(
-    ("dataset", "cls", "fake", "parts", "shape"),
-    [
-        ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
-        ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
-        ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
-        ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "cls", "fake", "parts", "shape"), [
+    ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
+    ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
+    ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
+    ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
+])  # fmt: skip
 def test_torchvision_layouts(
     dataset: str, cls: str, fake: type, parts: int, shape: tuple[int, ...], data_settings: MakeSettings,
     tmp_path: Path, monkeypatch: Patch,

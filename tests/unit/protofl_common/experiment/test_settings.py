@@ -34,46 +34,43 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     assert Settings.from_run_config(default_run_config() | to_run_config(settings)) == settings
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("algo", "fedprot", "did you mean fedproto?"),
-        ("dataset", "mnst", "did you mean mnist?"),
-        ("dataset", "MNIST", "did you mean mnist?"),
-        ("partition", "dirichlett", "did you mean dirichlet?"),
-        ("models", "resnet", "choose one of small3, "),
-        ("arch", "vgg", "choose one of "),
-        ("lr", "abc", "must be a number above 0"),
-        ("lr", 0.0, "must be a number above 0"),
-        ("lr", float("nan"), "must be a finite number above 0"),
-        ("max-prototype-norm", float("inf"), "must be a finite number above 0"),
-        ("ditto.lambda", 1e308, "must be a finite number at least 0 (in float32, up to 3.4e+38)"),
-        ("arch", "cnn5", "choose one of '', mnist-cnn, "),
-        ("device", "gpu", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
-        ("device", "cuda:x", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
-        ("device", "cpu:0", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
-        ("run-name", "a/b", "must be a plain folder name"),
-        ("resume", True, "run-name must name the run"),
-        ("rounds", 0, "must be a number at least 1"),
-        ("rounds", 2.5, "must be a whole number at least 1"),
-        ("rounds", True, "must be a whole number at least 1"),
-        ("batch-size", "10", "must be a whole number at least 1"),
-        ("participation", 1.5, "must be a number above 0 and at most 1"),
-        ("download", "yes", "must be true or false"),
-        ("data-dir", 3, "must be a string"),
-        ("optimizer", "adamw", "did you mean adam?"),
-        ("fedproto.distance", "cosine", "choose one of l2, squared-l2, l1, mse"),
-        ("fedproto.lambda", -1, "must be a number at least 0"),
-        ("alpha", -0.1, "must be a number above 0"),
-        *(("positive-rate", rate, "must be a number above 0 and at most 1") for rate in (0.0, -0.5, 1.5, "half")),
-        ("pu-weight", -1.0, "must be a number at least 0"),
-        ("pu-risk", "non_negative", "choose one of unbiased, non-negative (did you mean non-negative?)"),
-        ("test-from", "official-al", "official, official-own, official-all (did you mean official-all?)"),
-        ("min-replies", 0, "must be a number at least 1"),
-        ("fml.meme", "cnn5", "choose one of '', mnist-cnn, "),
-        ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("algo", "fedprot", "did you mean fedproto?"),
+    ("dataset", "mnst", "did you mean mnist?"),
+    ("dataset", "MNIST", "did you mean mnist?"),
+    ("partition", "dirichlett", "did you mean dirichlet?"),
+    ("models", "resnet", "choose one of small3, "),
+    ("arch", "vgg", "choose one of "),
+    ("lr", "abc", "must be a number above 0"),
+    ("lr", 0.0, "must be a number above 0"),
+    ("lr", float("nan"), "must be a finite number above 0"),
+    ("max-prototype-norm", float("inf"), "must be a finite number above 0"),
+    ("ditto.lambda", 1e308, "must be a finite number at least 0 (in float32, up to 3.4e+38)"),
+    ("arch", "cnn5", "choose one of '', mnist-cnn, "),
+    ("device", "gpu", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+    ("device", "cuda:x", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+    ("device", "cpu:0", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+    ("run-name", "a/b", "must be a plain folder name"),
+    ("resume", True, "run-name must name the run"),
+    ("rounds", 0, "must be a number at least 1"),
+    ("rounds", 2.5, "must be a whole number at least 1"),
+    ("rounds", True, "must be a whole number at least 1"),
+    ("batch-size", "10", "must be a whole number at least 1"),
+    ("participation", 1.5, "must be a number above 0 and at most 1"),
+    ("download", "yes", "must be true or false"),
+    ("data-dir", 3, "must be a string"),
+    ("optimizer", "adamw", "did you mean adam?"),
+    ("fedproto.distance", "cosine", "choose one of l2, squared-l2, l1, mse"),
+    ("fedproto.lambda", -1, "must be a number at least 0"),
+    ("alpha", -0.1, "must be a number above 0"),
+    *(("positive-rate", rate, "must be a number above 0 and at most 1") for rate in (0.0, -0.5, 1.5, "half")),
+    ("pu-weight", -1.0, "must be a number at least 0"),
+    ("pu-risk", "non_negative", "choose one of unbiased, non-negative (did you mean non-negative?)"),
+    ("test-from", "official-al", "official, official-own, official-all (did you mean official-all?)"),
+    ("min-replies", 0, "must be a number at least 1"),
+    ("fml.meme", "cnn5", "choose one of '', mnist-cnn, "),
+    ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
+])  # fmt: skip
 def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
     algo = {"algo": key.partition(".")[0]} if "." in key else {}
     with pytest.raises(SettingsError) as caught:
@@ -94,19 +91,16 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     assert len(lines) == 3
 
 
-@pytest.mark.parametrize(
-    ("algo", "key", "meant"),
-    [
-        ("fedproto", "lambda", "fedproto.lambda"),
-        ("fedproto", "lamda", "fedproto.lambda"),
-        ("fedtgp", "lambda", "fedtgp.lambda"),
-        ("fedplvm", "temperatur", "fedplvm.temperature"),
-        ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
-        ("fedproto", "round", "rounds"),
-        ("fedproto", "epochs", "local-epochs"),
-        ("local", "lambda", "fedproto.lambda"),
-    ],
-)
+@pytest.mark.parametrize(("algo", "key", "meant"), [
+    ("fedproto", "lambda", "fedproto.lambda"),
+    ("fedproto", "lamda", "fedproto.lambda"),
+    ("fedtgp", "lambda", "fedtgp.lambda"),
+    ("fedplvm", "temperatur", "fedplvm.temperature"),
+    ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
+    ("fedproto", "round", "rounds"),
+    ("fedproto", "epochs", "local-epochs"),
+    ("local", "lambda", "fedproto.lambda"),
+])  # fmt: skip
 def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo: str, key: str, meant: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
         Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})

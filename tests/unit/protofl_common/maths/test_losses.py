@@ -16,17 +16,14 @@ HELD = torch.tensor([True, True, True, False])
 # class means: 0 -> (1.5, 2), 2 -> (1, 1); class 3 has no prototype, class 1 no samples
 
 
-@pytest.mark.parametrize(
-    ("granularity", "distance", "expected"),
-    [
-        ("class", "l2", 2.0 + 3.0),
-        ("class", "squared-l2", 4.0 + 9.0),
-        ("class", "l1", 2.0 + 3.0),
-        ("class", "mse", 2.0 + 4.5),
-        ("class-mean", "l2", (2.0 + 3.0) / 2),  # FedTGP's E_c: over the batch's classes with a prototype, 0 and 2
-        ("sample", "squared-l2", ((1.5**2 + 4**2) + 1.5**2 + 3**2) / 4),  # that of class 3 counts in B = 4 only
-    ],
-)
+@pytest.mark.parametrize(("granularity", "distance", "expected"), [
+    ("class", "l2", 2.0 + 3.0),
+    ("class", "squared-l2", 4.0 + 9.0),
+    ("class", "l1", 2.0 + 3.0),
+    ("class", "mse", 2.0 + 4.5),
+    ("class-mean", "l2", (2.0 + 3.0) / 2),  # FedTGP's E_c: over the batch's classes with a prototype, 0 and 2
+    ("sample", "squared-l2", ((1.5**2 + 4**2) + 1.5**2 + 3**2) / 4),  # that of class 3 counts in B = 4 only
+])  # fmt: skip
 def test_alignment_by_hand(granularity: str, distance: str, expected: float) -> None:
     found = terms.prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, distance, granularity)
     assert found.item() == pytest.approx(expected)

@@ -1,6 +1,7 @@
 """``protofl run``: how ``key=value`` is read, what it runs and shows, and errors before anything starts."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -75,6 +76,15 @@ def test_own_data_are_read_before_anything_starts(attempts: list[Attempt], capsy
     assert attempts == []
     np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
     assert main(words) == 0
+
+
+def test_versions_and_settings_with_dashes(capsys: Printed) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", capsys.readouterr().out)
+    for command, hint in (("run", "; settings are KEY=VALUE without dashes, such as rounds=5\n"), ("report", "\n")):
+        with pytest.raises(SystemExit):
+            main([command, "mine", "--rounds=5"])
+        assert capsys.readouterr().err.endswith(f"{command}: error: unrecognized arguments: --rounds=5{hint}")
 
 
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
