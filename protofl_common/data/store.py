@@ -23,7 +23,7 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 8  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 9  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
