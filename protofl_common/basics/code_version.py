@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import chain
@@ -38,15 +39,12 @@ def was_edited(module: str) -> bool:
 
 def files_of(module: str) -> list[Path]:
     """The files of its package, or its one file; none where Python finds no file, as of a notebook's ``__main__``."""
-    try:
-        spec = find_spec(module.partition(".")[0])
-    except ValueError:
-        spec = None
-    if spec is None:
-        return []
-    every = (file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py"))
-    files = [file for file in every if file.is_file()]  # an editor's lock is none
-    return files or ([Path(spec.origin)] if spec.has_location and spec.origin else [])
+    with suppress(ValueError):
+        if spec := find_spec(module.partition(".")[0]):
+            folders, origin = spec.submodule_search_locations or (), [spec.origin or ""] * spec.has_location
+            every = [file for folder in folders for file in Path(folder).rglob("*.py")] or map(Path, origin)
+            return [file for file in every if file.is_file()]  # neither an editor's lock, nor inside a zip file
+    return []
 
 
 def _digest(files: Iterable[Path]) -> str:

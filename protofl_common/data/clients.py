@@ -82,7 +82,7 @@ def open_client_data(
         validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
-        domain=domain_of(data, share.train),
+        domain=domain_of(data, np.concatenate(share) if settings.partition == "own" else share.train),
         mean=mean,
         std=std,
         fill=fill,

@@ -122,9 +122,8 @@ class Division:
         elif settings.test_from != "split" or settings.partition not in DEALT_AGAIN:
             return None
         free = np.flatnonzero(~self.marked[pool.rows])
-        for_training = np.ones(len(pool.rows), dtype=bool)
-        for_training[free[split(groups[free], settings.train_fraction, self.random("split", self.domain))[1]]] = False
-        return for_training
+        tested = free[split(groups[free], settings.train_fraction, self.random("split", self.domain))[1]]
+        return np.isin(np.arange(len(pool.rows)), tested, invert=True)
 
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
         """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
@@ -186,7 +185,7 @@ class Division:
         return self._cut(train, lambda classes: set_aside(classes, settings.validation_fraction, rng))
 
     def _cut(self, rows: Ints, cut: Callable[[Ints], tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Cut the rows in two by class; if `by_client`, whole clients, by the rarest class of each."""
+        """Cut the rows in two by class; if `by_client`, whole clients by the rarest class of each; all classes stay."""
         labels = self.labels[rows]
         if not self.by_client:
             first, second = cut(labels)
@@ -194,9 +193,14 @@ class Division:
         names, client_of = np.unique(self.domains[rows], return_inverse=True)
         has = np.zeros((len(names), len(self.data.classes)), dtype=bool)
         has[client_of, labels] = True
-        class_of = np.where(has, has.sum(0), len(names) + 1).argmin(1)
-        aside = np.isin(np.arange(len(names)), cut(class_of)[1]) & (np.bincount(class_of)[class_of] > 1)
-        return rows[~aside[client_of]], rows[aside[client_of]]
+        stay, go = cut(np.where(has, has.sum(0), len(names) + 1).argmin(1))
+        aside, left = list[int](), has.sum(0)
+        for client in (*go, *stay):  # who stays may take the place of a class's last client
+            if len(aside) < len(go) and (left[has[client]] > 1).all():
+                aside.append(client)
+                left = left - has[client]
+        goes = np.isin(client_of, aside)
+        return rows[~goes], rows[goes]
 
     def _too_few(self, what: str) -> DataError:
         cure = "use fewer clients (num-partitions), a larger total-samples or another partition"

@@ -273,8 +273,10 @@ def _inputs(datasets: Any, whole: Any, label: str, name: str, settings: DataSett
         if texts:
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), [*texts]
-        columns = [np.asarray(whole[column][:], dtype=np.float32).reshape(len(whole), -1) for column in kinds]
-        return np.concatenate(columns, axis=1), [*kinds] * all(part.shape[1] == 1 for part in columns)
+        parts = {column: np.asarray(whole[column][:], np.float32).reshape(len(whole), -1) for column in kinds}
+        numbers = {column: part[:, 0].tolist() for column, part in parts.items() if part.shape[1] == 1}
+        check_no_label(numbers, whole[label][:], f"dataset = {name!r}", numbers=True)
+        return np.concatenate([*parts.values()], axis=1), [*numbers] * (len(numbers) == len(parts))
     except (ValueError, TypeError) as error:
         what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
         raise DataError(f"dataset = {name!r}: {what} cannot be used: {error}") from error

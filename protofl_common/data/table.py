@@ -108,7 +108,7 @@ def definition_problems(settings: DataSettings) -> Iterator[str]:
 
 def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> tuple[str, ...]:
     """The columns of the inputs, in order, of those that a file has: ``age``, or ``sex:f|m`` for categories."""
-    categories = {name_and_categories(column)[0]: column for column in names_in(settings.one_hot)}
+    categories = {name: f"{name}:{'|'.join(of)}" for name, of in map(name_and_categories, names_in(settings.one_hot))}
     picked, dropped = names_in(settings.columns) or names, names_in(settings.drop)
     left = [name for name in picked if name not in dropped]
     for key, wanted, of in (("columns", picked, names), ("drop", dropped, names), ("one-hot", categories, left)):
@@ -171,7 +171,7 @@ def read_columns(
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     try:
-        return np.array(values, dtype=np.float64).reshape(len(values), 1)
+        return np.fromiter(values, dtype=np.float64)[:, None]  # of a list ValueError, as it is no number
     except (ValueError, TypeError):
         return np.array([[value] if is_number(value) else [math.nan] for value in values], dtype=np.float64)
 

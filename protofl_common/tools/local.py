@@ -19,6 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout
 from functools import cache
+from inspect import getattr_static
 from io import TextIOBase
 from multiprocessing import active_children, current_process, get_context
 from pathlib import Path
@@ -47,7 +48,7 @@ class LocalGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
         self.run_id, self.run_config, self.nodes, self.threads = run_id, dict(run_config), dict(nodes), threads
         self._pool = pool(workers) if workers > 1 else None
-        imports = {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
+        imports = {name: getattr_static(module, "__spec__", None) for name, module in list(sys.modules.items())}
         forked = vars(self._pool).setdefault("imports", imports) if self._pool else imports  # their modules
         if old := [name for name in imports if forked.setdefault(name, imports[name]) is not imports[name]]:
             raise SettingsError(f"workers = {workers}: they began before {old[0]} was reloaded; start Python again")

@@ -118,7 +118,7 @@ def try_method(
     from client_app.client import Client
     from protofl_common.wire.payloads import Payload, pack_payload
 
-    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "own", "state-dir": mkdtemp()}
+    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
     config = _config(data, settings | alone)
     site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)

@@ -37,7 +37,7 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
         hint = f"{algo} averages weights and needs one architecture on all sites"
         must_agree("arch", cards, lambda card: card.arch, hint)
         tables = {name: card for name, card in cards.items() if card.columns}
-        hint = "set `columns` alike in each node config; these are digests, each site's log has the names"
+        hint = "rename or reorder them (`columns` in a node config); these are digests, each site's log has the names"
         must_agree("the names or the order of columns", tables, lambda card: card.columns, hint)
     if one_model or len({card.weights for card in cards.values()}) > 1:
         hint = "bring inputs of one shape; for images set `image-size`"

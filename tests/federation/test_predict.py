@@ -290,16 +290,17 @@ def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp
 
 def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    strange = images.parent / "two\nlines.png"
+    strange, out = images.parent / "two\nlines.png", images.parent / "a.csv"
     strange.write_bytes((images / "0000.png").read_bytes())
     assert main(["predict", str(model), str(images / "0000.png"), str(strange)]) == 0
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.endswith(f"  {images / '0000.png'}")
     assert second.endswith("two\\nlines.png")
-    name = images.parent / b"\xff.png".decode(errors="surrogateescape")
+    name = images.parent / b"\xc3\xbc\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())
-    out = images.parent / "a.csv"
-    assert main(["predict", str(model), str(name), "--out", str(out)]) == 0
+    for how in (["--out", str(out)], ["--json"]):
+        assert main(["predict", str(model), str(name), *how]) == 0
+    assert "\\u00fc" in capsys.readouterr().out, "JSON loses nothing, whatever characters a terminal has"
     assert re.search(r"\\xff\.png,(prototype|head)", out.read_text())
     monkeypatch.chdir(images.parent)
     Path("=1+1.png").write_bytes(strange.read_bytes())
@@ -367,9 +368,8 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path,
     capsys.readouterr()
     assert main(["predict", str(run.folder), "--json"]) == 0
     told = capsys.readouterr()
-    assert told.err == ""
     facts = {"file": str(run.folder / "predictions.csv"), "rows": 150, "clients": ["site-0", "site-1", "site-2"]}
-    assert json.loads(told.out) == {"command": "predict", "format": 1, **facts}
+    assert (json.loads(told.out), told.err) == ({"command": "predict", "format": 1, **facts}, "")
     rows = list(csv.DictReader((run.folder / "predictions.csv").open(encoding="utf-8")))
     assert len(rows) == 150
     settings = Settings.from_run_config(config)

@@ -336,7 +336,7 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(tmp_path: Pat
         node = OWN | {"data-dir": str(tmp_path / f"{names}.csv"), "dataset": "arrays"}
         cards[names] = card_of(node, config | {"dp": "sample", "norm": "group"})
     check_fit(settings_of({"algo": "fedproto"}), cards)
-    with pytest.raises(FederationError, match="differ in the names or the order of columns; set `columns` alike"):
+    with pytest.raises(FederationError, match="differ in the names or the order of columns; rename or reorder them"):
         check_fit(settings_of({"algo": "fedavg"}), cards)
     assert {len(card.columns) for card in cards.values()} == {4}  # too few digits to find names by trying
     assert capsys.readouterr().err.count("under dp its numbers are not standardised: scale them") == 2

@@ -108,4 +108,4 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
-    print(json.dumps({"command": command, "format": FORMAT, **content}, indent=2, ensure_ascii=False))
+    print(json.dumps({"command": command, "format": FORMAT, **content}, indent=2))

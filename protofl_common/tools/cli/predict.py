@@ -102,7 +102,7 @@ def act(arguments: argparse.Namespace) -> int:
                 add(rows)
             left_out = [{"file": file, "error": reason} for file, reason in samples.problems.items()]
             for row in [*rows, *left_out] if arguments.json else rows if shows_rows else ():
-                print(json.dumps(row, ensure_ascii=False) if arguments.json else _text(row, width))
+                print(json.dumps(row) if arguments.json else _text(row, width))
         for file, reason in problems.items():
             print(f"left out: {_one_line(file)}: {_one_line(reason.removeprefix(f'{file} '))}", file=sys.stderr)
         if len(problems) == len(files):

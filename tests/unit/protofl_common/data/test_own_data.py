@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unicodedata import normalize
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from protofl_common.data.store import data_key, open_data
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.site.stored import stored_at
-from tests.support.given import Patch
+from tests.support.given import Patch, Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split
@@ -48,10 +49,8 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
     data = opened("arrays", "a.csv", TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1))
     assert data.inputs.dtype == np.float32
     assert data.inputs.tolist() == [[1, 2.5], [2, 3], [3, 4], [4, 5]]
-    assert data.classes == ("sick", "well")
-    assert data.labels.tolist() == [0, 1, 0, 1]
-    assert data.domain_names == ("north", "south")
-    assert data.domains.tolist() == [0, 0, 1, 1]
+    assert (data.classes, data.labels.tolist()) == (("sick", "well"), [0, 1, 0, 1])
+    assert (data.domain_names, data.domains.tolist()) == (("north", "south"), [0, 0, 1, 1])
     assert data.official.tolist() == [0, 1, 0, 1]
     assert data.mean == (2.0, 3.25)  # of the training samples
     assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
@@ -60,8 +59,7 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
 def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     north, south = divided(2, TABLE, test_from="official-own")
     assert (north.domain, south.domain) == ("north", "south")
-    assert north.train_inputs.tolist() == [[1, 2.5]]
-    assert north.test_inputs.tolist() == [[2, 3]]
+    assert (north.train_inputs.tolist(), north.test_inputs.tolist()) == ([[1, 2.5]], [[2, 3]])
     assert south.test_labels.tolist() == [1]
     with pytest.raises(DataError, match="the data name 2 clients, not 1"):
         divided(1, TABLE, test_from="official-own")
@@ -72,15 +70,19 @@ def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: 
     assert alone.train_inputs.tolist() == [[3, 4]]
 
 
-@pytest.mark.parametrize("patients", [40, 6, 3])
+@pytest.mark.parametrize("patients", [40, 6, 3, 2])
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
-    people = [row % patients for row in range(400)]
-    text = "".join(["x,label,client\n", *(f"{person},{'ab'[person % 2]},P{person}\n" for person in people)])
-    (site,) = divided(1, text, partition="own", train_samples=90, validation_fraction=0.2)
+    rows = "".join(f"{row % patients},{'ab'[row // 2 % 2]},P{row % patients}\n" for row in range(400))
+    (site,) = divided(1, f"x,label,client\n{rows}", partition="own", train_samples=90, validation_fraction=0.2)
     parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
     assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
     assert [bool(part) for part in parts] == [True, True, patients > 3]
-    assert set(site.train_labels.tolist()) == {0, 1}
+    assert (set(site.train_labels.tolist()), site.domain) == ({0, 1}, "")
+    often = "".join(f"{n},{label},P{n}\n" for n in range(1, 6) for label in ("a", f"r{n}"))
+    (site,) = divided(1, f"x,label,client\n0,a,P0\n{often}", partition="own")
+    assert site.test_inputs.tolist() == [[0]], "others have the last samples of a class"
+    few = "x,label,client\n0,a,P0\n0,c,P0\n1,b,P1\n1,c,P1\n2,a,P2\n3,b,P3\n"
+    assert all(2 in divided(1, few, partition="own", seed=seed)[0].train_labels for seed in range(9))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
@@ -141,8 +143,7 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
     for client in found:
         held = set(client.train_labels.tolist())
         assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
-        assert (client.train_inputs[:, 0] < 60).all()
-        assert (client.test_inputs[:, 0] < 60).all()
+        assert (np.concatenate([client.train_inputs, client.test_inputs])[:, 0] < 60).all()
         wanted = [100 + number for number in range(60) if number % 3 in held]  # as test-from = official has it
         assert client.validation_inputs[:, 0].tolist() == wanted
 
@@ -152,13 +153,9 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     images = opened("arrays", "i.npz", {"inputs": np.zeros((3, 1, 9, 9), np.uint8), "labels": labels})
     assert images.inputs.dtype == np.uint8
     signal = opened("arrays", "s.npz", {"inputs": np.ones((3, 2, 5)), "labels": labels, "client": ["a", "b", "b"]})
-    assert signal.inputs.dtype == np.float32
-    assert len(signal.mean) == 2
-    assert signal.domain_names == ("a", "b")
+    assert (signal.inputs.dtype, len(signal.mean), signal.domain_names) == (np.float32, 2, ("a", "b"))
     words = opened("arrays", "t.npz", {"inputs": np.ones((3, 4), np.int32), "labels": labels, "classes": ["x", "y"]})
-    assert words.inputs.dtype == np.int64
-    assert words.mean == ()
-    assert words.classes == ("x", "y")
+    assert (words.inputs.dtype, words.mean, words.classes) == (np.int64, (), ("x", "y"))
     parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
     parts |= {f"y_{part[2:]}": np.arange(2) for part in parts} | {"x_mean": np.zeros(3)}
     data = opened("arrays", "a.npz", parts)
@@ -192,9 +189,7 @@ def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings
         Image.fromarray(np.full((5, 7), 90, np.uint8)).save(tmp_path / name)
     text = "file,label,client,split\na.png,cat,north,train\nscans/b.png,dog,south,test\n"
     data = opened("manifest", "list.csv", text, image_size=8)
-    assert data.inputs.shape == (2, 3, 8, 8)
-    assert data.classes == ("cat", "dog")
-    assert data.official.tolist() == [0, 1]
+    assert (data.inputs.shape, data.classes, data.official.tolist()) == ((2, 3, 8, 8), ("cat", "dog"), [0, 1])
     with pytest.raises(DataError, match=r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
     with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
@@ -309,22 +304,18 @@ def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
 def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     """crc32("a") = 3904355907."""
     news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
-    assert news.classes == ("1", "3")
+    assert (news.classes, news.columns) == (("1", "3"), ())  # a file to predict need not call them as we do
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
-    assert news.columns == ()  # a file to predict need not call them as we do
     with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):  # of no model
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
-    folder = tmp_path / "both"
-    folder.mkdir()
+    (folder := tmp_path / "both").mkdir()
     (folder / "train.csv").write_text("label,text\nx,one\ny,two\n")
     (folder / "test.csv").write_text("label,text\ny,three\n")
     both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
-    assert both.official.tolist() == [1, 0, 0]
-    assert both.labels.tolist() == [1, 0, 1]
-    assert both.columns == ("text",)
+    assert (both.official.tolist(), both.labels.tolist(), both.columns) == ([1, 0, 0], [1, 0, 1], ("text",))
     for wrong, said in (
         ("label,title,text\nx,a,one\ny,b,two\n", "only one of its files has a column title"),
         ("label,text,client\nx,one,a\ny,two,b\n", "only one of its files has a column client"),
@@ -391,7 +382,7 @@ def test_data_of_edited_code_are_read_again(data_settings: MakeSettings, tmp_pat
     (package := tmp_path / "pack_age").mkdir()
     (package / "load.py").write_text("from pack_age.more import *\ndef load(_): return dict(inputs=X, labels=[0, 1])")
     monkeypatch.syspath_prepend(str(tmp_path))
-    allow(["pack_age", "note_book"])
+    allow(["pack_age", "note_book", "in_zip"])
     for number in (1.0, 12.0):
         (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
         data_key.cache_clear()
@@ -400,11 +391,17 @@ def test_data_of_edited_code_are_read_again(data_settings: MakeSettings, tmp_pat
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "note_book", notebook := ModuleType("note_book"))
     exec("def load(data_dir): ...", vars(notebook))
-    with pytest.raises(DataError, match="dataset = 'note_book:load': stands in no file, as in a notebook"):
-        open_data(data_settings(dataset="note_book:load"))
+    with ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr("in_zip.py", "def load(data_dir): ...")
+    monkeypatch.syspath_prepend(tmp_path / "code.zip")
+    for name in ("note_book", "in_zip"):
+        with pytest.raises(DataError, match=f"dataset = '{name}:load': stands in no file, as in a notebook"):
+            open_data(data_settings(dataset=f"{name}:load"))
 
 
-def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_folder_of_hugging_face(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
     kinds = datasets.Features({"title": datasets.Value("string"), "text": datasets.Value("string"), "label": label})
@@ -427,9 +424,11 @@ def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path, m
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
     assert (table.inputs.tolist(), table.columns) == ([[1, 3], [2, 4]], ("a", "b"))
     assert (table.domain_names, table.official.tolist()) == (("x", "y"), [0, 1])
-    datasets.Dataset.from_dict({"a": [1.0, None], "v": [[1, 2]] * 2, "label": [5, 7]}).save_to_disk(tmp_path / "gaps")
+    columns = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "gaps")
     gaps = open_data(data_settings(dataset="hf:gaps", data_dir=str(tmp_path), impute="mean"))
     assert (np.isnan(gaps.inputs).sum(), gaps.columns) == (1, ())
+    assert "column 'c' says the label in other words; drop it" in capsys.readouterr().err
     with pytest.raises(DataError, match="there is no folder 'none' in data-dir"):
         open_data(data_settings(dataset="hf:none", data_dir=str(tmp_path)))
     for outside in ("../reviews", str(tmp_path / "reviews")):

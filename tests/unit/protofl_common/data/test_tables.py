@@ -1,7 +1,5 @@
 """Tables of the user's own: every bad column in one message, categories, gaps, and what values are fitted on."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,8 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     named = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
     assert [line.split(":")[0].strip() for line in lines] == named
     assert "'2021-03-04' is not a finite number but a date" in lines[1]
-    assert lines[2].endswith(
-        """'f' is not a finite number but text; name its categories (4 of 5 values): one-hot="sex:f|m\""""
-    )
+    why = "'f' is not a finite number but text; name its categories (4 of 5 values)"
+    assert lines[2].endswith(f'{why}: one-hot="sex:f|m"')
     assert "'' is not a finite number but a gap" in lines[3]
     assert "(2 of 5 values): impute=median" in lines[3]
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
@@ -93,14 +90,14 @@ def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes
 
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
-    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1, 2], [3]], "label": ["x", "y"]}
+    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1], [3]], "label": ["x", "y"]}
     columns |= {"domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas writes it: the index is no input
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex:f|m"}
+    own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex: f | m"}
     data = open_data(data_settings(**own, impute="mean", drop="v"))
     assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1], [-1, 0, 0, 0]]
-    assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
-    said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1, 2\] is not a finite"
+    assert (data.classes, data.domain_names, data.columns) == (("x", "y"), ("n", "s"), ("a", "on", "sex:f|m"))
+    said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1\] is not a finite"
     with pytest.raises(DataError, match=said):
         open_data(data_settings(**own))
 
