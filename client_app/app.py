@@ -155,6 +155,8 @@ class Visit(AbstractContextManager["Visit"]):
         with self.timed("save"):
             after = algorithm.packed_state()
             whole = client.tells_errors or all(bool(value.isfinite().all()) for value in after.values())
+            if not whole:
+                log("ERROR", f"run {client.run_id}: the state has NaN or infinity after training; that of before stays")
             if tensors := after if whole else before:
                 client.states.save(client.instructions.round, client.arch, tensors)
         return upload, losses

@@ -100,11 +100,12 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
 
 def lacking(root: Path, name: str) -> str:
     """Say which runs have rounds in the log that a lost or older ``privacy/`` lacks; "" for none."""
-    log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[str, int]()
+    log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[tuple[str, int], int]()
     for _, entry, _ in entries(log) if log.exists() else ():
-        if entry.get("kind") == "train" and "sent" in entry and type(entry.get("round")) is int:
-            last[f"{entry.get('run')} {entry.get('algo')}"] = entry["round"]
+        if (kind := entry.get("kind")) in ("train", "evaluate") and "sent" in entry and type(entry.get("round")) is int:
+            last[f"{entry.get('run')} {entry.get('algo')}", int(kind != "train")] = max(1, entry["round"])
     with record_in(file, "what was sent") if file.exists() else nullcontext({}) as answers:  # type: ignore[attr-defined]
-        runs = ", ".join(f"{key} round {last[key]}" for key in last if answers.get(key, (0, 0))[0] < last[key])
+        lost = [f"{key} round {n}" for (key, which), n in last.items() if answers.get(key, (0, 0))[which] < n]
+        runs = ", ".join(dict.fromkeys(lost))
     why = f"lacks what the audit log has ({runs}); see Backup and restore in docs/operations.md"
     return f"state-dir: {file.parent} {why}" if runs else ""

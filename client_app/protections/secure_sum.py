@@ -180,7 +180,8 @@ class SecureSum:
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
             return
-        use, number = str([entry.words for entry in settings.exchange.up.values()]), f": {self.sum_number}"
+        up, number = settings.exchange.up.values(), f": {self.sum_number}"
+        use = str(["weights: " * bool(getattr(entry, "meaning", "")) + entry.words for entry in up])
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
             same: list[list[str]] = cohorts.setdefault(use + number, [])

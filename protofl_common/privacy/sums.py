@@ -101,7 +101,7 @@ def weighted_figures(report: Report, train_samples: int, names: Sequence[str]) -
         figures, n = getattr(report, group), min(samples.get(group, report.test_samples), MOST_SAMPLES)
         share = figures.get(key, math.nan) / (max(1, report.test_samples) if group == "correct" else 1)
         total = n * np.clip(share, -LARGEST, LARGEST)
-        addends += [np.rint(total) if group == "correct" else total, n] if math.isfinite(total) else [0.0, 0.0]
+        addends += [np.rint(total) if group == "correct" else total, n] if math.isfinite(share) else [0.0, 0.0]
     return np.array(addends, dtype=np.float64)
 
 

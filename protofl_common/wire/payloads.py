@@ -286,7 +286,8 @@ class WeightsCodec(Codec):
         return arrays
 
     def addends(self, value: StateDict, n: float) -> list[Tensor]:
-        return [n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST) for key in self.summed()]
+        sent = [value[key].detach().cpu().double() for key in self.summed()]
+        return [n * each.clamp(-LARGEST, LARGEST).where(each.isfinite(), math.nan) for each in sent]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
         means = {key: (sums[key] / n, dtype) for key, (dtype, _) in self.template().items()}

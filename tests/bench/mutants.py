@@ -197,8 +197,8 @@ a sum with one site fewer | -k difference
 - if 0 < len(few) < masks.FEWEST_SUMMED
 + if 0 < len(few) < 0
 another study's sum is another sum | -k difference
-- use, number = str([entry.words for entry in settings.exchange.up.values()]), f": {self.sum_number}"
-+ use, number = self.client.study.id, f": {self.sum_number}"
+- use = str(["weights: " * bool(getattr(entry, "meaning", "")) + entry.words for entry in up])
++ use = self.client.study.id
 another algorithm's sum is another sum | -k difference
 - if other == use or _kinds(other) & _kinds(use)
 + if other == use

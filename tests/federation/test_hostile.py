@@ -296,8 +296,7 @@ def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     """With ``num-clients`` the others go on without it."""
     tamper = by({1003 + n: card_with(**{key: value}) for n, (key, value) in enumerate(RUBBISH)}, MessageType.QUERY)
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
-    outcome = run_federation(config, 3 + len(RUBBISH), tamper)
-    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+    assert sorted(run_federation(config, 3 + len(RUBBISH), tamper).summary["clients"]) == ["site-0", "site-1", "site-2"]
     with pytest.raises(FederationError) as caught:
         run_federation(config | {"num-clients": 4, "out-dir": str(tmp_path / "all")}, 3 + len(RUBBISH), tamper)
     said = re.compile(r"(1 client|site-\d+) cannot take part: an introduction with .{,700}")
@@ -322,8 +321,7 @@ def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, t
     """
     models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
     config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, **DIGITS | models)
-    first = by({1000: card_with(**claim)}, MessageType.QUERY)
-    outcome = run_federation(config, nodes=real_sites(5), tamper=first)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=by({1000: card_with(**claim)}, MessageType.QUERY))
     assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
     assert [row["valid"] for row in outcome.rows] == [4, 4]
     assert f"site-0: {why}" in capsys.readouterr().out

@@ -349,8 +349,7 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tm
 @pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
 def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, kind: str, tmp_path: Path) -> None:
     (row,) = rows_without_a_reply(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
-    said = f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
-    assert row["failed"] == {"site-0": said}
+    assert row["failed"] == {"site-0": f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"}
 
 
 def test_a_metric_that_is_not_there_is_refused_before_the_first_round(own: str, tmp_path: Path) -> None:
@@ -459,8 +458,7 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    plugin = EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)
-    monkeypatch.setattr(plugins, "installed", lambda: {"mine": plugin})
+    monkeypatch.setattr(plugins, "installed", lambda: {"mine": EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)})
     settings = STRIPES | {"models": "cnn4", "rounds": 3, "local_epochs": 2, "partition": "dirichlet"}
     settings |= {"total_samples": 150}
     fedavg, ours, theirs = (

@@ -36,8 +36,7 @@ BROKEN: dict[str, bytes] = {"empty.png": b"", "text.jpg": b"no image", "header.p
 
 
 def trained(tmp_path: Path, **settings: Any) -> Outcome:
-    settings = {"train_samples": 60, "test_samples": 60} | settings
-    return run_federation(run_config(tmp_path, **settings), CLIENTS)
+    return run_federation(run_config(tmp_path, **{"train_samples": 60, "test_samples": 60} | settings), CLIENTS)
 
 
 def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:

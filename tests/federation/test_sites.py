@@ -497,8 +497,7 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: 
     node, config = sharing(tmp_path), run_config(tmp_path, run_name="mine", **DIGITS)
     run_federation(config, nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
-    told = instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
-    assert not answer(node, config, told).has_error()
+    assert not answer(node, config, instruction(2, MessageType.EVALUATE, run_history="11:2,4711")).has_error()
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
@@ -573,8 +572,7 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
     node, setting = sharing(tmp_path), {"run_name": "mine", "models": "htcnn-1", **DIGITS}
     run_federation(run_config(tmp_path, algo="fedproto", rounds=1, **setting), nodes={7: node}, run_id=11)
     told = instruction(2, run_history="11:1,4711")
-    reply = answer(node, run_config(tmp_path, algo="fedper", **setting), told)
-    assert reply.error.reason.startswith("StateError")
+    assert answer(node, run_config(tmp_path, algo="fedper", **setting), told).error.reason.startswith("StateError")
     assert not answer(node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told).has_error()
 
 

@@ -26,6 +26,7 @@ from client_app.client import Client
 from client_app.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, in_text, is_from_site
@@ -33,6 +34,7 @@ from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_instructions, pack_settings
+from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
 from tests.support.attacks import by, when
 from tests.support.given import Patch, Printed
@@ -151,8 +153,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
             hospitals.decide(config)
         return reply
 
-    outcome = run_federation(config, nodes=hospitals.nodes, tamper=operators)
-    assert set(outcome.summary["clients"]) == set(NAMES)
+    assert set(run_federation(config, nodes=hospitals.nodes, tamper=operators).summary["clients"]) == set(NAMES)
     server, sites = hospitals.capsys.readouterr()
     assert server.count("waiting for approval at north") == 1
     assert re.findall(r"(\S+) protofl: .* waiting for approval at north", sites) == ["INFO"] * 3  # at times 1, 2, 4 …
@@ -351,10 +352,13 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
         NodeConfig.of(own | {"approve": 1})
 
 
-def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals: Hospitals) -> None:
-    config = signed(hospitals.config(metrics="auc"), purpose="x" * 2000, sites=hospitals.keys(*NAMES))
-    hospitals.answer("north", config)
-    assert re.search("that key is new to this site\n(.*\n)*    setting    metrics=auc\n", hospitals.shown("requests"))
+def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    """Nor behind what a package's row says of its weights."""
+    monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", Weights(meaning="little\nprotected  all"))
+    config = hospitals.config(metrics="auc", baselines="lg-fedavg")
+    hospitals.answer("north", config := signed(config, purpose="x" * 2000, sites=hospitals.keys(*NAMES)))
+    wanted = "site\n(.*\n)*.*: in each round little; protected  all\n(.*\n)*    setting    metrics=auc\n"
+    assert re.search(f"that key is new to this {wanted}", hospitals.shown("requests"))
     hospitals.decide(config, "north")
     hospitals.answer("north", signed(hospitals.config(metrics="auc", lr=0.5), sites=hospitals.keys(*NAMES)))
     assert "that key has signed what was approved here" in hospitals.shown("requests")
@@ -380,8 +384,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: 
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
-    outcome = run_federation(config, nodes=hospitals.nodes)
-    assert set(outcome.summary["clients"]) == {"east", "north"}
+    assert set(run_federation(config, nodes=hospitals.nodes).summary["clients"]) == {"east", "north"}
     assert ([path for path in OPENED if "/south/data" in path], images_opened() > 0) == ([], True)
     assert "does not name south" in hospitals.answer("south", config)
     (tmp_path / "heart.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
@@ -551,13 +554,17 @@ GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
     ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
     ({}, {"algo": "fedavg"}, False),  # other uploads
     ({"algo": "fedper"}, {"algo": "protofed"}, True),  # the same weights, less a layer in the first
+    ({"algo": "lg-fedavg"}, {"algo": "fedper"}, True),  # weights, whatever a row calls them
     ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
     ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
     (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
     (GAUSSIAN, {"algo": "fedproto"}, True),  # shares of classes are numbers of samples
 ])  # fmt: skip
-def test_no_difference_of_two_sums_is_an_upload(first: Any, second: Any, refused: bool, hospitals: Hospitals) -> None:
+def test_no_difference_of_two_sums_is_an_upload(
+    first: Any, second: Any, refused: bool, hospitals: Hospitals, monkeypatch: Patch
+) -> None:
     """Four sites in a sum, then three of them, in the same round of whatever run that sends the same kind of upload."""
+    monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", Weights(parts=("head.",), meaning="a layer"))
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
     nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}
     shared = {"secagg": True, "num_clients": 4, "min_clients": 3}
@@ -631,8 +638,7 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str
 
 @pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
 def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, hospitals: Hospitals) -> None:
-    config = hospitals.config(seed=number)
-    grid = LocalGrid(config, hospitals.nodes, run_id=5)
+    grid = LocalGrid(hospitals.config(seed=number), hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
     for _ in range(2):
         grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])

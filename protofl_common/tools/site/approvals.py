@@ -69,7 +69,7 @@ def described(settings: Settings) -> Iterator[str]:
     every = [settings, *baselines_of(settings, settings.given).values()]
     for each in every:
         sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
-        yield f"leaves     {each.row.title}: in each round {sent}"
+        yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
     exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
     rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.sums_only
     introduced = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, class names"

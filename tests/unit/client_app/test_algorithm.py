@@ -22,8 +22,7 @@ SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 
 def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
-    site = client_of(run_config(tmp_path, algo=algo, **changes), client, 5)
-    return client_half(CATALOG[algo])(site, 2)
+    return client_half(CATALOG[algo])(client_of(run_config(tmp_path, algo=algo, **changes), client, 5), 2)
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
@@ -81,8 +80,7 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path: Pa
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
     assert len(seen) > 2
     for rounds in seen.values():
-        numbers = [number for number, _ in rounds]
-        assert [last for _, last in rounds] == [None, *numbers[:-1]]
+        assert [last for _, last in rounds] == [None, *[number for number, _ in rounds][:-1]]
     assert any(numbers != list(range(1, 6)) for numbers in ([one for one, _ in rounds] for rounds in seen.values()))
 
 

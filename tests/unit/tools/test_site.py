@@ -513,11 +513,11 @@ def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: Print
 
 
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Path, capsys: Printed) -> None:
-    (home / "state/privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # an older copy
+    (home / "state/privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
     assert main(["site", "status", "--node-config", kept]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == ["first-1", "second-2", "caches/", "WRONG:", "state-dir", "cache-dir"]
-    assert "privacy lacks what the audit log has (2 fedpcl round 1); see Backup and restore" in shown[3]
+    assert "what the audit log has (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
     for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err

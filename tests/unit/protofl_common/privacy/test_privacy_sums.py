@@ -176,8 +176,9 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     sums = to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert from_sums(sums, up, LIMITS, 3)[0].vectors() is None
-    broken = Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)})
-    assert not to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
+    for odd in (torch.nan, torch.inf):
+        broken = Payload(weights=BN | {"w": torch.full((2, 3), odd)})
+        assert not to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
@@ -235,7 +236,8 @@ def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> No
     assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
     sums = to_whole(weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
     assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
-    assert not weighted_figures(Report(4, 0, 9, losses={"total": torch.nan}), 9, ["losses.total"]).any()
+    for odd in (torch.nan, torch.inf):
+        assert not weighted_figures(Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]).any()
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [
