@@ -159,7 +159,7 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
     """The optimizer of the settings; on a CPU its step passes once over the weights, not once for every operation."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    fused = all(parameter.device.type == "cpu" for parameter in parameters) or None  # None: PyTorch chooses
+    fused = all(each.device.type == "cpu" and each.is_floating_point() for each in parameters) or None  # PyTorch's own
     common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     if settings.optimizer == "adam":
         cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
@@ -172,11 +172,12 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Leave the fused step, for good, where weights or gradients are strided: it pairs numbers by place in memory."""
+    """Leave the fused step, for good: it pairs strided numbers wrongly, and fails where only some weights have momentum."""
     for group in optimizer.param_groups:
-        pairs = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
-        in_order = all(weight.is_contiguous() and gradient.is_contiguous() for weight, gradient in pairs)
-        group["fused"] = group["fused"] and in_order
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        pairs = [each for weight in weights for each in (weight, weight.grad)]
+        in_order = all(not each.is_sparse and each.is_contiguous() for each in pairs)
+        group["fused"] = group["fused"] and in_order and len({weight in optimizer.state for weight in weights}) < 2
 
 
 def _without_compiler() -> None:

@@ -24,8 +24,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     """A free name for a file, or a folder of files, that replaces ``path`` in one step; a ``private`` one has a folder.
 
     After an error ``path`` is as it was, and nothing is left beside it. What is ``private`` no other user can read, nor
-    look into the folders that had to be made for it. What is not ``durable`` a power cut may take back, until a `sync`
-    of the whole machine.
+    look into the folders that had to be made for it. A power cut may undo what is not ``durable``, until `os.sync`.
     """
     if private:
         make_private(path.parent)

@@ -159,8 +159,7 @@ def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing
     with pytest.raises(SettingsError, match=r"^baselines = 'fedtgp': secagg = true"):
         baselines_of(settings_of(config), config)
     config = default_run_config() | {"merging": "median", "baselines": "local,fedavg"}
-    found = baselines_of(settings_of(config), config)
-    assert [one.bounds.merging for one in found.values()] == ["mean", "median"]
+    assert [one.bounds.merging for one in baselines_of(settings_of(config), config).values()] == ["mean", "median"]
 
 
 def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: Patch) -> None:

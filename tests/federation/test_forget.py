@@ -90,8 +90,7 @@ def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
     second = federation(tmp_path / "second", 3, gaussian__start_from=str(first.folder), rounds=1)
     assert len([message for message, _ in second.grid.log if message.metadata.message_type == "train"]) == 1
     assert_result_of(second, "lda", 1, 2, 3)
-    third = federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder))
-    assert_result_of(third, "lda", 1, 2, 0, 3)
+    assert_result_of(federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder)), "lda", 1, 2, 0, 3)
 
 
 def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:

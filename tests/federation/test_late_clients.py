@@ -26,8 +26,7 @@ def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
 def test_new_clients_are_asked_last_and_their_figures_stand_apart(algo: str, tmp_path: Path, capsys: Printed) -> None:
-    config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
-    outcome = run_federation(config, clients=5)
+    outcome = run_federation(run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL), clients=5)
     trained, *_ = rounds = sites_asked(outcome, MessageType.TRAIN)
     assert [len(asked) for asked in rounds] == [3, 3]
     assert sites_asked(outcome, MessageType.EVALUATE) == [{f"site-{i}" for i in range(5)}]
@@ -71,8 +70,7 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
 
 
 def test_a_domain_is_held_out(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
-    outcome = run_federation(config, clients=7)
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL), clients=7)
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
     assert len(held_out) == 2

@@ -544,8 +544,7 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
         with pytest.raises(FederationError, match="secure aggregation: sums of "):
             run_federation(config, nodes=nodes)
         return
-    outcome = run_federation(config, nodes=nodes)
-    assert not any(row["failed"] or row["void"] for row in outcome.rows)
+    assert not any(row["failed"] or row["void"] for row in run_federation(config, nodes=nodes).rows)
     assert [text.partition(": ")[2][:15] for text in broken] == 2 * ["NaN or infinity"]  # of one site, in two rounds
     saved = [load_file(file) for file in tmp_path.rglob("d-*/**/000003-*.safetensors")]
     assert len(saved) == CLIENTS

@@ -151,8 +151,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals: Hospita
             hospitals.decide(config)
         return reply
 
-    outcome = run_federation(config, nodes=hospitals.nodes, tamper=operators)
-    assert set(outcome.summary["clients"]) == set(NAMES)
+    assert set(run_federation(config, nodes=hospitals.nodes, tamper=operators).summary["clients"]) == set(NAMES)
     server, sites = hospitals.capsys.readouterr()
     assert server.count("waiting for approval at north") == 1
     assert re.findall(r"(\S+) protofl: .* waiting for approval at north", sites) == ["INFO"] * 3  # at times 1, 2, 4 …
@@ -380,8 +379,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: 
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
-    outcome = run_federation(config, nodes=hospitals.nodes)
-    assert set(outcome.summary["clients"]) == {"east", "north"}
+    assert set(run_federation(config, nodes=hospitals.nodes).summary["clients"]) == {"east", "north"}
     assert ([path for path in OPENED if "/south/data" in path], images_opened() > 0) == ([], True)
     assert "does not name south" in hospitals.answer("south", config)
     (tmp_path / "heart.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
@@ -451,8 +449,7 @@ def test_a_sum_is_with_no_other(server: str, stage: str, record: str, hospitals:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
         monkeypatch.setattr(server_secagg, "is_from_site", lambda *facts: True)
-    sites = hospitals.keys(*NAMES)
-    config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=sites)
+    config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=hospitals.keys(*NAMES))
     hospitals.ask_and_decide(config)
     assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
 
