@@ -172,7 +172,7 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Leave the fused step, for good: it pairs strided numbers wrongly, and fails where only some weights have momentum."""
+    """Leave the fused step, for good: it mispairs strided numbers, and fails where only some weights have momentum."""
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
         pairs = [each for weight in weights for each in (weight, weight.grad)]

@@ -192,6 +192,6 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, mo
         run_federation(config, CLIENTS, run_id=1)
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_file)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
-    assert synced == [1, 2] + [2, 3, 3], "of the models that the final evaluation leaves, too"
+    assert synced == [1, 2, 2, 3, 3], "of the models that the final evaluation leaves, too"
     assert found.summary["resumed-after-rounds"] == [1]
     assert_same(found, run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS))

@@ -71,13 +71,15 @@ def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: 
 
 @pytest.mark.parametrize("patients", [40, 6, 3])
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
-    people = [row % patients for row in range(400)]
-    text = "".join(["x,label,client\n", *(f"{person},{'ab'[person % 2]},P{person}\n" for person in people)])
+    """Of those who have a rare class some are for testing, whatever they have beside it."""
+    rows = [f"{row % patients},{'ab'[row % patients % 5 == 0 and row > 200]},P{row % patients}" for row in range(400)]
+    text = "\n".join(["x,label,client", *rows, ""])
     (site,) = divided(1, text, partition="own", train_samples=90, validation_fraction=0.2)
     parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
     assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
     assert [bool(part) for part in parts] == [True, True, patients > 3]
     assert set(site.train_labels.tolist()) == {0, 1}
+    assert set(site.test_labels.tolist()) == {0, patients > 3}
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
