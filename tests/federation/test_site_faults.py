@@ -106,8 +106,7 @@ def test_a_site_that_dies_over_its_introduction_is_asked_again_once_it_is_back(t
     def dies_once(message: Message, reply: Message) -> Message:
         return Message(deaths.pop(), reply_to=message) if deaths else reply
 
-    outcome = three.run(when(dies_once, MessageType.QUERY, 3), min_clients=3)
-    assert set(outcome.summary["clients"]) == set(NAMES)
+    assert set(three.run(when(dies_once, MessageType.QUERY, 3), min_clients=3).summary["clients"]) == set(NAMES)
 
 
 def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: Printed) -> None:

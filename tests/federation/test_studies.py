@@ -628,8 +628,7 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(line: str
 
 @pytest.mark.parametrize("number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]])
 def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, hospitals: Hospitals) -> None:
-    config = hospitals.config(seed=number)
-    grid = LocalGrid(config, hospitals.nodes, run_id=5)
+    grid = LocalGrid(hospitals.config(seed=number), hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
     for _ in range(2):
         grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])

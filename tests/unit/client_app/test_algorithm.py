@@ -22,8 +22,7 @@ SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 
 def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
-    site = client_of(run_config(tmp_path, algo=algo, **changes), client, 5)
-    return client_half(CATALOG[algo])(site, 2)
+    return client_half(CATALOG[algo])(client_of(run_config(tmp_path, algo=algo, **changes), client, 5), 2)
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
