@@ -86,8 +86,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
-    config = run_config(tmp_path / "b", **SMALL)
-    found = run_federation(config, nodes=nodes, tamper=dies, on_grid=back_once_given_up)
+    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=dies, on_grid=back_once_given_up)
     assert_same(found, wanted)
     assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
 

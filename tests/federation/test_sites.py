@@ -576,8 +576,7 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
     node, setting = sharing(tmp_path), {"run_name": "mine", "models": "htcnn-1", **DIGITS}
     run_federation(run_config(tmp_path, algo="fedproto", rounds=1, **setting), nodes={7: node}, run_id=11)
     told = instruction(2, run_history="11:1,4711")
-    reply = answer(node, run_config(tmp_path, algo="fedper", **setting), told)
-    assert reply.error.reason.startswith("StateError")
+    assert answer(node, run_config(tmp_path, algo="fedper", **setting), told).error.reason.startswith("StateError")
     assert not answer(node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told).has_error()
 
 

@@ -122,8 +122,7 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
         for label in ("well", "sick")
         for part in ("train", "train", "test", "test", "validation")
     ]
-    text = TABLE.splitlines(keepends=True)[0] + "".join(rows)
-    found = divided(2, text, test_from="balanced", train_fraction=0.75)
+    found = divided(2, TABLE.splitlines(keepends=True)[0] + "".join(rows), test_from="balanced", train_fraction=0.75)
     for first, client in zip((0, 20), found, strict=True):
         assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
         assert sorted(client.test_labels.tolist()) == [0, 1]
