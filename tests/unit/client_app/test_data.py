@@ -139,8 +139,7 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
         kept = samples.in_memory[rows]
         assert all(torch.equal(a, b) or torch.equal(a, b.flip(2)) for a, b in zip(inputs, kept, strict=True))
     assert torch.equal(samples.in_memory, images(8))
-    more = Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled()
-    assert more.augment is samples.augment
+    assert Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled().augment is samples.augment
 
 
 def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
