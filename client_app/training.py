@@ -162,7 +162,7 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
     lr, decay = settings.lr, settings.weight_decay
     if settings.optimizer != "adam":
         return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
-    fused = all(parameter.device.type == "cpu" for parameter in parameters)
+    fused = all(each.device.type == "cpu" and each.is_floating_point() for each in parameters)
     cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": steps are counted there
     adam = torch.optim.Adam(parameters, lr=lr, weight_decay=decay, capturable=cuda, fused=fused or None)
     if fused:

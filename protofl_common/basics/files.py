@@ -24,7 +24,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     """A free name for a file, or a folder of files, that replaces ``path`` in one step; a ``private`` one has a folder.
 
     After an error ``path`` is as it was, and nothing is left beside it. No other user can read a ``private`` file, or
-    look into the folders made for it. A power cut may undo what is not ``durable``, until a `sync` of the machine.
+    look into the folders made for it. A power cut may undo what is not ``durable``, until `os.sync`.
     """
     if private:
         make_private(path.parent)

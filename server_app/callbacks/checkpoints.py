@@ -22,7 +22,7 @@ class Checkpoints(Callback):
         write_checkpoint(run, run.start.round)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        if run.federation.simulated:
+        if not all(card.real for card in run.federation.cards.values()):
             os.sync()  # what the clients have written, before anything relies on it; sites see to that themselves
         if not result.final:
             write_checkpoint(run, result.number)

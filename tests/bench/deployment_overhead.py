@@ -140,8 +140,7 @@ def time_imports() -> None:
     laps = []
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        moments = [0.0, *map(float, done.stdout.split())]
-        laps.append([after - before for before, after in pairwise(moments)])
+        laps.append([after - before for before, after in pairwise([0.0, *map(float, done.stdout.split())])])
     print("CPU seconds of a process's imports:")
     for name, *each in zip(IMPORTS, *laps, strict=True):
         print(f"  {min(each):6.2f}  {name}")

@@ -40,8 +40,7 @@ def figures(algo: str, settings: dict[str, Any]) -> Any:
         outcome = run_federation(run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4)
         tensors = digests(outcome.folder)
         summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
-        rows = without_times(outcome.rows)
-        return json.loads(json.dumps({"rows": rows, "summary": summary, "tensors": tensors}))
+        return json.loads(json.dumps({"rows": without_times(outcome.rows), "summary": summary, "tensors": tensors}))
 
 
 def main() -> int:

@@ -294,10 +294,16 @@ trained on validation data
 a patient is trained on and tested | -k patient
 - self.by_client = settings.partition == "own" and brought
 + self.by_client = settings.partition == "" and brought
+all who have a rare class are trained on | -k patient
+- np.where(has, has.sum(0), len(names) + 1).argmin(1)
++ np.where(has, has.sum(0), 0).argmax(1)
 @@ client_app/training.py: tests/unit/client_app/test_training.py
 learning rate of the first round in all | -k learning_rate
 - passed = settings.training, max(0, number - 1)
 + passed = settings.training, 0
+the fused step pairs the numbers of strided weights | -k plain_loop
+- for each in (weight, weight.grad)
++ for each in (weight.grad,)
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 worst tenth is the best
 - reverse=end == "best"

@@ -116,8 +116,7 @@ def main() -> None:
         what["private"] = options.private
         if any(what.items() <= one.items() for one in done) or (attack.startswith("flood") and algo not in FLOODED):
             continue
-        given = read_assignments(text.split(","))
-        done.append(what | tried(algo, attack, hostile, seed, small | given))
+        done.append(what | tried(algo, attack, hostile, seed, small | read_assignments(text.split(","))))
         with kept.open("a") as file:
             file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
         print(json.dumps(done[-1], ensure_ascii=False), flush=True)

@@ -42,8 +42,7 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path: Path, ca
     """It has another node id, its own site name, and the state from before the round: nothing is lost."""
     nodes = four()
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
-    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=restarts(nodes))
-    assert_same(found, wanted)
+    assert_same(run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=restarts(nodes)), wanted)
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
 
 

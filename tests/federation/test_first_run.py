@@ -158,7 +158,7 @@ def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing
     config = default_run_config() | {"secagg": True, "baselines": "local,fedtgp"}
     with pytest.raises(SettingsError, match=r"^baselines = 'fedtgp': secagg = true"):
         baselines_of(settings_of(config), config)
-    config = default_run_config() | {"merging": "median", "baselines": "local,fedavg"}
+    config = default_run_config() | {"merging": "median", "max-update-ratio": 2.0, "baselines": "local,fedavg"}
     assert [one.bounds.merging for one in baselines_of(settings_of(config), config).values()] == ["mean", "median"]
 
 

@@ -243,8 +243,7 @@ def test_class_scores_and_the_limit_of_the_unknown_by_hand() -> None:
     """n = 19: of 20 images, one may be above the largest of the others, a share of 5 %."""
     scores = class_scores(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2, 0, 2]), 4)
     assert scores.tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
-    distances = torch.arange(1.0, 20.0)
-    assert [unknown_above(distances, share) for share in (0.05, 0.10, 0.04)] == [19.0, 18.0, math.inf]
+    assert [unknown_above(torch.arange(1.0, 20.0), share) for share in (0.05, 0.10, 0.04)] == [19.0, 18.0, math.inf]
     assert unknown_above(torch.empty(0), 0.05) == math.inf
 
 

@@ -139,8 +139,7 @@ def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
     assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
     for index in range(4):
-        labels = client_of(fedtgp.grid.run_config, index, 4).data.train_labels
-        counts = np.bincount(labels, minlength=10).tolist()
+        counts = np.bincount(client_of(fedtgp.grid.run_config, index, 4).data.train_labels, minlength=10).tolist()
         assert sites[f"site-{index}"]["train-classes"] == np.nan_to_num(counts_CS[:, index]).tolist() == counts
 
 

@@ -180,6 +180,7 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
     assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
     assert clip_updates([start, start, sets[0]], [start] * 3, 1.5)[2] is sets[0]  # no part of 0
+    assert clip_updates([start, start, *sets[:2], sets[1]], [start] * 5, 1.5)[3] is not sets[1]  # the median is 1
 
 
 def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:

@@ -217,8 +217,7 @@ def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(t
     asked(node, config, MessageType.TRAIN, *thief)
     asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 1, "on": "test"}))
     assert candidate.exists()
-    other = (1, f"{RUN_ID}:0,4713", 4713)
-    asked(node, config, MessageType.TRAIN, *other)
+    asked(node, config, MessageType.TRAIN, 1, f"{RUN_ID}:0,4713", 4713)
     assert len(list(tmp_path.rglob("evaluated-0*.safetensors"))) == 2
     asked(node, config, "query.best", best=ConfigRecord({"after": 0, "on": "test"}))
     (model,) = tmp_path.rglob("best.safetensors")

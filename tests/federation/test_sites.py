@@ -493,11 +493,15 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Pr
     assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
 
 
-def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path) -> None:
+def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    """And a site's model waits for the disk."""
     node, config = sharing(tmp_path), run_config(tmp_path, run_name="mine", **DIGITS)
     run_federation(config, nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
+    synced = set[str]()
+    monkeypatch.setattr("os.fsync", lambda file: synced.add(Path(os.readlink(f"/proc/self/fd/{file}")).name))
     assert not answer(node, config, instruction(2, MessageType.EVALUATE, run_history="11:2,4711")).has_error()
+    assert model.name in synced
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 

@@ -454,8 +454,7 @@ def test_a_sum_is_with_no_other(server: str, stage: str, record: str, hospitals:
     """A server that puts keys of its own in the place of north's gets no sum, whether or not it checks them itself."""
     if server == "hostile":
         monkeypatch.setattr(server_secagg, "is_from_site", lambda *facts: True)
-    sites = hospitals.keys(*NAMES)
-    config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=sites)
+    config = signed(hospitals.config(secagg=True, rounds=3, min_clients=3), sites=hospitals.keys(*NAMES))
     hospitals.ask_and_decide(config)
     assert run_federation(config | {"run-name": "true"}, nodes=hospitals.nodes).rows[0]["valid"] == 3
 

@@ -234,8 +234,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     small = {"models": "mlp-1", "feature_dim": 16, "test_samples": 20}
     found = {}
     for name, changes in ASKED.items():
-        folder = tmp_path_factory.mktemp("asked")
-        found[name] = federation(folder, "fedproto", **small | changes)
+        found[name] = federation(tmp_path_factory.mktemp("asked"), "fedproto", **small | changes)
         assert not any(found[name].summary["trouble"].values())
     return found
 

@@ -52,8 +52,7 @@ def write_run(
         of_samples = _row(row["round"], found, False)
         row["validation"] = of_samples["accuracy"]
         for site, client in of_samples["clients"].items():
-            more = {"validation": client["accuracy"], "validation-samples": client["test-samples"]}
-            row["clients"][site] |= more
+            row["clients"][site] |= {"validation": client["accuracy"], "validation-samples": client["test-samples"]}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     accuracy = rows[-1]["accuracy"]
     best = {kind: figures | {"after-round": 1} for kind, figures in accuracy.items()}

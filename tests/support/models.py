@@ -18,8 +18,7 @@ def settings(**changes: object) -> TrainingSettings:
 
 def some_data(n: int = 23) -> Samples:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(n, 1, 8, 8, generator=generator)
-    return Samples(images, torch.randint(0, 4, (n,), generator=generator))
+    return Samples(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 4, (n,), generator=generator))
 
 
 def some_model(arch: str = "cnn4") -> SplitModel:

@@ -169,8 +169,7 @@ def assert_close(found: State, wanted: State) -> None:
 def model_left(folder: Path, site: str) -> State:
     """The weights of the model that a client leaves after the run."""
     (path,) = folder.rglob(f"{site}/model.safetensors")
-    found = load_file(path)
-    return {name.removeprefix("model."): value for name, value in found.items() if name.startswith("model.")}
+    return {name.removeprefix("model."): value for name, value in load_file(path).items() if name.startswith("model.")}
 
 
 def weights_left(outcome: Outcome) -> State:

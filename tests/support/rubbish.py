@@ -30,8 +30,7 @@ def arrays(draw: st.DrawFn) -> Array:
 
 def floats(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
     """Mostly ordinary ones, sometimes with one that is not."""
-    seed = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    values = np.asarray(seed.normal(size=shape), np.float32)
+    values = np.asarray(np.random.default_rng(draw(st.integers(0, 2**32 - 1))).normal(size=shape), np.float32)
     if values.size and draw(st.integers(0, 4)) == 0:
         values.flat[draw(st.integers(0, values.size - 1))] = draw(st.floats(width=32))
     return values

@@ -64,5 +64,4 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
     for run in whole.glob("runs/*"):
         assert digests(parts / "runs" / run.name) == digests(run)
-    last = table(parts)
-    assert (last.wait(600), files_of(parts)) == (0, files_of(whole))
+    assert (table(parts).wait(600), files_of(parts)) == (0, files_of(whole))

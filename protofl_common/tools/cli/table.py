@@ -73,7 +73,7 @@ def act(arguments: argparse.Namespace) -> int | None:
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
     for table, cells in planned:
         if trials:
-            check_search(table, cells)
+            check_search(table, [cell for cell in cells if cell.asked])
         elif table.trials and (out / "trials").is_dir():
             console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:

@@ -110,7 +110,7 @@ class Search:
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:
     """SettingsError with a line for each reason why the table cannot be searched."""
-    searched = [cell for cell in cells if cell.asked and cell.runs and cell.spaces]
+    searched = [cell for cell in cells if cell.runs and cell.spaces]
     problems = [] if table.trials else ["trials: missing: how many settings does --search try for each cell?"]
     if not any(cell.spaces for cell in cells):
         problems.append("search: missing: which settings does --search look for, such as {lr: {log: [0.001, 0.1]}}?")

@@ -31,8 +31,7 @@ def fit(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     network = Network()
     evaluate: Callable[..., MetricRecord] = lambda *_: clock.tick() or MetricRecord()  # noqa: E731
-    part = job.asked / job.users
-    strategy = FedAvg(fraction_train=part, fraction_evaluate=0.0, min_available_nodes=job.users)
+    strategy = FedAvg(fraction_train=job.asked / job.users, fraction_evaluate=0.0, min_available_nodes=job.users)
     result = strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=job.rounds, evaluate_fn=evaluate)
     network.load_state_dict(result.arrays.to_torch_state_dict())
     clock.times = clock.times[1:]  # the first tick is before round 1

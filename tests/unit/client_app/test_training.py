@@ -126,25 +126,37 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
 
-@pytest.mark.parametrize(("kind", "strided"), [(Step, False), (Step, True), (FusedStep, False)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.complex64])
+def test_a_weight_may_get_its_first_gradient_late_and_be_a_complex_number(kind: torch.dtype) -> None:
+    """The fused step has neither: it wants the momentum of all weights, or of none."""
+    weights = torch.nn.ParameterList([*torch.zeros(2, 1, dtype=kind)])
+    optimizer = make_optimizer([weights], settings(momentum=0.9, lr=1.0))
+    for late in (None, torch.ones(1, dtype=kind), torch.ones(1, dtype=kind)):
+        weights[0].grad, weights[1].grad = torch.ones(1, dtype=kind), late
+        optimizer.step()
+    assert [weight.item() for weight in weights] == pytest.approx([-1 - 1.9 - 2.71, -1 - 1.9])
+
+
+@pytest.mark.parametrize(("kind", "strided"), [(Step, ""), (Step, "gradients"), (Step, "weights"), (FusedStep, "")])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: bool) -> None:
+def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
     """Also where gradients are not laid out in memory as the weights."""
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
     data, ours, plain = some_data(), some_model(), some_model()
+    layouts = [torch.channels_last if what == strided else torch.contiguous_format for what in ("weights", "gradients")]
+    ours.to(memory_format=layouts[0])
 
     def lay_out_anew() -> None:
         for weight in ours.parameters():
             if weight.grad is not None and weight.ndim == 4:
-                weight.grad = weight.grad.contiguous(memory_format=torch.channels_last)
+                weight.grad = weight.grad.contiguous(memory_format=layouts[1])
 
     step_of_ours = step_of(ours, cross_entropy, chosen, kind)
     step_of_ours.correction = lay_out_anew if strided else None
     losses = train(step_of_ours, data, chosen, seed=7)
 
-    kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3)}
-    kinds["adam"] = lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-3)  # type: ignore[assignment]
-    step = kinds[optimizer](plain.parameters())
+    one_of, more = (torch.optim.SGD, {"momentum": 0.9}) if optimizer == "sgd" else (torch.optim.Adam, {})
+    step = one_of(plain.parameters(), lr=0.05, weight_decay=1e-3, **more)
     generator = torch.Generator().manual_seed(7)
     total = 0.0
     for _ in range(2):

@@ -102,8 +102,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     """Which would hold every batch of the round in memory."""
-    config = run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1")
-    site = client_of(config, 1, 5)
+    site = client_of(run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1"), 1, 5)
     client, data = FedDistill(site, 1), site.train_set
     features = client.model.body(data.inputs)
     client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))

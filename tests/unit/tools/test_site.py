@@ -31,6 +31,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
 
+from client_app.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NODE_KEYS, permission_problems
@@ -514,6 +515,7 @@ def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: Print
 
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Path, capsys: Printed) -> None:
     (home / "state/privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
+    append(home / "state/sites/north", kind="train", run=1, algo="fedpcl", round=9, refused="so nothing was sent")
     assert main(["site", "status", "--node-config", kept]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == ["first-1", "second-2", "caches/", "WRONG:", "state-dir", "cache-dir"]

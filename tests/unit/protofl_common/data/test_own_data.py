@@ -72,12 +72,16 @@ def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: 
 
 @pytest.mark.parametrize("patients", [40, 6, 3, 2])
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
-    rows = "".join(f"{row % patients},{'ab'[row // 2 % 2]},P{row % patients}\n" for row in range(400))
-    (site,) = divided(1, f"x,label,client\n{rows}", partition="own", train_samples=90, validation_fraction=0.2)
+    """Of those who have a rare class some are for testing, whatever they have beside it."""
+    rows = [f"{row % patients},{'ab'[row % patients % 5 == 0 and row > 200]},P{row % patients}" for row in range(400)]
+    (site,) = divided(
+        1, "\n".join(["x,label,client", *rows, ""]), partition="own", train_samples=90, validation_fraction=0.2
+    )
     parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
     assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
     assert [bool(part) for part in parts] == [True, True, patients > 3]
     assert (set(site.train_labels.tolist()), site.domain) == ({0, 1}, "")
+    assert set(site.test_labels.tolist()) == {0, patients > 3}
     often = "".join(f"{n},{label},P{n}\n" for n in range(1, 6) for label in ("a", f"r{n}"))
     (site,) = divided(1, f"x,label,client\n0,a,P0\n{often}", partition="own")
     assert site.test_inputs.tolist() == [[0]], "others have the last samples of a class"
@@ -125,8 +129,7 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
         for label in ("well", "sick")
         for part in ("train", "train", "test", "test", "validation")
     ]
-    text = TABLE.splitlines(keepends=True)[0] + "".join(rows)
-    found = divided(2, text, test_from="balanced", train_fraction=0.75)
+    found = divided(2, TABLE.splitlines(keepends=True)[0] + "".join(rows), test_from="balanced", train_fraction=0.75)
     for first, client in zip((0, 20), found, strict=True):
         assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
         assert sorted(client.test_labels.tolist()) == [0, 1]

@@ -82,8 +82,7 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
     for _ in range(4000):
         labels = np.full(40, -1)
         for c in range(4):
-            kept = rng.choice(np.flatnonzero(truth == c), 3, replace=False)
-            labels[kept] = c
+            labels[rng.choice(np.flatnonzero(truth == c), 3, replace=False)] = c
         counts = torch.full((4,), 3)
         risk = positive_unlabelled_risk(logits, torch.from_numpy(labels), counts, 28, non_negative=False)
         found.append(risk.item())

@@ -216,8 +216,7 @@ def test_weights_that_do_not_fit_the_model_are_refused() -> None:
     declared = {"weights": Weights()}
     limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
     for name, shape, said in (("v", (2, 2), "arrays do not fit: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
-        content = pack_payload(Payload(weights={name: torch.zeros(shape)}), declared)
-        assert_refused(content, declared, said, limits)
+        assert_refused(pack_payload(Payload(weights={name: torch.zeros(shape)}), declared), declared, said, limits)
 
 
 BODY: Declared = {"weights": Weights(parts=("body.",))}
@@ -283,8 +282,7 @@ COUNTS: Declared = {"label_counts": Counts()}
     (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
 ])  # fmt: skip
 def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
-    content = RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})})
-    assert_refused(content, COUNTS, said)
+    assert_refused(RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})}), COUNTS, said)
 
 
 def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> None:

@@ -75,8 +75,7 @@ def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
 
 def change_array(draw: st.DrawFn, content: RecordDict) -> None:
     for record in content.array_records.values():
-        names = st.sampled_from([*record, "counts", "features"])
-        record[draw(names)] = draw(arrays())
+        record[draw(st.sampled_from([*record, "counts", "features"]))] = draw(arrays())
 
 
 def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
