@@ -126,17 +126,6 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.complex64])
-def test_a_weight_may_get_its_first_gradient_late_and_be_a_complex_number(kind: torch.dtype) -> None:
-    """The fused step has neither: it wants the momentum of all weights, or of none."""
-    weights = torch.nn.ParameterList([*torch.zeros(2, 1, dtype=kind)])
-    optimizer = make_optimizer([weights], settings(momentum=0.9, lr=1.0))
-    for late in (None, torch.ones(1, dtype=kind), torch.ones(1, dtype=kind)):
-        weights[0].grad, weights[1].grad = torch.ones(1, dtype=kind), late
-        optimizer.step()
-    assert [weight.item() for weight in weights] == pytest.approx([-1 - 1.9 - 2.71, -1 - 1.9])
-
-
 @pytest.mark.parametrize(("kind", "strided"), [(Step, ""), (Step, "gradients"), (Step, "weights"), (FusedStep, "")])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
