@@ -302,8 +302,8 @@ learning rate of the first round in all | -k learning_rate
 - passed = settings.training, max(0, number - 1)
 + passed = settings.training, 0
 the fused step pairs the numbers of strided weights | -k plain_loop
-- for each in (weight, weight.grad)
-+ for each in (weight.grad,)
+- all(weight.is_contiguous() and gradient
++ all(gradient
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 worst tenth is the best
 - reverse=end == "best"
