@@ -59,7 +59,7 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name, self.site_folder = self.node.name, site_folder(node)
-        self.tells_errors = not (self.settings.privacy.secagg and self.node.is_site)  # of training; a sum hides them
+        self.tells_errors = not (self.settings.privacy.sums_only and self.node.is_site)  # of training; a sum hides them
         self.study: Study | None = None  # in which this site takes part now; None for a simulated client
         if kind == MessageType.QUERY:  # before its operator is asked about settings that the server does not have
             check_settings(self.content, digest_of(self.settings.given))

@@ -87,8 +87,8 @@ def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -
     shared = pack_payload(common, down)
     for site, records in sites.items():
         own = strategy.payload_for(site, common)
-        if own is not common and strategy.settings.privacy.secagg:
-            raise FederationError(f"secagg = true: {strategy.row.title} sends {site} another payload than the others")
+        if own is not common and strategy.settings.privacy.sums_only:
+            raise FederationError(f"secure aggregation: {strategy.row.title} sends {site} a payload of its own")
         contents[site] = {**(shared if own is common else pack_payload(own, down)), **records, **more}
     return contents
 
