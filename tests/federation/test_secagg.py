@@ -189,6 +189,12 @@ def test_too_few_sites_change_nothing(stage: str, what: str, tmp_path: Path, pla
     assert all(np.allclose(values_of(one["means"]), wanted, atol=2e-6) for one in down)
 
 
+def test_a_payload_for_one_site_alone_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
+    with pytest.raises(FederationError, match="FedProto sends site-0 a payload of its own"):
+        federation(tmp_path)
+
+
 def lies_about_shares(node: int) -> Tamper:
     """What it gives back is not what it was given."""
 
@@ -621,8 +627,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [
-    ("merging", "median",
-     "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
+    ("merging", "median", "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
     ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
     ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
     ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
