@@ -186,9 +186,9 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
             axis.xaxis.set_minor_formatter(NullFormatter())
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(0.15, 0.08)
-            for number, name in enumerate(named(found)):
+            for name in (names := sorted(named(found), key=lambda name: found[name].accuracy)):
                 where = (max(getattr(found[name], across), 1e4 if across == "bytes" else 0), found[name].accuracy)
-                apart = (0, 5 if number % 2 else -12)
+                apart = (0, 5 if name == names[-1] or name in GROUPS["class vectors alone"] else -12)
                 axis.annotate(name, where, apart, textcoords="offset points", ha="center", fontsize=8)
         above.set_title(situation)
         above.set_xlabel("bytes up + down (nothing: left edge)")
