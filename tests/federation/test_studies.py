@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -337,10 +338,13 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals: Hospi
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
-    for seed in (1, 2):
-        assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
-    assert "2 requests of other runs wait" in hospitals.answer("north", hospitals.config(seed=3))
-    assert len([*(hospitals.consent("north") / "studies").glob("*.json")]) == 2
+    ours, others = (partial(signed, by=f"{name}:{in_text(JANE.public_key())}") for name in ("jane", "joan"))
+    hospitals.ask_and_decide(ours(hospitals.config()), "north")
+    for sign in (dict, others, ours):  # nobody's requests, and those of signers unknown here, keep out no others
+        for seed in (1, 2):
+            assert "waiting for approval" in hospitals.answer("north", sign(hospitals.config(seed=seed)))
+        assert "2 requests of other runs wait" in hospitals.answer("north", sign(hospitals.config(seed=3)))
+    assert len([*(hospitals.consent("north") / "studies").glob("*.json")]) == 1 + 3 * 2
 
 
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
