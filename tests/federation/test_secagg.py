@@ -30,6 +30,7 @@ from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
 from server_app import round as server_round
 from server_app.network.membership import FederationError
+from server_app.protections.secure_sum import SecureSum
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
@@ -386,7 +387,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
         assert names == wanted.get(kind, {SECAGG}) | ({NEXT_SUM} if kind in ("train", "query.unmask") else set())
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
-            size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
+            size = 2 * (2 * 2 + 4) + 2 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
             uploads.append(arrays["masked"]["sum"])
         if kind == MessageType.QUERY:
@@ -528,10 +529,13 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_
     assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto", "protofed"])
 def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """To all sites but one a model that no data change, or to all a prototype that breaks the training of its class."""
-    honest, broken = server_round._contents, list[str]()
+    """To all sites but one a model that no data change; to all a prototype that breaks the training of its class.
+
+    Or to one the keys of five sites, to the others of four: its numbers would have another scale, and be odd.
+    """
+    honest, asked, broken = server_round._contents, SecureSum._ask, list[str]()
 
     def chosen(strategy: Any, *about: Any) -> Any:
         if strategy.prototypes is not None:
@@ -542,16 +546,30 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
             records["weights"] = ArrayRecord(zeros)  # type: ignore[index]
         return contents
 
+    def fewer(self: Any, stage: str, records: Any) -> Any:
+        if stage != "share":
+            return asked(self, stage, records)
+        self.keys = {site: key for site, key in self.keys.items() if site != "site-4"}
+        shown = {site: pack_by_site(self.keys) for site in self.keys} | {"site-0": records["site-0"]}
+        answers = asked(self, stage, shown)
+        del answers["site-0"].config_records[SECAGG]["site-4"]
+        return answers
+
+    if algo == "protofed":
+        monkeypatch.setattr(SecureSum, "_ask", fewer)
     monkeypatch.setattr(server_round, "_contents", chosen)
     for room in ("app", "protections.secure_sum"):
         monkeypatch.setattr(f"client_app.{room}.log", lambda level, text: broken.extend([text] * (level == "ERROR")))
-    config, nodes = run_config(tmp_path, algo=algo, rounds=3, secagg=True, **SMALL), real_sites(CLIENTS, tmp_path / "d")
-    if algo == "fedavg":
-        with pytest.raises(FederationError, match="secure aggregation: sums of "):
+    config = run_config(tmp_path, algo=algo, rounds=3, secagg=True, secagg_threshold=0.6, **SMALL)
+    nodes = real_sites(CLIENTS + (algo == "protofed"), tmp_path / "d")
+    if algo != "fedproto":
+        with pytest.raises(FederationError, match="secure aggregation: sums of (?!35 )"):  # of three sites and a half
             run_federation(config, nodes=nodes)
         return
     outcome = run_federation(config, nodes=nodes)
     assert not any(row["failed"] or row["void"] for row in outcome.rows)
+    zeros = "1 of 4 sites added zeros to the sum: NaN or infinity in what they would send; each one's log says so"
+    assert [row.get("bounded") for row in outcome.rows] == [None, [zeros], [zeros], None]
     wanted = ["NaN or infinity", "the state has N", "NaN or infinity"]  # of one site, in two rounds
     assert [text.partition(": ")[2][:15] for text in broken] == wanted
     saved = [load_file(file) for file in tmp_path.rglob("d-*/**/000003-*.safetensors")]
