@@ -74,8 +74,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
     numbers = torch.from_numpy(from_whole(sums, clients))
     n, finite, start = float(numbers[0]), float(numbers[1]), 2
     if not 1 <= n <= clients * MOST_SAMPLES or not 1 <= finite <= clients or n % 1 or finite % 1:
-        why = "0: no site has finite numbers; try a smaller lr"
-        raise RefusedMessage(f"sums of {n:g} training samples of {finite:g} sites ({why})")
+        raise RefusedMessage(f"sums of {n:g} training samples of {finite:g} sites (0: none finite; try a smaller lr)")
     means = {}
     for name, entry in declared.items():
         arrays, codec = dict[str, torch.Tensor](), codec_of(name, entry, limits)

@@ -92,8 +92,7 @@ class SecureSum(Channel):
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
         if (zeros := len(sent) - finite) > 0:
-            why = "NaN or infinity in what they would send; each one's log says so"
-            result.bounded.add(f"{zeros} of {len(sent)} sites added zeros to the sum: {why}")
+            result.bounded.add(f"{zeros} of {len(sent)} sites added zeros to the sum (NaN or infinity): see their logs")
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:

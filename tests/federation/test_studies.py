@@ -119,8 +119,6 @@ def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
 
 
 # -- consent ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospitals: Hospitals) -> None:
     """A line of the log about a baseline names the baseline."""
     config = hospitals.config(baselines="local", min_clients=3)
@@ -381,8 +379,6 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
 
 
 # -- a study ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: Hospitals, tmp_path: Path) -> None:
     """Each operator has approved it, and yet south is not in it; nor is a site of which it names another key."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
@@ -584,8 +580,6 @@ def test_no_difference_of_two_sums_is_an_upload(
 
 
 # -- the audit log ----------------------------------------------------------------------------------------------------
-
-
 def log_with(folder: Path, lines: int) -> Path:
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
