@@ -7,6 +7,7 @@ So it does after one of a package that the settings name for a method, a network
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +30,7 @@ CODE = code_version()  # of this process: a site forks from one that has importe
 FOLDER, KEY_FILE = "studies", "site.key"
 APPROVED, DENIED = "approved", "denied"
 MOST_BYTES = 2**16  # of the settings of a request
-MOST_REQUESTS = 100  # that wait for a decision: whoever submits runs could fill the disk with more
+MOST_REQUESTS = 100  # that wait for a decision (`_check_room`): whoever submits runs could fill the disk with more
 MOST_INTRODUCTIONS = 100  # for each run: more would show, day by day, which samples the site gets
 MOST_MESSAGES = 10  # for each of its exchanges; an honest server sends four in secure aggregation, and repeats a few
 MOST_RUNS = 100  # that count for both, where any number is approved: a server may call each message another run's
@@ -77,7 +78,7 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
     try:
         if approves:
             if not path.exists():
-                _check_room(config, folder)
+                _check_room(config, study, folder)
             with locked(path):
                 _check_approved(config, study, run_id, path, name, counts)
         elif path.exists():
@@ -117,9 +118,15 @@ def _check_not_denied(request: Request, name: str) -> None:
         raise RefusedMessage(f"denied at {name}: {request.study}")
 
 
-def _check_room(config: Values, folder: Path) -> None:
-    """RefusedMessage for a request that would help to fill the disk, or to hide the others."""
-    if sum(not request.decision for request in requests(folder)) >= MOST_REQUESTS:
+def _check_room(config: Values, study: Study, folder: Path) -> None:
+    """RefusedMessage for a request that would help to fill the disk, or to hide the others.
+
+    They count apart: of each signer of something approved here, of all other signers, and of nobody.
+    """
+    every = [(request.decision, request.study.by) for request in requests(folder)]
+    approved = {by for decision, by in every if decision == APPROVED}
+    waiting = Counter(by if by in approved else bool(by) for decision, by in every if not decision)
+    if waiting[study.by if study.by in approved else bool(study.by)] >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
     if (size := len(signed_part(config))) > MOST_BYTES:
         raise RefusedMessage(f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read")

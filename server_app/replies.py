@@ -129,11 +129,14 @@ class Channel:
     metrics: Collection[str] = ()  # Names of those that it may have
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
     evaluates: bool = True  # Whether the report may have an evaluation
-    received: Records = field(default_factory=dict)  # What a site has received; in a sum, all of them alike
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Return the sites that are asked for an upload, each with the records that its message must have for that."""
         return {site: {} for site in sites}
+
+    def payload(self, site: str, common: RecordDict, own: RecordDict) -> RecordDict:
+        """Return what a site receives: its ``own`` payload, which is the ``common`` one where all receive the same."""
+        return own
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from flwr.app import MessageType, RecordDict
+from flwr.app import MessageType
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
@@ -16,7 +16,7 @@ from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
-from server_app.network.membership import AT_ONCE, Federation, FederationError
+from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import SecureSum
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
 from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound, vectors_of
@@ -70,8 +70,7 @@ def _uploads(
     opened = list(channel.opened_for(able).items())
     for start in range(0, len(opened), at_once):
         with seeded(derive_seed(strategy.seed, "payload", result.number)):
-            contents = _contents(strategy, dict(opened[start : start + at_once]), more)
-        channel.received = RecordDict({**next(iter(contents.values()))}).array_records
+            contents = _contents(strategy, dict(opened[start : start + at_once]), more, channel)
         for site, content in exchange.ask(kind, contents, result).items():
             try:
                 uploads.append(channel.read(content, cards[site]))
@@ -81,15 +80,14 @@ def _uploads(
     return uploads
 
 
-def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -> dict[str, Records]:
+def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel) -> dict[str, Records]:
     """The records for each of the ``sites``: its channel's, and the payload, which is packed once for all."""
     down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, Records]()
     shared = pack_payload(common, down)
     for site, records in sites.items():
         own = strategy.payload_for(site, common)
-        if own is not common and strategy.settings.privacy.sums_only:
-            raise FederationError(f"secure aggregation: {strategy.row.title} sends {site} a payload of its own")
-        contents[site] = {**(shared if own is common else pack_payload(own, down)), **records, **more}
+        payload = channel.payload(site, shared, shared if own is common else pack_payload(own, down))
+        contents[site] = {**payload, **records, **more}
     return contents
 
 

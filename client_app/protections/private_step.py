@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
 from client_app.training import Batches, LossTerms, Step
+from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
@@ -29,8 +30,9 @@ class PrivateStep(Step):
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
     A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. A gradient with
-    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, and the noise,
-    come from the system's entropy. An optimizer's momentum and weight decay follow from ḡ.
+    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, the noise, dropout
+    and ``augment`` come from the system's entropy: from the run's seed a server could tell at which place of a batch a
+    sample was. An optimizer's momentum and weight decay follow from ḡ.
 
     SettingsError for batch normalisation, in which samples shape each other's features, and for a network that changes
     buffers while it trains: these would leave without noise.
@@ -52,6 +54,7 @@ class PrivateStep(Step):
         self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]
 
     def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
+        seed_torch(generator.seed())
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = not len(drawn)

@@ -138,7 +138,7 @@ class SecureSum:
             log("ERROR", f"run {self.run_id}: NaN or infinity in its upload; it sent zeros to hide it from the server")
         vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        received = summary_of(self.client.content.array_records)["sha256"]
+        received = f"{summary_of(self.client.content.array_records)['sha256']} {sorted(progress.keys)} {sorted(peers)}"
         sent = masks.masked(vector, progress.secret, self.name, peers, received).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
         following = masks.new_secret() if self.next_sum else b""
@@ -154,7 +154,7 @@ class SecureSum:
         progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
-        self._remember(set(sent))
+        self._remember({*sent, *(f"-{site}" for site in progress.shares.keys() - sent)})
         halves = {
             site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share
         }
@@ -175,7 +175,8 @@ class SecureSum:
         they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
         settings change uploads by little. So do most algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer
         are the same numbers. A client that trains nothing would send the same in every round, so it is asked for one
-        only.
+        only. ``-NAME`` is a site that shared keys and was lost: in this site's view alone, perhaps, so another sum must
+        not have it.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
@@ -188,7 +189,8 @@ class SecureSum:
             of_round = {other.removesuffix(number): sets for other, sets in cohorts.items() if other.endswith(number)}
             alike = [sets for other, sets in of_round.items() if other == use or _kinds(other) & _kinds(use)]
             differences = [sites.symmetric_difference(cohort) for sets in alike for cohort in sets]
-            if shown := next((few for few in differences if 0 < len(few) < masks.FEWEST_SUMMED), None):
+            named = [(len(few), {site.removeprefix("-") for site in few}) for few in differences]
+            if shown := next((names for size, names in named if 0 < len(names) < max(size, masks.FEWEST_SUMMED)), None):
                 names = " and ".join(sorted(shown))
                 raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
             if sorted(sites) not in same:

@@ -1,9 +1,10 @@
 """Masks that cancel in a sum (Bonawitz et al., "Practical Secure Aggregation", CCS 2017).
 
 Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that is u's own; PRG a
-stream of numbers mod 2^64; r_u a digest of what u received from the server. Masks of clients that received different
-things do not cancel: else a server could send all but u a model that no training changes, and read u's vector in the
-sum (Pasquini, Francati and Ateniese, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", 2022).
+stream of numbers mod 2^64; r_u all that u received from the server: the model's digest, and whose keys and shares.
+Masks of clients that received different things do not cancel. Else a server could send all but u a model that no
+training changes, and read u's vector in the sum (Pasquini, Francati and Ateniese, "Eluding Secure Aggregation in
+Federated Learning via Model Inconsistency", 2022), or show u more keys, so that its numbers have another scale.
 
 Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod 2^64
 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them

@@ -1,6 +1,6 @@
 """An upload as a vector of fixed length whose sum over the clients is all that a server which averages needs.
 
-    n                           training samples
+    n, 1                        training samples; zeros in the whole vector instead where a number is not finite
     of `Weights`                n · w of every array
     of `Vectors`  [C, W + 1]    k · mean and k of every class, zeros for classes that the client does not hold; k is the
                                 number of samples where counts are declared, else 1
@@ -44,13 +44,13 @@ def scale(clients: int) -> float:
 
 def length(declared: Declared, limits: Limits) -> int:
     codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
-    return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
+    return 2 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 
 
 def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
     """The upload of a client with ``samples`` training samples as a vector [L] uint64; zeros where it is not finite."""
     n = min(samples, MOST_SAMPLES)
-    parts = [np.array([n], dtype=np.float64)]
+    parts = [np.array([n, 1], dtype=np.float64)]
     for name, entry in declared.items():
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
@@ -69,12 +69,12 @@ def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
     return sums.view(np.int64).astype(np.float64) / scale(clients)
 
 
-def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int) -> tuple[Payload, int]:
-    """The mean of all uploads as one, and the sum of n, of ``sums`` [L] uint64; RefusedMessage for impossible ones."""
+def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int) -> tuple[Payload, int, int]:
+    """The mean of all uploads, Σ n, and how many were finite, of ``sums`` [L]; RefusedMessage for impossible ones."""
     numbers = torch.from_numpy(from_whole(sums, clients))
-    n, start = float(numbers[0]), 1
-    if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):
-        raise RefusedMessage(f"sums of {n:g} training samples (0: no site has finite numbers; try a smaller lr)")
+    n, finite, start = float(numbers[0]), float(numbers[1]), 2
+    if not 1 <= n <= clients * MOST_SAMPLES or not 1 <= finite <= clients or n % 1 or finite % 1:
+        raise RefusedMessage(f"sums of {n:g} training samples of {finite:g} sites (0: none finite; try a smaller lr)")
     means = {}
     for name, entry in declared.items():
         arrays, codec = dict[str, torch.Tensor](), codec_of(name, entry, limits)
@@ -83,7 +83,8 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
         means[name] = codec.mean(arrays, n, clients)
     limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
-    return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)
+    mean = unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False)
+    return mean, round(n), round(finite)
 
 
 def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class SiteCard:
     validation_samples: int = 0
     real: bool = True  # a machine with an operator, not a simulated client (`is_site`)
     signature: str = ""  # of a site that the study names, with its key (`experiment/study.py`)
-    columns: str = ""  # of a table: 16 bits that stand for its columns in their order, too few to test guesses by
+    columns: str = ""  # of a table: 16 bits that stand for its columns in their order; they confirm a guess of all
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:

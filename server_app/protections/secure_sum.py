@@ -19,7 +19,7 @@ from protofl_common.wire.payloads import summary_of
 from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, SiteCard, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import MessageExchange
-from server_app.network.membership import Federation
+from server_app.network.membership import Federation, FederationError
 from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
@@ -39,7 +39,7 @@ class SecureSum(Channel):
         super().__init__(expected.server_round, MASKED, limits, counts_samples=False)
         self.keys: Mapping[str, bytes] = {}
         self.shared: list[str] = []
-        self.threshold = 0
+        self.threshold, self.digest = 0, ""
         self.next_keys: dict[str, RecordDict] = {}
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
@@ -63,6 +63,13 @@ class SecureSum(Channel):
         answers = self._ask("share", dict.fromkeys(self.keys, pack_by_site(self.keys)))
         return self._true_shares(self._unpacked(answers, masks.SEALED), self.keys)
 
+    def payload(self, site: str, common: RecordDict, own: RecordDict) -> RecordDict:
+        """Return what all receive, on whose digest their masks depend; FederationError for another payload."""
+        if own is not common:
+            raise FederationError(f"secure aggregation: {self.settings.row.title} sends {site} a payload of its own")
+        self.digest = self.digest or summary_of(common)["sha256"]
+        return own
+
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Take the site's keys for the next sum out of the reply, and read the rest."""
         rest = RecordDict({**content})
@@ -80,10 +87,12 @@ class SecureSum(Channel):
         try:
             sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
             start, sites = 2 * len(self.figures), len(self.keys)
-            payload, samples = from_sums(sums[start:], self.summed.declared, self.summed.limits, sites)
+            payload, samples, finite = from_sums(sums[start:], self.summed.declared, self.summed.limits, sites)
             result.means = means_of(from_whole(sums[:start], sites), self.figures)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
+        if (zeros := len(sent) - finite) > 0:
+            result.bounded.add(f"{zeros} of {len(sent)} sites added zeros to the sum (NaN or infinity): see their logs")
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:
@@ -129,7 +138,7 @@ class SecureSum(Channel):
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
         total, points = np.zeros(self.size, np.uint64), masks.points_of(self.keys)
-        received = summary_of(self.received)["sha256"]
+        received = f"{self.digest} {sorted(self.keys)} {sorted(self.shared)}"
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR

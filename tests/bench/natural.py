@@ -60,8 +60,6 @@ def with_categories(row: np.ndarray) -> list[float]:
 
 
 # -- the page's table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("write", "show"))

@@ -375,8 +375,6 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
 
 
 # -- the page docs/extend.md -----------------------------------------------------------------------------------------
-
-
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 

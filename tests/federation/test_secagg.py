@@ -5,6 +5,7 @@ import re
 import stat
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from html import unescape
 from pathlib import Path
 from threading import Thread
@@ -28,8 +29,10 @@ from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
+from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
 from server_app.network.membership import FederationError
+from server_app.protections.secure_sum import SecureSum
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
@@ -189,12 +192,6 @@ def test_too_few_sites_change_nothing(stage: str, what: str, tmp_path: Path, pla
     assert all(np.allclose(values_of(one["means"]), wanted, atol=2e-6) for one in down)
 
 
-def test_a_payload_for_one_site_alone_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
-    with pytest.raises(FederationError, match="FedProto sends site-0 a payload of its own"):
-        federation(tmp_path)
-
-
 def lies_about_shares(node: int) -> Tamper:
     """What it gives back is not what it was given."""
 
@@ -206,18 +203,15 @@ def lies_about_shares(node: int) -> Tamper:
     return when(change, "query.unmask", node)
 
 
-@pytest.mark.parametrize("node", [1000, 1002])
-def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, plain: dict[str, Outcome]) -> None:
-    found = federation(tmp_path, lies_about_shares(node))
-    assert_same(found, plain["all"])
+@pytest.mark.parametrize(("node", "rounds"), [(1000, 1), (1002, 1), (1002, 3)])
+def test_one_wrong_share_is_named_and_its_liar_out(node: int, rounds: int, tmp_path: Path, plain: Any) -> None:
+    """The sum is right."""
+    found = federation(tmp_path, lies_about_shares(node), rounds=rounds)
+    if rounds == 1:
+        assert_same(found, plain["all"])
     said = "secure aggregation: wrong shares of keys; it takes no further part in this run"
-    assert [row["refused"] for row in found.rows] == [{f"site-{node - 1000}": said}, {}]
-    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), (3, False)]
-
-
-def test_a_liar_is_out_of_later_rounds(tmp_path: Path) -> None:
-    found = federation(tmp_path, lies_about_shares(1002), rounds=3)
-    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), *3 * [(3, False)]]
+    assert [row["refused"] for row in found.rows] == [{f"site-{node - 1000}": said}, *rounds * [{}]]
+    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), *rounds * [(3, False)]]
 
 
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
@@ -374,8 +368,6 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
 
 
 # -- what can be read --------------------------------------------------------------------------------------------------
-
-
 def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(tmp_path: Path) -> None:
     """`test_wire_privacy.py` says how the bytes are read; four clients, each with five of ten classes."""
     outcome = federation(tmp_path, rounds=2)
@@ -386,7 +378,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
         assert names == wanted.get(kind, {SECAGG}) | ({NEXT_SUM} if kind in ("train", "query.unmask") else set())
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
-            size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
+            size = 2 * (2 * 2 + 4) + 2 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
             uploads.append(arrays["masked"]["sum"])
         if kind == MessageType.QUERY:
@@ -410,8 +402,6 @@ def test_what_the_run_leaves_tells_nothing_of_single_uploads(dp: str, told: set[
 
 
 # -- a server that asks for more ---------------------------------------------------------------------------------------
-
-
 BySite = dict[str, bytes]
 
 
@@ -528,10 +518,13 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_
     assert "does not follow 'mask' of round 1" in str(answers[-1].error.reason)
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto", "protofed"])
 def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """To all sites but one a model that no data change, or to all a prototype that breaks the training of its class."""
-    honest, broken = server_round._contents, list[str]()
+    """To all sites but one a model that no data change; to all a prototype that breaks the training of its class.
+
+    Or to one the keys of five sites, to the others of four: its numbers would have another scale, and be odd.
+    """
+    honest, asked, broken = server_round._contents, SecureSum._ask, list[str]()
 
     def chosen(strategy: Any, *about: Any) -> Any:
         if strategy.prototypes is not None:
@@ -542,21 +535,42 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
             records["weights"] = ArrayRecord(zeros)  # type: ignore[index]
         return contents
 
+    def fewer(self: Any, stage: str, records: Any) -> Any:
+        if stage == "share":
+            self.keys = {site: key for site, key in self.keys.items() if site != "site-4"}
+            records = {site: pack_by_site(self.keys) for site in self.keys} | {"site-0": records["site-0"]}
+        return asked(self, stage, records)
+
+    if algo == "protofed":
+        monkeypatch.setattr(SecureSum, "_ask", fewer)
+        monkeypatch.setattr(SecureSum, "_true_shares", lambda self, sealed, keys: sealed)
     monkeypatch.setattr(server_round, "_contents", chosen)
     for room in ("app", "protections.secure_sum"):
         monkeypatch.setattr(f"client_app.{room}.log", lambda level, text: broken.extend([text] * (level == "ERROR")))
-    config, nodes = run_config(tmp_path, algo=algo, rounds=3, secagg=True, **SMALL), real_sites(CLIENTS, tmp_path / "d")
-    if algo == "fedavg":
-        with pytest.raises(FederationError, match="secure aggregation: sums of "):
+    config = run_config(tmp_path, algo=algo, rounds=3, secagg=True, secagg_threshold=0.6, **SMALL)
+    nodes = real_sites(CLIENTS + (algo == "protofed"), tmp_path / "d")
+    if algo != "fedproto":
+        with pytest.raises(FederationError, match=r"secure aggregation: sums of (?!35 )"):  # of three sites and a half
             run_federation(config, nodes=nodes)
         return
     outcome = run_federation(config, nodes=nodes)
     assert not any(row["failed"] or row["void"] for row in outcome.rows)
+    zeros = "1 of 4 sites added zeros to the sum (NaN or infinity): see their logs"
+    assert [row.get("bounded") for row in outcome.rows] == [None, [zeros], [zeros], None]
     wanted = ["NaN or infinity", "the state has N", "NaN or infinity"]  # of one site, in two rounds
     assert [text.partition(": ")[2][:15] for text in broken] == wanted
     saved = [load_file(file) for file in tmp_path.rglob("d-*/**/000003-*.safetensors")]
     assert len(saved) == CLIENTS
     assert all(bool(value.isfinite().all()) for tensors in saved for value in tensors.values())
+
+
+def test_a_site_that_was_lost_in_one_sum_is_in_no_other(tmp_path: Path) -> None:
+    """Of ten sites each may be told other lost ones, so that a single one is missing in the sum."""
+    client = SimpleNamespace(settings=settings_of({"secagg": True, "rounds": 1}), study="any", root=tmp_path)
+    site: Any = SimpleNamespace(client=client, name="a", sum_number=2)
+    for now, refused in (("abcdefghij", False), ("abcdefg", False), ("abcdefg -h -i -j", True), ("abcdefghi -j", True)):
+        with pytest.raises(RefusedMessage, match=r"what h and i and j|what j") if refused else nullcontext():
+            client_secagg.SecureSum._remember(site, {*now.partition(" ")[0], *now.split()[1:]})
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
@@ -597,8 +611,6 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
-
-
 OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh")
 WHY = {
     **dict.fromkeys(OF_PROTOTYPES, "its server does more with the clients' prototypes than average them"),
@@ -656,7 +668,7 @@ def test_a_site_may_take_part_in_nothing_else_and_one_round_without_training_is_
         settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
-def test_two_clients_are_too_few_and_stages_and_entries_must_be_declared(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_two_clients_are_too_few_and_what_is_undeclared_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
         run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
@@ -666,3 +678,6 @@ def test_two_clients_are_too_few_and_stages_and_entries_must_be_declared(tmp_pat
     monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
     with pytest.raises(FederationError, match="uploaded: prototypes, weights; declared for this sum: prototypes"):
         federation(tmp_path / "entries")
+    monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
+    with pytest.raises(FederationError, match="FedProto sends site-0 a payload of its own"):
+        federation(tmp_path / "own")

@@ -285,8 +285,6 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
 
 
 # -- what a site's own data are ----------------------------------------------------------------------------------------
-
-
 def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
     reply = answer(node, config)
     assert not reply.has_error(), reply.error.reason
@@ -445,8 +443,6 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path: Path, capsys: Pr
 
 
 # -- what a server asks -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("run_name", "run_history"), [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"),
     ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")])  # fmt: skip
 def test_a_server_leads_no_site_elsewhere(run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,8 +119,6 @@ def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
 
 
 # -- consent ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospitals: Hospitals) -> None:
     """A line of the log about a baseline names the baseline."""
     config = hospitals.config(baselines="local", min_clients=3)
@@ -337,10 +336,13 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals: Hospi
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
-    for seed in (1, 2):
-        assert "waiting for approval" in hospitals.answer("north", hospitals.config(seed=seed))
-    assert "2 requests of other runs wait" in hospitals.answer("north", hospitals.config(seed=3))
-    assert len([*(hospitals.consent("north") / "studies").glob("*.json")]) == 2
+    ours, others = (partial(signed, by=f"{name}:{in_text(JANE.public_key())}") for name in ("jane", "joan"))
+    hospitals.ask_and_decide(ours(hospitals.config()), "north")
+    for sign in (dict, others, ours):  # nobody's requests, and those of signers unknown here, keep out no others
+        for seed in (1, 2):
+            assert "waiting for approval" in hospitals.answer("north", sign(hospitals.config(seed=seed)))
+        assert "2 requests of other runs wait" in hospitals.answer("north", sign(hospitals.config(seed=3)))
+    assert len([*(hospitals.consent("north") / "studies").glob("*.json")]) == 1 + 3 * 2
 
 
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
@@ -377,8 +379,6 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
 
 
 # -- a study ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals: Hospitals, tmp_path: Path) -> None:
     """Each operator has approved it, and yet south is not in it; nor is a site of which it names another key."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
@@ -580,8 +580,6 @@ def test_no_difference_of_two_sums_is_an_upload(
 
 
 # -- the audit log ----------------------------------------------------------------------------------------------------
-
-
 def log_with(folder: Path, lines: int) -> Path:
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")

@@ -306,8 +306,6 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Pat
 
 
 # -- small classes and noise -------------------------------------------------------------------------------------------
-
-
 def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients with classes of one sample and of many."""
     data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}

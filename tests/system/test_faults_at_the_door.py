@@ -51,8 +51,6 @@ class Site:
 
 
 # -- what is done to a site --------------------------------------------------------------------------------------------
-
-
 def set_the_clock_wrong(site: Site) -> None:
     site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
 

@@ -141,8 +141,6 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
 
 
 # -- docs/operations.md, on what stands --------------------------------------------------------------------------------
-
-
 def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     """Site -> (node, state), as `protofl status` shows them."""
     shown = machines.run("superlink", "protofl status federation", timeout=240)

@@ -187,17 +187,21 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
 
 
 def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
-    data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
+    """Nor does one say how a drawn sample is changed, or which of its features are dropped."""
+    data, seeds = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64)), set[int]()
     plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
 
     def drawn() -> list[list[int]]:
         one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan)
-        batches = one.batches(data, 20, torch.Generator().manual_seed(1), drop_last=False)
-        return [index.tolist() for _, _, index in batches]
+        generator = torch.Generator().manual_seed(1)
+        rows = [index.tolist() for _, _, index in one.batches(data, 20, generator, drop_last=False)]
+        seeds.update([generator.initial_seed(), torch.initial_seed()])
+        return rows
 
     first = [drawn() for _ in range(20)]
     sizes = [len(index) for one in first for index in one]
     assert first[0] != first[1]
+    assert len(seeds) == 20
     assert len(sizes) == 200
     assert np.mean(sizes) == pytest.approx(20, abs=1.5)
     assert np.std(sizes) == pytest.approx((200 * 0.1 * 0.9) ** 0.5, rel=0.25)

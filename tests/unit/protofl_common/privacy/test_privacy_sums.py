@@ -15,20 +15,7 @@ from scipy.stats import chisquare
 from protofl_common.maths.aggregation import merge_by_class, merge_weights
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import masks
-from protofl_common.privacy.sums import (
-    LARGEST,
-    MOST_SAMPLES,
-    figure_names,
-    from_sums,
-    from_whole,
-    length,
-    means_of,
-    scale,
-    to_sums,
-    to_whole,
-    weighted_figures,
-    without_figures,
-)
+from protofl_common.privacy import sums as summing
 from protofl_common.wire.payloads import Payload, template_of
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
@@ -141,17 +128,17 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tup
     counted = torch.stack([one.counts("label_counts") for one, _ in sent]).sum(dim=0)
     if not int(counted.sum()):
         return
-    sums = np.add.reduce([to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent])
-    assert len(sums) == length(UP, LIMITS)
-    found, total = from_sums(sums, UP, LIMITS, len(sent))
-    assert total == sum(n for _, n in sent)
+    sums = np.add.reduce([summing.to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent])
+    assert len(sums) == summing.length(UP, LIMITS)
+    found, total, finite = summing.from_sums(sums, UP, LIMITS, len(sent))
+    assert (total, finite) == (sum(n for _, n in sent), len(sent))
     wanted = merge_weights([one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2)
     for name, value in (found.weights() or {}).items():
-        rounding = 1.001 if name.endswith("tracked") else len(sent) / scale(len(sent))
+        rounding = 1.001 if name.endswith("tracked") else len(sent) / summing.scale(len(sent))
         assert torch.allclose(value.double(), wanted[name].double(), rtol=1e-6, atol=rounding), name
     merged, seen = merge_by_class([one.vectors() for one, _ in sent], "counts"), found.vectors()
     assert torch.equal(seen.labels, merged.labels)
-    assert torch.allclose(seen.means, merged.means, rtol=1e-6, atol=len(sent) / scale(len(sent)))
+    assert torch.allclose(seen.means, merged.means, rtol=1e-6, atol=len(sent) / summing.scale(len(sent)))
     assert torch.equal(seen.counts, counted[seen.labels])
     assert torch.equal(found.counts("label_counts"), counted)
 
@@ -160,25 +147,25 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tup
 def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    one = to_sums(Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients)
-    found, total = from_sums(one * np.uint64(clients), up, limits, clients)
-    assert total == clients * MOST_SAMPLES
-    assert (found.weights() or {})["w"].tolist() == [LARGEST, -LARGEST]
+    one = summing.to_sums(Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients)
+    found, *numbers = summing.from_sums(one * np.uint64(clients), up, limits, clients)
+    assert numbers == [clients * summing.MOST_SAMPLES, clients]
+    assert (found.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
 
 
 def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_is_none() -> None:
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
-    found, _ = from_sums(to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
+    found, *_ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
     assert torch.allclose(found.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
     up = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
-    sums = to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
-    assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
-    assert from_sums(sums, up, LIMITS, 3)[0].vectors() is None
+    sums = summing.to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
+    assert np.array_equal(sums[2:], np.zeros(20, np.uint64))
+    assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
     for odd in (torch.nan, torch.inf):
         broken = Payload(weights=BN | {"w": torch.full((2, 3), odd)})
-        assert not to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
+        assert not summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
@@ -186,33 +173,36 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     (0, 2.5, "sums of 2.5 training samples"),
     (0, -3.0, "sums of -3 training samples"),
     (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
-    (2, -1.0, "weights bn.running_var: below 0"),
-    (13, 0.5, "prototypes of less than one sample of a class"),
-    (13, -2.0, "prototypes of less than one sample of a class"),
-    (10, 1e9, "above 10000"),
+    (1, 0.0, "sums of 1 training samples of 0 sites"),
+    (1, 1.5, "sums of 1 training samples of 1.5 sites"),
+    (1, 4.0, "sums of 1 training samples of 4 sites"),
+    (3, -1.0, "weights bn.running_var: below 0"),
+    (14, 0.5, "prototypes of less than one sample of a class"),
+    (14, -2.0, "prototypes of less than one sample of a class"),
+    (11, 1e9, "above 10000"),
     (-1, -2.0, "label_counts below 0"),
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
     upload = Payload(weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64))
-    sums = to_sums(upload, UP, LIMITS, 1, 3)
-    sums[place] = np.array(value * scale(3)).astype(np.int64).view(np.uint64)
+    sums = summing.to_sums(upload, UP, LIMITS, 1, 3)
+    sums[place] = np.array(value * summing.scale(3)).astype(np.int64).view(np.uint64)
     with pytest.raises(RefusedMessage, match=said):
-        from_sums(sums, UP, LIMITS, 3)
+        summing.from_sums(sums, UP, LIMITS, 3)
 
 
 @pytest.mark.parametrize("k", [1.5, 4.0])
 def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
     up: Declared = {"prototypes": Vectors()}
-    sums = to_sums(Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3)
-    sums[4] = to_whole(np.array([k]), 3)[0]
+    sums = summing.to_sums(Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3)
+    sums[5] = summing.to_whole(np.array([k]), 3)[0]
     with pytest.raises(RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"):
-        from_sums(sums, up, LIMITS, 3)
+        summing.from_sums(sums, up, LIMITS, 3)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
-NAMES = figure_names(("total",), {"head/auc"})
+NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
 def reported(tested: int, right: int, **more: Any) -> Report:
@@ -222,22 +212,22 @@ def reported(tested: int, right: int, **more: Any) -> Report:
 def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> None:
     one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
     other, without = reported(30, 9), Report(4, 0, 0)
-    weighted = [weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
-    sums = np.add.reduce([to_whole(figures, 3) for figures in weighted])
-    means = means_of(from_whole(sums, 3), NAMES)
+    weighted = [summing.weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
+    sums = np.add.reduce([summing.to_whole(figures, 3) for figures in weighted])
+    means = summing.means_of(summing.from_whole(sums, 3), NAMES)
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
     assert means["metrics"] == {"head/auc": 0.5}
     assert means["losses"] == {"total": 0.25}
-    assert without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
+    assert summing.without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
     report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
-    figures = dict(zip(NAMES, weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
-    assert figures["correct.head"] == [MOST_SAMPLES, MOST_SAMPLES]
-    assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
-    sums = to_whole(weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
-    assert means_of(from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
+    figures = dict(zip(NAMES, summing.weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
+    assert figures["correct.head"] == [summing.MOST_SAMPLES, summing.MOST_SAMPLES]
+    assert figures["losses.total"] == [summing.MOST_SAMPLES * summing.LARGEST, summing.MOST_SAMPLES]
+    sums = summing.to_whole(summing.weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
+    assert summing.means_of(summing.from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
     for odd in (torch.nan, torch.inf):
-        assert not weighted_figures(Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]).any()
+        assert not summing.weighted_figures(Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]).any()
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [
@@ -253,4 +243,4 @@ def test_figures_that_no_honest_sites_have_are_refused(name: str, total: float, 
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n
     with pytest.raises(RefusedMessage, match=said):
-        means_of(sums.ravel(), NAMES)
+        summing.means_of(sums.ravel(), NAMES)
