@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from server_app.callbacks.trackers import accuracies, others, tracker
+from server_app.callbacks.trackers import UserCallback, accuracies, others, tracker
 from tests.support.accidents import stop
 from tests.support.given import Patch
-from tests.support.harness import Outcome, refusal, run_config, run_federation
+from tests.support.harness import Outcome, refusal, run_config, run_federation, settings_of
 
 NAMES = ("mlflow", "trackio", "wandb")
 """Beside TensorBoard, which writes files."""
@@ -80,8 +80,12 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
     assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
-    assert again.figures == fake.figures
+    folders = {"algo": "gaussian", "gaussian.start-from": "runs/one", "backbones": "file:small:/srv/own.json"}
+    settings = settings_of(folders | {"callback": name})
+    resumed: Any = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
+    UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
+    assert (again.figures, again.config["algo"]) == (fake.figures, "gaussian")
+    assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
