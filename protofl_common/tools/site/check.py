@@ -148,8 +148,8 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
-    if node.get("approve") is False:
-        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it (approve = false)")
+    if not node.get("approve", "partition-id" not in node):
+        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it; set approve = true")
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
