@@ -131,10 +131,10 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     for site in NAMES:
         assert f"waiting for approval at {site}: a run without a study ({Study.of(config).id})" in str(refusal.value)
     shown = hospitals.shown("requests")
-    for line in ("WAITS since", "nobody has signed it", "with       any sites", "maybe of one sample"):
+    where, setting = f"\nin {hospitals.consent('north')}\n", "    setting    partition=own\n"
+    sends, with_whom = "leaves     FedProto: in each round ", "with       any sites"
+    for line in ("WAITS since", "nobody has signed it", with_whom, "maybe of one sample", sends, setting, where):
         assert line in shown
-    assert "leaves     FedProto: in each round " in shown
-    assert "    setting    partition=own\n" in shown
     hospitals.decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes, run_id=2)
     assert images_opened() >= 24
@@ -282,6 +282,8 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     *_, entry = hospitals.lines()
     assert entry.items() >= {**limits, "decision": "approved", "purpose": "which valves leak"}.items()
     assert (entry["signed"], entry["demands"]) == (config["study-by"], {"min-class-samples": 2})
+    proof = f", code {entry['code']}, demands {{'min-class-samples': 2}}; signed by {config['study-by']}: which valves"
+    assert proof in hospitals.shown("audit")
     content = json.loads(hospitals.shown("requests", "--json"))
     (row,) = content["requests"]
     assert row.items() >= {**limits, "id": Study.of(config).id, "decision": "approved", "run_ids": []}.items()

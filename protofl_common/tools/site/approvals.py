@@ -152,7 +152,7 @@ def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
 def in_words(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     if "decision" in entry:
-        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs") if entry.get(key))
+        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs", "code", "demands") if entry.get(key))
         signed = f"signed by {entry.get('signed') or 'nobody'}: {entry.get('purpose') or 'no purpose'}"
         what = f"{entry['decision']} by {entry.get('by')}{limits}; {signed}"
     elif "refused" in entry:

@@ -267,6 +267,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
+    ([], NODE + " partition-id=0", "warning", "approval none: a run takes part"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
     ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
@@ -523,7 +524,10 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
     for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
+    (baseline := home / "state/first-fedavg-1/clients/north").mkdir(parents=True)
     assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
+    assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
+    baseline.rmdir()
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
     stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
     assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *stay]
