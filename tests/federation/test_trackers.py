@@ -18,8 +18,7 @@ from tests.support.accidents import stop
 from tests.support.given import Patch
 from tests.support.harness import Outcome, refusal, run_config, run_federation, settings_of
 
-NAMES = ("mlflow", "trackio", "wandb")
-"""Beside TensorBoard, which writes files."""
+NAMES = ("mlflow", "trackio", "wandb")  # Beside TensorBoard, which writes files
 SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": "one"}
 
 
@@ -73,16 +72,14 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
     monkeypatch.setitem(sys.modules, name, fake)
     run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
     assert fake.figures == wanted(run)
-    assert (fake.started, fake.ended) == (["one"], 1)
-    assert fake.config["algo"] == "fedproto"
+    assert (fake.started, fake.ended, fake.config["algo"]) == (["one"], 1, "fedproto")
     assert not {"data-dir", "cache-dir", "out-dir", "state-dir", "study-sites"} & fake.config.keys()
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    folders = {"algo": "gaussian", "gaussian.start-from": "runs/one", "backbones": "file:small:/srv/own.json"}
-    settings = settings_of(folders | {"callback": name})
-    resumed: Any = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
+    own = {"algo": "gaussian", "callback": name, "gaussian.start-from": "runs/one", "backbones": "file:small:/own.json"}
+    resumed: Any = SimpleNamespace(settings=settings_of(own), folder=Path("one"), rows=run.rows[:-1])
     UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
     assert (again.figures, again.config["algo"]) == (fake.figures, "gaussian")
     assert not re.search("runs/one|own.json", json.dumps(again.config))
