@@ -170,7 +170,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         always += ["which classes it has", "metrics", *["losses"] * (node.get("min-class-samples", 1) == 1), "seconds"]
     if allowed_by(node)[REQUIRE_SECAGG]:
         masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
-        yield Finding(FACT, "sends", masks)
+        yield Finding(FACT, "sends", f"{masks}; without study-sites in a run its server can invent these sites")
         always = ["the number of training samples" if private else "seconds"]
     named = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, the class names given"
     yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")

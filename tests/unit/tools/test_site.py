@@ -267,6 +267,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], NODE + " partition-id=0", "warning", "approval none: a run takes part"),
+    ([], NODE + " require-secagg=true", "", "without study-sites in a run its server can invent these sites"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
     ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
