@@ -319,9 +319,10 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
-    config = hospitals.config()
+    config = hospitals.config(baselines="local")
     hospitals.answer("north", config)
-    hospitals.nodes[2]["max-rounds"] = 1
+    hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
+    assert "refuses a baseline: baselines = 'local': algo = 'local': not allowed" in hospitals.shown("requests")
     assert "this site takes at most 1" in hospitals.answer("north", hospitals.config(rounds=2))
     hospitals.decide(config, "north")
     path = hospitals.request(config)
