@@ -223,11 +223,11 @@ def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
 
-def baselines_of(settings: Settings, run_config: Values) -> dict[str, Settings]:
+def baselines_of(settings: Settings, run_config: Values, node: Values | None = None) -> dict[str, Settings]:
     baselines = {}
     for algo in settings.baselines:
         try:
-            baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo))
+            baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo), node)
         except SettingsError as error:
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error

@@ -22,7 +22,7 @@ from server_app.log import say
 from server_app.replies import RoundResult
 
 PROJECT = "protofl"
-PRIVATE = keys_that_change("name", "machine") | {"study-sites"}  # settings that no tracker is given: folders, sites
+PRIVATE = keys_that_change("name", "machine") | {"study-sites", "gaussian.start-from"}  # folders, and names of sites
 Log = Callable[[dict[str, float], int], object]  # (figures, round)
 
 
@@ -33,7 +33,8 @@ class UserCallback(Callback):
         self.name = run.settings.run.callback
         self.call: Callable[[RoundRow], object] | None = None
         if self.name in TRACKERS:
-            config = {key: value for key, value in to_run_config(run.settings).items() if key not in PRIVATE}
+            every = to_run_config(run.settings).items()
+            config = {key: value for key, value in every if key not in PRIVATE and "file:" not in str(value)}
             self.call = tracker(self.name, run.folder, config, run.rows)
         elif self.name:
             self.call = load(self.name, "callback")

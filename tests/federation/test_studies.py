@@ -130,10 +130,10 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     for site in NAMES:
         assert f"waiting for approval at {site}: a run without a study ({Study.of(config).id})" in str(refusal.value)
     shown = hospitals.shown("requests")
-    for line in ("WAITS since", "nobody has signed it", "with       any sites", "maybe of one sample"):
+    where, setting = f"\nin {hospitals.consent('north')}\n", "    setting    partition=own\n"
+    sends, with_whom = "leaves     FedProto: in each round ", "with       any sites"
+    for line in ("WAITS since", "nobody has signed it", with_whom, "maybe of one sample", sends, setting, where):
         assert line in shown
-    assert "leaves     FedProto: in each round " in shown
-    assert "    setting    partition=own\n" in shown
     hospitals.decide(config)
     outcome = run_federation(config, nodes=hospitals.nodes, run_id=2)
     assert images_opened() >= 24
@@ -281,6 +281,8 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     *_, entry = hospitals.lines()
     assert entry.items() >= {**limits, "decision": "approved", "purpose": "which valves leak"}.items()
     assert (entry["signed"], entry["demands"]) == (config["study-by"], {"min-class-samples": 2})
+    proof = f", code {entry['code']}, demands {{'min-class-samples': 2}}; signed by {config['study-by']}: which valves"
+    assert proof in hospitals.shown("audit")
     content = json.loads(hospitals.shown("requests", "--json"))
     (row,) = content["requests"]
     assert row.items() >= {**limits, "id": Study.of(config).id, "decision": "approved", "run_ids": []}.items()
@@ -316,9 +318,10 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals: Hospitals) -> None:
-    config = hospitals.config()
+    config = hospitals.config(baselines="local")
     hospitals.answer("north", config)
-    hospitals.nodes[2]["max-rounds"] = 1
+    hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
+    assert "refuses a baseline: baselines = 'local': algo = 'local': not allowed" in hospitals.shown("requests")
     assert "this site takes at most 1" in hospitals.answer("north", hospitals.config(rounds=2))
     hospitals.decide(config, "north")
     path = hospitals.request(config)
@@ -615,9 +618,8 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals:
     against = ("--against", str(outcome.folder))
     assert "nothing was compared" in hospitals.shown("audit", "--against", str(outcome.folder.parent), status=1)
     shown = hospitals.shown("audit", *against)
-    assert f"and all 3 that {outcome.folder} has seen are there" in shown
-    assert "fedproto train round 2: sent {" in shown
-    assert "approved by" in shown
+    same = f"and all 3 that {outcome.folder} has seen are there"
+    assert all(text in shown for text in (same, "fedproto train round 2: sent {", "approved by")), shown
     path = hospitals.consent("north") / audit.FILE
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert hospitals.operator("north", "audit") == 0
@@ -640,9 +642,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(number: Any, ho
     for _ in range(2):
         grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])
     log = hospitals.consent("north") / audit.FILE
-    assert len(log.read_bytes().splitlines()) == 2
-    assert log.stat().st_size < 10_000
-    assert not wrong_in(log)
+    assert (len(log.read_bytes().splitlines()), log.stat().st_size < 10_000, wrong_in(log)) == (2, True, [])
 
 
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospitals, monkeypatch: Patch) -> None:
@@ -667,8 +667,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"time": "2026')
     assert "line 4 is no whole line of the log: cut short by a full disk or a kill" in wrong_in(path)[0]
     audit.append(tmp_path, study="s", decision="approved")
-    assert not wrong_in(path)
-    assert len(path.read_text().splitlines()) == 4
+    assert (wrong_in(path), len(path.read_text().splitlines())) == ([], 4)
 
 
 def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
@@ -682,8 +681,7 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(audit.os, "fsync", full)
-        reason = hospitals.answer("north", config)
-    assert "AuditError (state-dir): its audit log cannot be written" in reason
+        assert "AuditError (state-dir): its audit log cannot be written" in hospitals.answer("north", config)
     assert hospitals.answer("north", config) == ""
 
 

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from server_app.callbacks.trackers import accuracies, others, tracker
+from server_app.callbacks.trackers import UserCallback, accuracies, others, tracker
 from tests.support.accidents import stop
 from tests.support.given import Patch
-from tests.support.harness import Outcome, refusal, run_config, run_federation
+from tests.support.harness import Outcome, refusal, run_config, run_federation, settings_of
 
-NAMES = ("mlflow", "trackio", "wandb")
-"""Beside TensorBoard, which writes files."""
+NAMES = ("mlflow", "trackio", "wandb")  # Beside TensorBoard, which writes files
 SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": "one"}
 
 
@@ -73,15 +72,17 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
     monkeypatch.setitem(sys.modules, name, fake)
     run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
     assert fake.figures == wanted(run)
-    assert (fake.started, fake.ended) == (["one"], 1)
-    assert fake.config["algo"] == "fedproto"
+    assert (fake.started, fake.ended, fake.config["algo"]) == (["one"], 1, "fedproto")
     assert not {"data-dir", "cache-dir", "out-dir", "state-dir", "study-sites"} & fake.config.keys()
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
-    assert again.figures == fake.figures
+    own = {"algo": "gaussian", "callback": name, "gaussian.start-from": "runs/one", "backbones": "file:small:/own.json"}
+    resumed: Any = SimpleNamespace(settings=settings_of(own), folder=Path("one"), rows=run.rows[:-1])
+    UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
+    assert (again.figures, again.config["algo"]) == (fake.figures, "gaussian")
+    assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tensorboard"])

@@ -44,7 +44,7 @@ def test_the_readme_says_who_runs_each_block() -> None:
 
 def test_private_files_are_private(federation: Machines) -> None:
     certs = {machine: federation.checkout(machine) / "certs" for machine in ("superlink", *SITES)}
-    private = [certs["superlink"] / name for name in ("ca.key", "server.key", "superexec.secret")]
+    private = [certs["superlink"] / name for name in ("ca.key", "server.key", "superexec.secret", "../superlink.db")]
     private += [certs[site] / "nodes" / site for site in SITES]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     for site in SITES:

@@ -136,8 +136,8 @@ def requests(arguments: argparse.Namespace) -> None:
         return
     if unread:
         print(f"{unread} files in {folder / FOLDER} cannot be read; remove them")
-    shown = [line for _, lines in asked for line in lines] or [f"nobody has asked, by {folder}"]
-    print(*shown, *stored.ledgers_at(arguments.node), sep="\n")
+    shown = [line for _, lines in asked for line in lines] or ["nobody has asked"]
+    print(*shown, f"in {folder}", *stored.ledgers_at(arguments.node), sep="\n")
 
 
 def decide(arguments: argparse.Namespace) -> None:

@@ -31,10 +31,13 @@ def listed(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
     every = sorted(requests(site_folder(node)), key=lambda request: (not request.decision, request.asked))
     trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
     for request in every:
+        lines, what = [f"{request.study}"], "it"
         try:
-            lines = [*described(Settings.from_run_config(default_run_config() | request.settings, node))]
+            lines = [*described(settings := Settings.from_run_config(default_run_config() | request.settings, node))]
+            what = "a baseline"  # and takes part in the run without it
+            baselines_of(settings, settings.given, node)
         except SettingsError as error:
-            lines = [f"{request.study}", *(f"this site refuses it: {line}" for line in str(error).splitlines())]
+            lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
         if request.study.by and not request.decision:
             history = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
             lines.insert(1, f"           that key {history}")
@@ -152,7 +155,7 @@ def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
 def in_words(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     if "decision" in entry:
-        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs") if entry.get(key))
+        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs", "code", "demands") if entry.get(key))
         signed = f"signed by {entry.get('signed') or 'nobody'}: {entry.get('purpose') or 'no purpose'}"
         what = f"{entry['decision']} by {entry.get('by')}{limits}; {signed}"
     elif "refused" in entry:

@@ -148,8 +148,8 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
-    if node.get("approve") is False:
-        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it (approve = false)")
+    if not node.get("approve", "partition-id" not in node):
+        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it; set approve = true")
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
@@ -170,7 +170,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         always += ["which classes it has", "metrics", *["losses"] * (node.get("min-class-samples", 1) == 1), "seconds"]
     if allowed_by(node)[REQUIRE_SECAGG]:
         masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
-        yield Finding(FACT, "sends", masks)
+        yield Finding(FACT, "sends", f"{masks}; without study-sites in a run its server can invent these sites")
         always = ["the number of training samples" if private else "seconds"]
     named = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, the class names given"
     yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")

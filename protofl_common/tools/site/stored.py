@@ -77,6 +77,9 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
                 if not any(folder.iterdir()):
                     folder.rmdir()
         yield text
+    beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
+    if left := [name for name in stored if name not in names and name.startswith(beginnings)]:
+        yield f"still here: {', '.join(left)}; name each baseline, or other run of a like name, to remove it too"
     blank_secrets(site_folders(node)[0] / "privacy")
 
 
