@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from client_app.algorithms.fedavg import FedAvg
+from client_app.evaluation import _finite
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
@@ -84,9 +86,13 @@ def test_metrics_by_hand() -> None:
     found = evaluate_metrics(["balanced-accuracy", "macro-f1", "auc", "recall"], SCORES, LABELS)
     assert found.pop("balanced-accuracy") == pytest.approx(3 / 4)
     assert found.pop("macro-f1") == pytest.approx((4 / 5 + 2 / 3) / 2)
-    auc_of_0 = (2 + 1.5) / 4  # pairs (class 0, class 1) in which class 0's score is larger, a tie counts half
-    auc_of_1 = (2 + 1) / 4  # 2 beats 1 and 1, 1 ties with both
+    auc_of_0 = (2 + 1.5) / 4  # pairs (class 0, class 1) in which class 0's probability is larger, a tie counts half
+    auc_of_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
     assert found.pop("auc") == pytest.approx((auc_of_0 + auc_of_1) / 2)
+    shifted, blind = SCORES + np.array([[9.0], [-9], [40], [0]]), torch.tensor(SCORES)  # probabilities as before, and:
+    blind[:, 1] = -torch.inf  # no prototype, so that class 1 has the probability 0 everywhere, and 0 stands against 2
+    aucs = [evaluate_metrics(["auc"], scores, LABELS)["auc"] for scores in (shifted, 900 * SCORES, _finite(blind))]
+    assert aucs == pytest.approx([(auc_of_0 + auc_of_1) / 2] * 2 + [((1.5 + 2) / 4 + 0.5) / 2])
     assert found == {"recall/0": 1.0, "recall/1": 0.5}
 
 
