@@ -18,7 +18,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import MEASURES, Table, best_text, cells
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
@@ -110,7 +110,9 @@ def comparison(folders: list[Path]) -> Table:
         values = [of_run.get(key) for of_run in settings]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
             rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
-    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows)
+    hidden = any("std" not in accuracy for summary in summaries for accuracy in summary["accuracy"].values())
+    heads = ["", *(printable(folder.resolve().name) for folder in folders)]
+    return Table(heads, rows, f"Without a std: {HIDDEN}" if hidden else "")
 
 
 def _figures(summary: Summary) -> dict[str, str]:
@@ -123,4 +125,5 @@ def _figures(summary: Summary) -> dict[str, str]:
     figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
     figures |= {"seconds": human_seconds(summary["seconds"])}
     figures |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
-    return figures | {"lost replies": str(sum(summary["trouble"].values()))}
+    lost = summary["trouble"] | {"late": 0}  # which were missing before
+    return figures | {"lost replies": str(sum(lost.values()))}
