@@ -145,7 +145,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, caps
     assert "worst" not in console.replace("worst 10 %", "")
     assert console.count(HIDDEN) == 2  # of the run, and beside its baseline
     page = (folder / "report.html").read_text()
-    assert HIDDEN in unescape(page)
+    assert all(text in unescape(page) for text in (HIDDEN, "Test accuracy over all samples", "means over all samples"))
     assert "nan" not in page.partition("<svg")[0].lower()
     assert "could not be drawn" not in page
     assert 'id="accuracy-curves"' in page
@@ -158,7 +158,9 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, caps
             Figure(**hidden).read(folder)
     assert Figure(what="validation/head").read(folder) >= 0
     assert main(["compare", str(folder), f"{folder}-local"]) == 0
-    assert "–" in capsys.readouterr().out
+    assert f"Without a std: {HIDDEN}" in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", str(folder), "--what", "head"]) == 0
+    assert "final head over all samples." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("stage", STAGES)
