@@ -54,8 +54,7 @@ def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.
     found = {}
     for message, reply in outcome.exchanged(number=round_number):
         record = reply.content.array_records["prototypes"]
-        site = f"site-{message.metadata.dst_node_id - 1000}"
-        found[site] = values_of(record["means"]), values_of(record["labels"])
+        found[f"site-{message.metadata.dst_node_id - 1000}"] = values_of(record["means"]), values_of(record["labels"])
     return found
 
 

@@ -128,9 +128,8 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
     assert found == pytest.approx(dict(enumerate(means)))
 
 
-EVENTS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
-EVENTS |= {"algo": "fedtgp", "rounds": 3, "run_name": "mine", "callback": "tensorboard", "fedtgp__server_epochs": 2}
-EVENTS |= {"metrics": "auc"}
+EVENTS: dict[str, Any] = SMALL | {"dataset": "digits", "partition": "iid", "algo": "fedtgp", "metrics": "auc"}
+EVENTS |= {"rounds": 3, "callback": "tensorboard", "fedtgp__server_epochs": 2}
 
 
 def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
