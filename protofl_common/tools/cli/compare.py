@@ -110,9 +110,8 @@ def comparison(folders: list[Path]) -> Table:
         values = [of_run.get(key) for of_run in settings]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
             rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
-    hidden = any("std" not in accuracy for summary in summaries for accuracy in summary["accuracy"].values())
-    heads = ["", *(printable(folder.resolve().name) for folder in folders)]
-    return Table(heads, rows, f"Without a std: {HIDDEN}" if hidden else "")
+    note = f"Without a std: {HIDDEN}" * any("std" not in of for run in summaries for of in run["accuracy"].values())
+    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows, note)
 
 
 def _figures(summary: Summary) -> dict[str, str]:
@@ -123,7 +122,6 @@ def _figures(summary: Summary) -> dict[str, str]:
         best = summary["best-accuracy"].get(kind)
         figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
     figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-    figures |= {"seconds": human_seconds(summary["seconds"])}
-    figures |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
-    lost = summary["trouble"] | {"late": 0}  # which were missing before
+    figures |= {name.replace("-", " "): human_seconds(summary[name]) for name in ("seconds", "seconds-per-round")}
+    lost = summary["trouble"] | {"late": 0}  # a late one was missing before
     return figures | {"lost replies": str(sum(lost.values()))}
