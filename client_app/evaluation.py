@@ -71,7 +71,7 @@ def evaluate(
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
     scores = scores_NC.double().cpu().numpy()
-    return np.where(np.isfinite(scores), scores, scores[np.isfinite(scores)].min(initial=0.0) - 1)
+    return np.where(np.isfinite(scores), scores, -1e30)  # the probability of a class without a prototype is 0
 
 
 @torch.inference_mode()

@@ -42,7 +42,8 @@ def means(run: RecordedRun) -> Iterator[Markup]:
     ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
     worst = "" if run.hides_clients else ", and that of the worst tenth"
     measured = "Measured with what the clients received, after the round on the horizontal axis."
-    caption = f"Test accuracy over the clients, {ways}: the mean{worst}. {measured}"
+    caption = f"Test accuracy over {run.whose}, {ways}: the mean{worst}. {measured}"
+    caption += " Points are not all of the same clients." * (len({frozenset(row["clients"]) for row in rows}) > 1)
     caption += " Validation: the mean on their validation data." if any("validation" in row for row in rows) else ""
     title, unit = "Mean and worst clients", "test accuracy, %"
     yield plot.line_chart("accuracy-curves", title, caption, _rounds(rows), lines, unit)
@@ -81,7 +82,7 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: _over_rounds(rows, name, factor=1) for name in names}
     if others := {name: values[name] for name in names if f"/{RECALL}/" not in name}:
-        caption, unit = "Metrics beside accuracy: means over the clients.", "mean over the clients"
+        caption, unit = f"Metrics beside accuracy: means over {run.whose}.", f"mean over {run.whose}"
         yield plot.line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit)
     first = f"{run.better}/{RECALL}/"
     if labels := sorted(int(name.removeprefix(first)) for name in names if name.startswith(first)):
@@ -96,7 +97,7 @@ def losses(run: RecordedRun) -> Iterator[Markup]:
     """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
     names = dict.fromkeys(name for row in rows for name in row["losses"])
-    if list(names) == ["total", "cross-entropy"]:  # the same numbers twice
+    if {*names} == {"total", "cross-entropy"}:  # the same numbers twice
         del names["total"]
     lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
     if any("server-loss" in row.get("server", {}) for row in rows):

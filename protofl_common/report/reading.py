@@ -42,6 +42,7 @@ class RecordedRun:
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
+        self.whose = "all samples" if self.hides_clients else "the clients"  # over which a mean is
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
         self.client_prototypes, self.global_prototypes = _vectors(sent), _vectors(sent, "global-")

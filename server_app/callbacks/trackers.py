@@ -1,8 +1,9 @@
 """A run's figures in an experiment tracker: ``callback = "mlflow"``, ``"tensorboard"``, ``"trackio"`` or ``"wandb"``.
 
-What goes there are figures over the clients, accuracies under the round after which they were measured and the rest
-under its own round, and the settings without folders and names of sites. Of fewer than 20 clients the worst tenth is a
-single one. A resumed run is a new one there, with its earlier rounds. TensorBoard's event files lie in its folder.
+What goes there are figures over the clients, accuracies and metrics under the round after which they were measured and
+the rest under its own round, and the settings without folders and names of sites. Of fewer than 20 clients the worst
+tenth is a single one. A resumed run is a new one there, with its earlier rounds. TensorBoard's event files lie in its
+folder.
 """
 
 import shutil
@@ -73,8 +74,8 @@ def tracker(name: str, folder: Path, config: Mapping[str, Scalar], rows: list[Ro
 
 
 def accuracies(row: RoundRow) -> dict[str, float]:
-    """``accuracy/prototype/mean`` and the like, in [0, 1]."""
-    return {
+    """``accuracy/prototype/mean`` and the like, in [0, 1], and the means of the other metrics, ``metric/head/auc``."""
+    return {f"metric/{name}": figures["mean"] for name, figures in row.get("metrics", {}).items()} | {
         f"{group}/{kind}/{name.replace('%', '-percent')}": value
         for group, of_kinds in (("accuracy", row["accuracy"]), ("validation", row.get("validation", {})))
         for kind, figures in of_kinds.items()
@@ -85,7 +86,6 @@ def accuracies(row: RoundRow) -> dict[str, float]:
 def others(row: RoundRow) -> dict[str, float]:
     """Losses, bytes, seconds, and how many replies were valid or lost, and why."""
     groups: dict[str, Mapping[str, float]] = {
-        "metric": {name: figures["mean"] for name, figures in row.get("metrics", {}).items()},
         "loss": row["losses"],
         "bytes": row["bytes"],
         "seconds": {phase: value for phase, value in row["seconds"].items() if isinstance(value, float)},

@@ -54,8 +54,7 @@ def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.
     found = {}
     for message, reply in outcome.exchanged(number=round_number):
         record = reply.content.array_records["prototypes"]
-        site = f"site-{message.metadata.dst_node_id - 1000}"
-        found[site] = values_of(record["means"]), values_of(record["labels"])
+        found[f"site-{message.metadata.dst_node_id - 1000}"] = values_of(record["means"]), values_of(record["labels"])
     return found
 
 
@@ -84,6 +83,7 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
     others = ["losses", "distribution", "margins-by-class", "prototypes-map", "time-of-a-round"]
     assert list(page.figures) == accuracies + others
     assert "The first two principal components of the prototypes after round 3" in page.figures["prototypes-map"]
+    assert "Points are not all of the same clients." in page.figures["accuracy-curves"]  # one was refused
 
 
 def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
@@ -167,6 +167,7 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     heading = page.texts.index("Lost replies", page.texts.index("Lost replies") + 1)  # the first one is a link to it
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
     assert not (outcome.folder / "prototypes.jsonl").exists()
+    assert "not all of" not in page.figures["accuracy-curves"]
 
 
 def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:

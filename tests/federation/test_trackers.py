@@ -129,8 +129,8 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
     assert found == pytest.approx(dict(enumerate(means)))
 
 
-EVENTS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
-EVENTS |= {"algo": "fedtgp", "rounds": 3, "run_name": "mine", "callback": "tensorboard", "fedtgp__server_epochs": 2}
+EVENTS: dict[str, Any] = SMALL | {"dataset": "digits", "partition": "iid", "algo": "fedtgp", "metrics": "auc"}
+EVENTS |= {"rounds": 3, "callback": "tensorboard", "fedtgp__server_epochs": 2}
 
 
 def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
@@ -153,6 +153,8 @@ def assert_complete(outcome: Outcome) -> None:
             rows = [row for row in outcome.rows if kind in row["accuracy"]]
             wanted = {row["evaluated-after-round"]: row["accuracy"][kind][name] for row in rows}
             assert found[f"accuracy/{kind}/{tag}"] == pytest.approx(wanted)
+        wanted = {row["evaluated-after-round"]: row["metrics"][f"{kind}/auc"]["mean"] for row in rows}
+        assert found[f"metric/{kind}/auc"] == pytest.approx(wanted)
     rounds = outcome.rows[:-1]
     for tag, value in {
         "loss/total": lambda row: row["losses"]["total"],

@@ -58,8 +58,8 @@ def write_run(
     best = {kind: figures | {"after-round": 1} for kind, figures in accuracy.items()}
     clients = {site: {"arch": "cnn4", "domain": (domains or {}).get(site)} for site in evaluations[-1]}
     summary = {"algorithm": "Fake", "clients": clients, "rounds": len(rows) - 1, "accuracy": accuracy,
-        "best-accuracy": best, "bytes": {"up": 1000, "down": 2000}, "trouble": {"failed": 0}, "seconds": 61.0,
-        "seconds-per-round": 1.5, "settings": settings, "warnings": list(warnings),
+        "best-accuracy": best, "bytes": {"up": 1000, "down": 2000}, "trouble": {"missing": 2, "late": 1},
+        "seconds": 61.0, "seconds-per-round": 1.5, "settings": settings, "warnings": list(warnings),
         "division": division}  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
 

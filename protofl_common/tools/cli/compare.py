@@ -18,7 +18,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import MEASURES, Table, best_text, cells
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
@@ -110,7 +110,8 @@ def comparison(folders: list[Path]) -> Table:
         values = [of_run.get(key) for of_run in settings]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
             rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
-    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows)
+    note = f"Without a std: {HIDDEN}" * any("std" not in of for run in summaries for of in run["accuracy"].values())
+    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows, note)
 
 
 def _figures(summary: Summary) -> dict[str, str]:
@@ -121,6 +122,6 @@ def _figures(summary: Summary) -> dict[str, str]:
         best = summary["best-accuracy"].get(kind)
         figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
     figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-    figures |= {"seconds": human_seconds(summary["seconds"])}
-    figures |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
-    return figures | {"lost replies": str(sum(summary["trouble"].values()))}
+    figures |= {name.replace("-", " "): human_seconds(summary[name]) for name in ("seconds", "seconds-per-round")}
+    lost = summary["trouble"] | {"late": 0}  # a late one was missing before
+    return figures | {"lost replies": str(sum(lost.values()))}

@@ -81,11 +81,14 @@ class Figure:
 
     def described(self, folder: Path) -> str:
         """The figure, and by which data its round was chosen in that run, and among which, if it is the best one's."""
-        rows = RunFolder(folder).rows() if self.when == "best" else []
+        run = RunFolder(folder)
+        hidden = any("std" not in accuracy for accuracy in run.finished_summary()["accuracy"].values())
+        name = f"{self} over all samples" if hidden and self.what not in COUNTS else str(self)  # not over the clients
+        rows = run.rows() if self.when == "best" else []
         rows = [row for row in rows if self._kind in over_clients.figures_of(row)]
         on, many = over_clients.best_evaluation(rows, self._kind)[1], len(over_clients.of_all_sites(rows))
         few = f", among the {many} of {len(rows)} evaluations that all clients made" if many < len(rows) else ""
-        return f"{self}, its round chosen on {on} data{few}" if rows else str(self)
+        return f"{name}, its round chosen on {on} data{few}" if rows else name
 
     @property
     def _kind(self) -> str:

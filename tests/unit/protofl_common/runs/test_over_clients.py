@@ -1,7 +1,4 @@
-"""Figures over clients, and metrics beside accuracy: by hand, of clients with few classes, and in a run's files.
-
-And what looks odd in a run, in its data or in its outcome, of which a line is said.
-"""
+"""Figures over clients, metrics beside accuracy: by hand, and in a run's files; what looks odd in data or outcome."""
 
 import sys
 from pathlib import Path
@@ -10,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from client_app.algorithms.fedavg import FedAvg
+from client_app.evaluation import _finite
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
@@ -84,9 +83,13 @@ def test_metrics_by_hand() -> None:
     found = evaluate_metrics(["balanced-accuracy", "macro-f1", "auc", "recall"], SCORES, LABELS)
     assert found.pop("balanced-accuracy") == pytest.approx(3 / 4)
     assert found.pop("macro-f1") == pytest.approx((4 / 5 + 2 / 3) / 2)
-    auc_of_0 = (2 + 1.5) / 4  # pairs (class 0, class 1) in which class 0's score is larger, a tie counts half
-    auc_of_1 = (2 + 1) / 4  # 2 beats 1 and 1, 1 ties with both
+    auc_of_0 = (2 + 1.5) / 4  # pairs (class 0, class 1) in which class 0's probability is larger, a tie counts half
+    auc_of_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
     assert found.pop("auc") == pytest.approx((auc_of_0 + auc_of_1) / 2)
+    (blind := torch.tensor(SCORES))[:, 1] = -torch.inf  # class 1 has no prototype: its probability is 0 everywhere
+    alike = SCORES + np.array([[9.0], [-9], [40], [0]]), 900 * SCORES  # of the same probabilities, and the same order
+    aucs = [evaluate_metrics(["auc"], scores, LABELS)["auc"] for scores in (*alike, _finite(blind))]
+    assert aucs == pytest.approx([(auc_of_0 + auc_of_1) / 2] * 2 + [((1.5 + 2) / 4 + 0.5) / 2])
     assert found == {"recall/0": 1.0, "recall/1": 0.5}
 
 
@@ -108,8 +111,7 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(monkeypat
 
 @pytest.mark.slow
 def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
-    config = run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40)
-    outcome = run_federation(config, clients=3)
+    outcome = run_federation(run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40), clients=3)
     last = outcome.rows[-1]
     for inference in ("head", "prototype"):
         each = [client["metrics"][f"{inference}/auc"] for client in last["clients"].values()]
@@ -143,8 +145,7 @@ def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
-    labels = ["no", "yes"] * 60
-    config = written(tmp_path, labels)
+    config = written(tmp_path, labels := ["no", "yes"] * 60)
     inputs = np.random.default_rng(1).normal(size=(120, 3)) + 6.0 * np.array([[0], [1]] * 60)
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
     assert run_federation(config | {"lr": 0.1, "rounds": 3}, clients=2).summary["warnings"] == []

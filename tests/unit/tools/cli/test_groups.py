@@ -48,8 +48,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
     for group, accuracies in ((ours, OURS), (local, LOCAL)):
         percent = [100 * one for one in accuracies]
         assert group["n"] == 4
-        wanted = stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent))
-        assert group["interval"] == pytest.approx(wanted)
+        assert group["interval"] == pytest.approx(stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent)))
     paired = stats.ttest_rel(LOCAL, OURS)
     assert local["difference"]["p"] == pytest.approx(paired.pvalue)
     assert local["difference"]["interval"] == pytest.approx([100 * end for end in paired.confidence_interval(0.95)])
@@ -136,8 +135,7 @@ def test_the_files(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
     figure = tmp_path / "all.svg"
-    options = ("--figure", str(figure), "--what", "head", "--over", "worst-10%")
-    ours, local = compared(capsys, str(tmp_path), *options)
+    ours, local = compared(capsys, str(tmp_path), "--figure", str(figure), "--what", "head", "--over", "worst-10%")
     assert ours["values"] == {str(seed): pytest.approx(100 * value) for seed, value in enumerate(OURS, 1)}
     assert local["values"] == {"1": pytest.approx(50), "2": pytest.approx(58)}
     assert (local["difference"]["n"], local["difference"]["mean"]) == (2, pytest.approx(-3.5))
@@ -156,8 +154,7 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
     assert rows[3:6] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
     assert r"{[}1] & 2 \\" in Table(("a", "b"), [["[1]", "2"]]).as_latex(), "\\[1] would be a space between rows"
-    own = r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & "
-    assert own in "\n".join(rows)
+    assert r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & " in "\n".join(rows)
     assert rows[-2:] == [r"\bottomrule", r"\end{tabular}"]
     pdf = figure.read_bytes()
     assert pdf.startswith(b"%PDF-")

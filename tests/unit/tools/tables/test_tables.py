@@ -97,8 +97,7 @@ def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **ch
     """``said``: where a console of 200 columns prints, which is no terminal."""
     table = read_table(path)
     console = Console(file=said, width=200, quiet=said is None)
-    planned = [(table, plan(table, **chosen))]
-    return execute(planned, Runs(path.parent / "runs"), launcher, path.parent, {}, console)
+    return execute([(table, plan(table, **chosen))], Runs(path.parent / "runs"), launcher, path.parent, {}, console)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
