@@ -131,7 +131,7 @@ class MessageExchange:
                     late[site] = f"its reply to round {message.metadata.group_id}"
                 continue
             del self._pending[site]
-            died = reply.has_error() and reply.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
             if died and self._may_return(site, alive):
                 self._away[site] = message, reply, time.monotonic() + PATIENCE
             else:
