@@ -1,6 +1,7 @@
 """The lines of a run: on the screen, which `flwr run --stream` carries, and in ``run.log``."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from protofl_common.runs.folder import TROUBLE
 
 ALARMING = (*TROUBLE, "void", "warning", "waiting")  # Lines that begin so have the level WARNING in a run's log
+SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
 _LOG = logging.Logger("protofl", logging.INFO)  # no child of the root's, whose handlers would print all again
 _LOG.addHandler(logging.NullHandler())
 
@@ -16,6 +18,12 @@ def say(text: str) -> None:
     """A line, at once; while a run is `logged`, in its log too."""
     print(text, flush=True)
     _LOG.log(logging.WARNING if text.lstrip().startswith(ALARMING) else logging.INFO, text.strip())
+
+
+def tell_silence(since: float) -> None:
+    """A line if the SuperLink took long over a call; Flower itself waits and tries again."""
+    if (silence := time.monotonic() - since) > SILENCE:
+        say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
 
 
 @contextmanager

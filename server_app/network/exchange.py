@@ -5,34 +5,23 @@ import re
 import statistics
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
-from server_app.log import say
+from server_app.log import tell_silence
 from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Records, RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
 PATIENCE = 30.0  # Seconds in which a node that died over its message may return; Flower takes 60 to notice
-SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
-SLOW_LINK = 5e6  # Bytes a second that any link to the SuperLink has
 LEAST_GRACE = 120.0  # Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
-
-
-class _Away(NamedTuple):
-    """A site whose node died: what it was asked, the error that says so, and until when it may come back."""
-
-    message: Message
-    error: Message
-    until: float
 
 
 class MessageExchange:
@@ -45,7 +34,8 @@ class MessageExchange:
         # the next sum of secure aggregation: its number, its sites' keys, and the shares of them that each has sealed
         self.begun: tuple[int, Mapping[str, bytes], Mapping[str, Mapping[str, bytes]]] | None = None
         self._pending: dict[str, Message] = {}
-        self._away: dict[str, _Away] = {}
+        # site whose node died -> what it was asked, the error that says so, and until when it may come back
+        self._away: dict[str, tuple[Message, Message, float]] = {}
         self._replies: dict[str, Message] = {}
 
     def ask(
@@ -93,13 +83,13 @@ class MessageExchange:
             if now > looked + LOOK_EVERY:
                 looked = now
                 self.federation.look_around()
-                _tell_silence(now)
+                tell_silence(now)
                 self._ask_again(now)
             elif (self._pending and not arrived) or self._away:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
         result.waited, self._overdue = max(result.waited, now - start), self._overdue | self._pending
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
-        self._replies |= {site: away.error for site, away in self._away.items()}
+        self._replies |= {site: error for site, (_, error, _) in self._away.items()}
         self._check_workers()
         replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand must not stay
         return {site: replies[site] for site in in_order(replies)}
@@ -132,9 +122,7 @@ class MessageExchange:
     def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
         """Take in what was answered, to this exchange or ``late`` to one before; whether anything was."""
         site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
-        start = time.monotonic()
         answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()])
-        _tell_silence(start, sum(payload_bytes(reply.content) for _, reply in answered if reply.has_content()))
         for message, reply in answered:
             site = site_of[id_of(message)]
             if self._pending.get(site) is not message:
@@ -145,7 +133,7 @@ class MessageExchange:
             del self._pending[site]
             died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
             if died and self._may_return(site, alive):
-                self._away[site] = _Away(message, reply, time.monotonic() + PATIENCE)
+                self._away[site] = message, reply, time.monotonic() + PATIENCE
             else:
                 self._replies[site] = reply
         return bool(answered)
@@ -159,16 +147,10 @@ class MessageExchange:
         """Ask sites that are back; no longer wait for those that were away too long."""
         node_of, pending = self.federation.node_of, self._pending.items()
         moved = {site: message for site, message in pending if message.metadata.dst_node_id != node_of[site]}
-        back = {site: away.message for site, away in self._away.items() if node_of[site] in self.federation.online}
+        away, online = self._away.items(), self.federation.online
+        back = {site: message for site, (message, _, _) in away if node_of[site] in online}
         self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
-        gone = {site: away.error for site, away in self._away.items() if site not in back and now > away.until}
+        gone = {site: error for site, (_, error, until) in away if site not in back and now > until}
         self._replies |= gone
         for site in back.keys() | gone.keys():
             del self._away[site]
-
-
-def _tell_silence(since: float, arrived: int = 0) -> None:
-    """A line if the SuperLink took long over a call that brought so many bytes; Flower itself waits and tries again."""
-    silence = time.monotonic() - since
-    if silence > SILENCE + arrived / SLOW_LINK:
-        say(f"  the SuperLink did not answer for {silence:.0f} s; going on")

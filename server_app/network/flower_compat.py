@@ -4,24 +4,24 @@ Look here first when Flower moves on.
 """
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode as ErrorCode
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from protofl_common.wire import envelope
-from server_app.log import say
-
-__all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simulated", "pull_each", "push_each"]
+from server_app.log import say, tell_silence
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)  # of shapes, JSON or bytes that are none
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
@@ -95,22 +95,40 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
     Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
     garbled reply would end the run and lose the others. So each is taken in a call of its own, but the SuperLink is
     asked once for all: most looks find nothing, and a request for every site that is still at work would keep it busy.
+    It names a reply once, as soon as a site begins to send it; the reply is left until all of its parts are there.
     """
     asked = {id_of(message): message for message in messages}
     client = _superlink_of(grid)
     if not asked or client is None:
         return [pair for message in asked.values() for pair in _pull(grid, message)]
-    arrived = client.PullMessages(PullAppMessagesRequest(message_ids=asked))
-    answered: list[tuple[Message, Message]] = []
-    http_grid: Any = sys.modules[type(grid).__module__]
-    soon = partial(http_grid.pull_objects, initial_backoff=0.05)  # Flower waits a second for a part that is on its way
-    for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
-        if message := asked.get(reply.metadata.reply_to_message_id):
-            alone = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
-            ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
-            with ours, patch.object(http_grid, "pull_objects", soon):
-                answered += _pull(grid, message)
+    start, answered = time.monotonic(), list[tuple[Message, Message]]()
+    if new := [key for key, message in asked.items() if "begun" not in vars(message)]:
+        arrived = client.PullMessages(PullAppMessagesRequest(message_ids=new))
+        for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
+            if message := asked.get(reply.metadata.reply_to_message_id):
+                alone = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
+                vars(message)["begun"] = alone, {}
+    tell_silence(start)
+    for message in [message for message in asked.values() if "begun" in vars(message)]:
+        alone, parts = vars(message)["begun"]
+        ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
+        present = patch.object(sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts))
+        with suppress(BlockingIOError), ours, present:
+            answered += _pull(grid, message)
     return answered
+
+
+def _pull_present(parts: dict[str, bytes], object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
+    """Add to a reply's ``parts`` those that have come; BlockingIOError for the rest: Flower would wait two hours."""
+
+    def pull_once(name: str) -> bytes:
+        try:
+            return parts.setdefault(name, pull_object_fn(name))
+        except ObjectUnavailableError:
+            raise BlockingIOError from None
+
+    pull_objects([name for name in object_ids if name not in parts], pull_once)
+    return parts
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:

@@ -286,23 +286,18 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Pr
 
 def test_a_superlink_that_was_away_is_told(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     """Flower's own client waits until it is back."""
-    monkeypatch.setattr("server_app.network.exchange.SILENCE", 0.5)
-    away: list[float] = []
+    monkeypatch.setattr("server_app.log.SILENCE", 0.5)
+    away = [1.0]
 
     def slow_once(grid: LocalGrid) -> None:
-        pull = grid.pull_messages
+        def now() -> bool:
+            return bool(away) and any(entry.metadata.message_type == MessageType.TRAIN for entry, _ in grid.log)
 
-        def pull_messages(message_ids: Iterable[str]) -> list[Message]:
-            if not away and any(entry.metadata.message_type == MessageType.TRAIN for entry, _ in grid.log):
-                away.append(1.0)
-                time.sleep(away[0])
-                return []
-            return pull(message_ids)
+        pull, look = grid.pull_messages, grid.get_node_ids
+        grid.pull_messages = lambda ids: [] if now() else pull(ids)  # type: ignore[method-assign]
+        grid.get_node_ids = lambda: look() if not now() else time.sleep(away.pop()) or look()  # type: ignore
 
-        grid.pull_messages = pull_messages  # type: ignore[method-assign]
-
-    one = {1000: {"partition-id": 0, "num-partitions": 1}}
-    run_federation(run_config(tmp_path, **SMALL), nodes=one, on_grid=slow_once)
+    run_federation(run_config(tmp_path, **SMALL), clients=1, on_grid=slow_once)
     assert "the SuperLink did not answer for 1 s; going on" in capsys.readouterr().out
 
 

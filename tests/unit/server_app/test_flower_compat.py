@@ -61,19 +61,17 @@ def test_a_message_that_flower_does_not_take_is_not_delivered_and_other_grids_st
     find_messages_by_node(grid)
     assert list(grid.push_messages([Message(RecordDict(), 4711, "train")])) == []
     assert grid.state.get_message_ins(node_id=4711, limit=1) == []
-    other = LocalGrid({}, {})
-    before = dict(vars(other))
+    before = dict(vars(other := LocalGrid({}, {})))
     find_messages_by_node(other)
     assert vars(other) == before
 
 
 class Replies:
-    """A SuperLink that has some replies, and counts what it is asked."""
+    """A SuperLink that has some replies, of which parts are ``missing``, and counts what it is asked."""
 
     def __init__(self, replies: list[Message]) -> None:
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        self.objects: dict[str, bytes] = {}
-        self.looks = 0
+        self.objects, self.missing, self.pulled, self.looks = dict[str, bytes](), set[str](), list[str](), 0
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
         self.looks += 1
@@ -86,26 +84,33 @@ class Replies:
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
         content = self.objects[request.object_id].replace(b"spoilt", b"\xff\xff\xff")
-        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+        there = request.object_id not in self.missing
+        self.pulled += [request.object_id] * there
+        return PullObjectResponse(object_found=True, object_available=there, object_content=content * there)
 
     def ConfirmMessageReceived(self, _: Any) -> None:
         pass
 
 
-def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_costs_only_itself() -> None:
+def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_or_unfinished_costs_only_itself() -> None:
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
-    messages = [Message(RecordDict(), node, "train") for node in range(4)]
+    messages = [Message(RecordDict(), node, "train") for node in range(5)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
         message.metadata.__dict__["_run_id"] = 1
-    contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "whole"]]
+    contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "slow", "sound"]]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
+    link.missing = {replies[2].object_id}
     answered = pull_each(grid, messages)
-    assert [message for message, _ in answered] == messages[:3]
+    assert [message for message, _ in answered] == [messages[0], messages[1], messages[3]]
     heard = ["" if reply.has_error() else reply.content["said"]["word"] for _, reply in answered]
-    assert heard == ["whole", "", "whole"]
+    assert heard == ["whole", "", "sound"]
     assert "a reply that Flower cannot read" in answered[1][1].error.reason
-    assert pull_each(grid, messages[3:]) == pull_each(grid, []) == []
+    assert pull_each(grid, [messages[2], messages[4]]) == pull_each(grid, []) == []
+    link.missing.clear()
+    ((message, reply),) = pull_each(grid, [messages[2]])
+    assert (message, reply.content["said"]["word"]) == (messages[2], "slow")
     assert link.looks == 2
+    assert sorted(link.pulled) == sorted(set(link.pulled))
