@@ -16,12 +16,14 @@ from hashlib import sha256
 from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from flwr.app import Context, RecordDict
 
-from protofl_common.basics.code_version import was_edited
+from protofl_common.basics.code_version import edited
 from protofl_common.basics.files import cache_folder, digest, replacing
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams, algorithm_named
@@ -30,6 +32,8 @@ from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate
+from protofl_common.wire.payloads import pack_payload, unpack_payload
+from protofl_common.wire.records import Instructions, Report
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
@@ -97,8 +101,8 @@ def run(
     checked(config, settings)
     row = algorithm_named(str(config["algo"]))
     modules = [*own_code(config, without=()), *(path.partition(":")[0] for path in (row.client, row.server))]
-    if edited := [name for name in modules if was_edited(name)]:
-        raise SettingsError(f"{edited[0]}: its code was edited after its import; start Python (the kernel) again")
+    if why := next(filter(None, map(edited, modules)), ""):
+        raise SettingsError(why)
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
 
@@ -107,28 +111,47 @@ def try_method(
 ) -> Tried:
     """Train one batch of the data with the client half ``client``, and return what came of it: no federation.
 
-    Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
-    act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
+    Before that comes a round with a learning rate of 0, whose upload the server half of ``like`` merges: terms of what
+    comes down, or of the last round, then have something to act on. ``like`` names the algorithm whose exchange the
+    half has, and its hyper-parameters unless ``own`` are given. RefusedMessage for an upload that lacks an entry.
     """
     with_halves()
-    if was_edited(half := client.__module__):
-        raise SettingsError(f"{half}: its code was edited after its import; start Python (the kernel) again")
-    from flwr.app import Context, RecordDict
-
+    if why := edited(client.__module__, client):
+        raise SettingsError(why)
     from client_app.client import Client
-    from protofl_common.wire.payloads import Payload, pack_payload
+    from client_app.introduction import card_of
+    from server_app.checkpoint import Checkpoint
+    from server_app.network.membership import Federation
+    from server_app.replies import Upload
+    from server_app.strategies.base import server_half
 
-    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
-    config = _config(data, settings | alone)
-    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
-    site.settings = replace(site.settings, hparams=own or site.settings.hparams)
-    algorithm, exchange = client(site, 1), site.settings.exchange
-    pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
-    algorithm.receive(Payload(**{name: sent.entries[name] for name in sent.entries.keys() & exchange.down.keys()}))
-    return Tried(algorithm.fit(), algorithm.upload())
+    alone: dict[str, Scalar] = {"algo": like, "rounds": 2, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), _config(data, settings | alone))
+    history, server = RunHistory(1), Client(context)
+    federation = Federation(cast(Any, None), server.settings, Checkpoint({}, history), "")
+    federation.cards[server.name] = card_of(server, 0, "")
+    strategy, state, tried = server_half(server.settings.row)(federation), dict[str, Any](), Tried({}, None)
+    for number in (1, 2):
+        site = Client(context)
+        site.settings = replace(site.settings, hparams=own or site.settings.hparams)
+        site.instructions = Instructions(number, "tried", history, counted=number - 1)
+        algorithm, down, up = client(site, number), site.settings.exchange.down, site.settings.due_up(number)
+        algorithm.training = replace(algorithm.training, lr=(number - 1) * algorithm.training.lr)
+        if state:
+            algorithm.restore(state, 1)
+        content = pack_payload(strategy.payload_for(site.name, strategy.payload_down()), down)
+        algorithm.receive(unpack_payload(content, down, site.limits(algorithm.templates(down)), required=False))
+        tried = Tried(algorithm.fit(), algorithm.upload())
+        limits = replace(site.limits(algorithm.templates(up)), frozen_dim=site.input_shape[0])
+        payload = unpack_payload(pack_payload(tried.upload, up), up, limits, required=True)
+        if number == 1:
+            strategy.merge([Upload(site.name, payload, Report(1, len(site.train_set), 0))])
+            state = algorithm.packed_state()
+    return tried
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
+    algorithm_named.cache_clear()  # a package may have been reloaded since the run before
     chosen = flatten({key if "." in key else key.replace("_", "-"): value for key, value in settings.items()})
     chosen = {key: value.item() if isinstance(value, np.generic) else value for key, value in chosen.items()}
     return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | chosen
