@@ -66,11 +66,10 @@ def _digest(files: Iterable[Path]) -> str:
 def commit() -> str:
     """Git's name, ``-dirty`` where files differ; "none" outside a repository, as in the copy that Flower runs."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return described.stdout.strip() if described.returncode == 0 and (ROOT / ".git").exists() else "none"
+    with suppress(OSError, subprocess.SubprocessError):
+        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return described.stdout.strip() if (ROOT / ".git").exists() else "none"
+    return "none"
 
 
 def machine() -> str:

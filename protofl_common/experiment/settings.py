@@ -46,7 +46,6 @@ OF_PARTITIONS = {  # setting -> the partitions that read it
     "clients-per-domain": ("feature-shift", "feature-label-shift"),
     **dict.fromkeys(("ways", "ways-stdev", "shots", "shots-stdev"), ("n-way-k-shot",)),
 }
-LEAST_LR = 1e-7  # below which training changes next to nothing of a weight in float32
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
@@ -342,8 +341,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
     steps = (rounds - 1) // training.lr_step if training.lr_schedule == "step" else 0
-    if (last := training.lr * training.lr_decay**steps) <= LEAST_LR and rounds != 1:
-        yield f"lr = {training.lr}: in steps of {last:g} a client sends {same}; with secagg end above {LEAST_LR:g}"
+    if (last := training.lr * training.lr_decay**steps) <= 1e-7 and rounds != 1:  # next to nothing in float32
+        yield f"lr = {training.lr}: in steps of {last:g} a client sends {same}; with secagg end above 1e-7"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):

@@ -55,8 +55,7 @@ class LocalGrid(Grid):
         if old := [name for name in imports if forked.setdefault(name, imports[name]) is not imports[name]]:
             RELOADED.update(old)
             pool.cache_clear()
-            self._pool = pool(workers)
-            vars(self._pool)["imports"] = imports
+            vars(pool(workers))["imports"], self._pool = imports, pool(workers)
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:

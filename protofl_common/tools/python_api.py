@@ -16,6 +16,7 @@ from hashlib import sha256
 from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,7 +24,6 @@ from flwr.app import Context, RecordDict
 
 from protofl_common.basics.code_version import edited
 from protofl_common.basics.files import cache_folder, digest, replacing
-from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams, algorithm_named
@@ -32,8 +32,7 @@ from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate
-from protofl_common.wire.payloads import pack_payload, unpack_payload
-from protofl_common.wire.records import Instructions, Report
+from protofl_common.wire.payloads import Payload, pack_payload
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
@@ -111,43 +110,30 @@ def try_method(
 ) -> Tried:
     """Train one batch of the data with the client half ``client``, and return what came of it: no federation.
 
-    Before that comes a round with a learning rate of 0, whose upload the server half of ``like`` merges: terms of what
-    comes down, or of the last round, then have something to act on. ``like`` names the algorithm whose exchange the
-    half has, and its hyper-parameters unless ``own`` are given. RefusedMessage for an upload that lacks an entry.
+    Before that it receives what the server half of ``like`` begins with, and its own upload, of the entries that go
+    down, so that terms of what comes have something to act on. ``like`` names the algorithm whose exchange the half
+    has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
     if why := edited(client.__module__, client):
         raise SettingsError(why)
     from client_app.client import Client
     from client_app.introduction import card_of
-    from server_app.checkpoint import Checkpoint
-    from server_app.network.membership import Federation
-    from server_app.replies import Upload
     from server_app.strategies.base import server_half
 
-    alone: dict[str, Scalar] = {"algo": like, "rounds": 2, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
-    context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), _config(data, settings | alone))
-    history, server = RunHistory(1), Client(context)
-    federation = Federation(cast(Any, None), server.settings, Checkpoint({}, history), "")
-    federation.cards[server.name] = card_of(server, 0, "")
-    strategy, state, tried = server_half(server.settings.row)(federation), dict[str, Any](), Tried({}, None)
-    for number in (1, 2):
-        site = Client(context)
-        site.settings = replace(site.settings, hparams=own or site.settings.hparams)
-        site.instructions = Instructions(number, "tried", history, counted=number - 1)
-        algorithm, down, up = client(site, number), site.settings.exchange.down, site.settings.due_up(number)
-        algorithm.training = replace(algorithm.training, lr=(number - 1) * algorithm.training.lr)
-        if state:
-            algorithm.restore(state, 1)
-        content = pack_payload(strategy.payload_for(site.name, strategy.payload_down()), down)
-        algorithm.receive(unpack_payload(content, down, site.limits(algorithm.templates(down)), required=False))
-        tried = Tried(algorithm.fit(), algorithm.upload())
-        limits = replace(site.limits(algorithm.templates(up)), frozen_dim=site.input_shape[0])
-        payload = unpack_payload(pack_payload(tried.upload, up), up, limits, required=True)
-        if number == 1:
-            strategy.merge([Upload(site.name, payload, Report(1, len(site.train_set), 0))])
-            state = algorithm.packed_state()
-    return tried
+    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
+    config = _config(data, settings | alone)
+    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
+    site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
+    card, of_like = card_of(site, 0, ""), site.settings
+    server: Any = SimpleNamespace(settings=of_like, reference=card, cards={site.name: card})
+    site.settings = replace(of_like, hparams=own or of_like.hparams)
+    algorithm, exchange = client(site, 1), site.settings.exchange
+    algorithm.receive(server_half(of_like.row)(server).payload_down())
+    pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
+    alike = [name for name, entry in exchange.down.items() if type(entry) is type(exchange.up.get(name))]
+    algorithm.receive(Payload(**{name: value for name in alike if len(value := sent.entries.get(name, ()))}))
+    return Tried(algorithm.fit(), algorithm.upload())
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:

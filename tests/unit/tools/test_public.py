@@ -171,9 +171,9 @@ class PullHparams(extend.Hparams):
     pull: float = extend.option(default=0.5)
 
 
-class Pulled(extend.ClientAlgorithm[PullHparams]):
+class Pulled(extend.FedAvgClient[PullHparams]):
     def loss(self, batch: extend.Batch) -> extend.LossTerms:
-        return {"pull": (self.last_round or 0) * self.hparams.pull * batch.features.square().mean()}
+        return {**super().loss(batch), "pull": self.hparams.pull * batch.features.square().mean()}
 
 
 def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
