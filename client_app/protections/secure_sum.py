@@ -200,9 +200,8 @@ class SecureSum:
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
         if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum_number, stage):
-            raise RefusedMessage(
-                f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum_number)}"
-            )
+            last = f"{stage!r} of {_called(self.sum_number)}"
+            raise RefusedMessage(f"a stage of secure aggregation that does not follow {last}")
         return progress
 
     def _read(self) -> _Progress | None:
