@@ -223,8 +223,7 @@ def train(step: Step, data: Samples, settings: TrainingSettings, seed: int, chec
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if checks and sums and not step.private and not torch.isfinite(sums["total"]):
-                odd = next(name for name, value in sums.items() if not torch.isfinite(value))
-                raise TrainingError(f"the loss {odd} is no longer finite in local epoch {epoch + 1}; try a smaller lr")
+                raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
             if taken == limit:
                 break
     if checks:

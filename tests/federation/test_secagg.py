@@ -639,10 +639,10 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-STILL: dict[str, Any] = {"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}  # after the first round
+STEP: dict[str, Any] = {"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}  # training ends with the first round
 
 
-@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STILL, {"algo": "gaussian"}])
+@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}

@@ -122,7 +122,7 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
         train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
     chosen = settings(lr=1e12)
     model = some_model()
-    with pytest.raises(TrainingError, match="the loss cross-entropy is no longer finite in local epoch 1; try"):
+    with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
 

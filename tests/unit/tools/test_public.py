@@ -6,8 +6,8 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import LazyLoader, find_spec, module_from_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -83,7 +83,8 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
                 public.run(**own)
             reload(imported)
         assert public.run(**own).summary["metrics"]["head/own_figures:mine"]["mean"] == mine
-    monkeypatch.setattr(local, "pool", cache(lambda workers: SimpleNamespace()))
+    monkeypatch.setattr(local, "pool", cache(local.pool.__wrapped__))
+    monkeypatch.setattr(local, "ProcessPoolExecutor", lambda workers, **how: MagicMock(**how))
     monkeypatch.setattr(local, "RELOADED", set[str]())
     (tmp_path / "absent.py").write_text("import what_is_not_installed")
     monkeypatch.setitem(sys.modules, "absent", lazy := module_from_spec(spec := find_spec("absent")))  # type: ignore
@@ -91,7 +92,8 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
     before, again = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
     reload(sys.modules["own_figures"])
     after, later = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
-    assert (again, later, after is before, local.RELOADED) == (before, after, False, {"own_figures"})
+    assert (again, later, after is before) == (before, after, False)
+    assert [each.mp_context.get_start_method() for each in (before, after)] == ["fork", "spawn"]  # type: ignore
     base = "from client_app.algorithms.base import ClientAlgorithm as Base\nfrom own.parts import part"
     (tmp_path / "own").mkdir()
     (tmp_path / "own/half.py").write_text(f"{base}\nclass Mine(Base): pass")
@@ -141,6 +143,8 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes(tmp_path: Path, monke
         assert public.try_method(client_half(CATALOG[like]), like=like, **DATA).losses[term] > 0
     with pytest.raises(ValueError, match="odd is not declared for this direction; declared: prototypes"):
         public.try_method(type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}), **DATA)
+    with pytest.raises(TypeError, match=r"upload\(\) and payload_down\(\) return a Payload, not a dict"):
+        public.try_method(type("Odd", (Twice,), {"upload": lambda self: {}}), **DATA)
     monkeypatch.setattr(FedProto, "fit", lambda self: None)
     with pytest.raises(FederationError, match=r"FedProto\.fit\(\) returned NoneType, not a dictionary with the mean"):
         public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), **SMALL)
