@@ -21,7 +21,7 @@ from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
-from protofl_common.basics.code_version import version_of
+from protofl_common.basics.code_version import edited
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
@@ -55,7 +55,7 @@ class ClientAlgorithm(Generic[H]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        version_of(cls.__module__)  # the first look at the package's code, as its module is imported
+        edited(cls.__module__)  # the first look at the modules of its package, as it is imported
 
     def __init__(self, client: Client, round_number: int) -> None:
         self.client, self.round = client, round_number

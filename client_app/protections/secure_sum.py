@@ -155,10 +155,8 @@ class SecureSum:
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._remember({*sent, *(f"-{site}" for site in progress.shares.keys() - sent)})
-        halves = {
-            site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share
-        }
-        shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in halves.items()})
+        pairs = {site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share}
+        shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in pairs.items()})
         if self.next_sum:
             begun = _Progress(self.run_id, self.next_sum, self.sum_number, "advertise", progress.following)
             self._write(begun)
@@ -204,9 +202,8 @@ class SecureSum:
     def _passed(self, stage: str) -> _Progress:
         progress = self._read()
         if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum_number, stage):
-            raise RefusedMessage(
-                f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum_number)}"
-            )
+            last = f"{stage!r} of {_called(self.sum_number)}"
+            raise RefusedMessage(f"a stage of secure aggregation that does not follow {last}")
         return progress
 
     def _read(self) -> _Progress | None:

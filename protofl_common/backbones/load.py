@@ -216,6 +216,4 @@ class _Block(nn.Module):
 
 class _Convolution(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int) -> None:
-        super().__init__(
-            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
-        )
+        super().__init__(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))

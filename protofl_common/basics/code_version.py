@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from types import FunctionType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,10 +32,19 @@ def version_of(module: str, on_disk: str = "") -> str:
     return version if imported is None else str(vars(imported).setdefault("protofl_version", version))
 
 
-def was_edited(module: str) -> bool:
-    """Return whether its package's files have changed since this process first looked at one of its modules."""
+def edited(module: str, *used: type) -> str:
+    """Say which modules of its package, or classes of it in use, are older here than in its files; "" for none."""
     package, on_disk = module.partition(".")[0], _digest(files_of(module))
-    return any(version_of(name, on_disk) != on_disk for name in [*sys.modules] if name.partition(".")[0] == package)
+    here = {name: vars(each) for name, each in [*sys.modules.items()] if name.partition(".")[0] == package}
+
+    def is_old(value: object) -> bool:  # a function or class of a module that has been reloaded since
+        home = here.get(value.__module__, {}) if on_disk and isinstance(value, FunctionType | type) else {}
+        return getattr(value, "__qualname__", "") in home and all(value is not each for each in home.values())
+
+    old = [name for name, own in here.items() if version_of(name, on_disk) != on_disk or any(map(is_old, own.values()))]
+    old += [f"{value.__qualname__}, as you imported it" for value in used if is_old(value)]
+    how = f"{package} was edited after the import; reload in this order, or start Python (the kernel) again"
+    return f"{', '.join(old)}: {how}" if old else ""
 
 
 def files_of(module: str) -> list[Path]:
@@ -56,11 +66,10 @@ def _digest(files: Iterable[Path]) -> str:
 def commit() -> str:
     """Git's name, ``-dirty`` where files differ; "none" outside a repository, as in the copy that Flower runs."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return described.stdout.strip() if described.returncode == 0 and (ROOT / ".git").exists() else "none"
+    with suppress(OSError, subprocess.SubprocessError):
+        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return described.stdout.strip() if (ROOT / ".git").exists() else "none"
+    return "none"
 
 
 def machine() -> str:

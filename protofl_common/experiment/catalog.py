@@ -303,10 +303,8 @@ of_private_models = partial(of_models, private=("weights",))
 of_clients = partial(of_models, server="fedavg")  # what is new is the clients' half
 of_private_clients = partial(of_clients, private=("weights",))
 of_parts = partial(of_private_clients, client="base")  # clients train alone, and share a part
-with_merging = partial(Algorithm, supports=("merging",))
-of_prototypes = partial(
-    with_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",)
-)
+of_merging = partial(Algorithm, supports=("merging",))
+of_prototypes = partial(of_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",))
 of_means = partial(of_prototypes, averages_prototypes=True, supports=("merging", "secagg"))
 of_both = partial(of_means, exchange=Exchange(MODEL | MEANS, MODEL | MEANS), private=("weights", "prototypes"))
 of_frozen = partial(Algorithm, losses=(), frozen_backbones=True)
@@ -341,14 +339,14 @@ _ROWS = {
         one_shot=True,
         supports=("secagg",),
     ),
-    "fedplvm": with_merging(
+    "fedplvm": of_merging(
         "FedPLVM",
         "Wang et al., NeurIPS 2024",
         hparams=FedPLVMHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
         losses=(CE, "contrast", "correction"),
     ),
-    "fpl": with_merging(
+    "fpl": of_merging(
         "FPL",
         "Huang et al., CVPR 2023",
         server="fedplvm",
@@ -389,7 +387,7 @@ _ROWS = {
         losses=(CE, "regularization", "contrast", "calibration"),
     ),
     "fedprox": of_private_clients("FedProx", "Li et al., MLSys 2020", hparams=FedProxHparams, losses=(CE, "proximal")),
-    "scaffold": with_merging(
+    "scaffold": of_merging(
         "SCAFFOLD",
         "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
@@ -404,7 +402,7 @@ _ROWS = {
     "fedper": of_parts("FedPer", "Arivazhagan et al., 2019", hparams=FedPerHparams, exchange=Exchange(BASE, BASE)),
     "lg-fedavg": of_parts("LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD)),
     "fedrep": of_clients("FedRep", "Collins et al., ICML 2021", hparams=FedRepHparams, exchange=Exchange(BODY, BODY)),
-    "feddistill": with_merging(
+    "feddistill": of_merging(
         "FedDistill",
         "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
@@ -447,7 +445,7 @@ _ROWS = {
         single_uploads="its server groups the clients by their models",
         supports=("merging",),
     ),
-    "fedkd": with_merging(
+    "fedkd": of_merging(
         "FedKD",
         "Wu et al., Nature Communications 2022",
         hparams=FedKDHparams,
@@ -458,7 +456,7 @@ _ROWS = {
         single_uploads="its updates travel as factors, which cannot be added",
         private=("weights",),
     ),
-    "fedfa": with_merging(
+    "fedfa": of_merging(
         "FedFA",
         "Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
@@ -496,9 +494,8 @@ def algorithm_named(name: str) -> Algorithm:
     packages = installed()
     if name not in packages:
         names = [*CATALOG, *packages]
-        raise SettingsError(
-            f"algo = {name!r}: choose one of {', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
-        )
+        choices = f"{', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
+        raise SettingsError(f"algo = {name!r}: choose one of {choices}")
     if at_worker():
         check_allowed(("algo", packages[name].value))
     try:

@@ -340,6 +340,9 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     same = "the same in every round, and the sums' differences show single uploads"
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
+    steps = (rounds - 1) // training.lr_step if training.lr_schedule == "step" else 0
+    if (last := training.lr * training.lr_decay**steps) <= 1e-7 and rounds != 1:  # next to nothing in float32
+        yield f"lr = {training.lr}: in steps of {last:g} a client sends {same}; with secagg end above 1e-7"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):

@@ -76,9 +76,7 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
         case torch.optim.Optimizer():
             of_parameter = value.state_dict()["state"].items()
             parts = {f"{index}.{part}": tensor for index, state in of_parameter for part, tensor in state.items()}
-            inner: Mapping[str, Any] = {
-                part: torch.as_tensor(tensor) for part, tensor in parts.items() if tensor is not None
-            }
+            inner: Mapping[str, Any] = {part: torch.as_tensor(each) for part, each in parts.items() if each is not None}
         case nn.Module():
             inner = value.state_dict()
         case dict():

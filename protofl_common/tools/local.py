@@ -37,6 +37,7 @@ from protofl_common.experiment.settings import with_halves
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
 MEGABYTES = 3000  # of a GPU's free memory for each client: 500 of CUDA, and a ResNet on small images
+RELOADED: set[str] = set()  # modules that were reloaded after workers had begun: those of later runs import them anew
 AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
 
 
@@ -52,7 +53,9 @@ class LocalGrid(Grid):
         imports = {name: getattr_static(module, "__spec__", None) for name, module in list(sys.modules.items())}
         forked = vars(self._pool).setdefault("imports", imports) if self._pool else imports  # their modules
         if old := [name for name in imports if forked.setdefault(name, imports[name]) is not imports[name]]:
-            raise SettingsError(f"workers = {workers}: they began before {old[0]} was reloaded; start Python again")
+            RELOADED.update(old)
+            pool.cache_clear()
+            vars(pool(workers))["imports"], self._pool = imports, pool(workers)
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
@@ -124,7 +127,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
     """
     import client_app.app  # noqa: F401  (forks have it then)
 
-    method = get_context("spawn" if torch.cuda.is_initialized() else "fork")
+    method = get_context("spawn" if RELOADED or torch.cuda.is_initialized() else "fork")
     processes = ProcessPoolExecutor(workers, mp_context=method, initializer=_begin)
     processes.submit(os.getpid).result()  # they start now, all of them
     return processes

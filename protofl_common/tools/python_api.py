@@ -16,11 +16,13 @@ from hashlib import sha256
 from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from flwr.app import Context, RecordDict
 
-from protofl_common.basics.code_version import was_edited
+from protofl_common.basics.code_version import edited
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
@@ -30,6 +32,7 @@ from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate
+from protofl_common.wire.payloads import Payload, pack_payload
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
@@ -97,8 +100,8 @@ def run(
     checked(config, settings)
     row = algorithm_named(str(config["algo"]))
     modules = [*own_code(config, without=()), *(path.partition(":")[0] for path in (row.client, row.server))]
-    if edited := [name for name in modules if was_edited(name)]:
-        raise SettingsError(f"{edited[0]}: its code was edited after its import; start Python (the kernel) again")
+    if why := next(filter(None, map(edited, modules)), ""):
+        raise SettingsError(why)
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
 
@@ -107,28 +110,34 @@ def try_method(
 ) -> Tried:
     """Train one batch of the data with the client half ``client``, and return what came of it: no federation.
 
-    Before that it receives its own upload, of the entries that go down, so that terms of what comes have something to
-    act on. ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
+    Before that it receives what the server half of ``like`` begins with, and its own upload, of the entries that go
+    down, so that terms of what comes have something to act on. ``like`` names the algorithm whose exchange the half
+    has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    if was_edited(half := client.__module__):
-        raise SettingsError(f"{half}: its code was edited after its import; start Python (the kernel) again")
-    from flwr.app import Context, RecordDict
-
+    if why := edited(client.__module__, client):
+        raise SettingsError(why)
     from client_app.client import Client
-    from protofl_common.wire.payloads import Payload, pack_payload
+    from client_app.introduction import card_of
+    from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
     config = _config(data, settings | alone)
     site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
-    site.settings = replace(site.settings, hparams=own or site.settings.hparams)
+    site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
+    card, of_like = card_of(site, 0, ""), site.settings
+    server: Any = SimpleNamespace(settings=of_like, reference=card, cards={site.name: card})
+    site.settings = replace(of_like, hparams=own or of_like.hparams)
     algorithm, exchange = client(site, 1), site.settings.exchange
+    algorithm.receive(server_half(of_like.row)(server).payload_down())
     pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
-    algorithm.receive(Payload(**{name: sent.entries[name] for name in sent.entries.keys() & exchange.down.keys()}))
+    alike = [name for name, entry in exchange.down.items() if type(entry) is type(exchange.up.get(name))]
+    algorithm.receive(Payload(**{name: value for name in alike if len(value := sent.entries.get(name, ()))}))
     return Tried(algorithm.fit(), algorithm.upload())
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
+    algorithm_named.cache_clear()  # a package may have been reloaded since the run before
     chosen = flatten({key if "." in key else key.replace("_", "-"): value for key, value in settings.items()})
     chosen = {key: value.item() if isinstance(value, np.generic) else value for key, value in chosen.items()}
     return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | chosen

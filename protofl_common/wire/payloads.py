@@ -64,6 +64,8 @@ class Payload:
 
 def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     """The declared entries as array records, in the order of the declaration; ValueError if one is undeclared."""
+    if not isinstance(payload, Payload):
+        raise TypeError(f"upload() and payload_down() return a Payload, not a {type(payload).__name__}")
     if odd := [name for name in payload.entries if name not in declared]:
         raise ValueError(f"{odd[0]} is not declared for this direction; declared: {', '.join(declared) or 'nothing'}")
     sent = {name: codec_of(name, entry, Limits()) for name, entry in declared.items() if name in payload.entries}

@@ -97,9 +97,8 @@ class SecureSum(Channel):
 
     def _unmask(self, sent: Collection[str]) -> BySite:
         """Ask the sites for their shares of each other's masks, and those that have sent keys to begin the next sum."""
-        next_keys = self._unpacked(
-            {site: self.next_keys[site] for site in sent if site in self.next_keys}, masks.SIGNED, NEXT_SUM
-        )
+        able = {site: self.next_keys[site] for site in sent if site in self.next_keys}
+        next_keys = self._unpacked(able, masks.SIGNED, NEXT_SUM)
         keys = self._true_keys(next_keys, self.next_number) if self.next_number else {}
         keys = keys if len(keys) >= self._needed(keys) else {}
         everyone, begins = pack_by_site(dict.fromkeys(sent, b"")), pack_by_site(keys, NEXT_SUM)

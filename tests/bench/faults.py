@@ -262,9 +262,7 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
 
 
 def table(out: Path) -> str:
-    results = {
-        name: json.loads((out / f"{name}.json").read_text()) for name in FAULTS if (out / f"{name}.json").exists()
-    }
+    results = {key: json.loads((out / f"{key}.json").read_text()) for key in FAULTS if (out / f"{key}.json").exists()}
     wanted = results.get("undisturbed", {}).get("prototypes")
     rows = []
     for name, result in results.items():

@@ -123,9 +123,7 @@ def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object]:
         return on_cpu, left_behind(folder / "gpu", changes)
 
 
-@pytest.mark.parametrize(
-    "algo", [pytest.param(one, marks=[pytest.mark.long] * (one in LIKE_OTHERS)) for one in CATALOG]
-)
+@pytest.mark.parametrize("algo", [pytest.param(of, marks=[pytest.mark.long] * (of in LIKE_OTHERS)) for of in CATALOG])
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
     on_cpu, on_gpu = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})
     assert on_gpu == on_cpu

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import partialmethod
-from importlib import import_module
+from importlib import import_module, reload
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ from protofl_common.experiment.settings import check_chosen, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from protofl_common.tools.python_api import try_method
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
 from server_app.network.membership import FederationError
 from server_app.replies import Upload
@@ -111,6 +112,9 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
 def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> None:
     assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
+    reload(sys.modules["outside_moon.method"])
+    try_method(ClientAlgorithm, like="local", dataset="digits", models="mlp-1")
+    assert row() is sys.modules["outside_moon.method"].ROW, "the cache would give the row of before"
     for half in (client_half(row()), import_module("outside_moon.net"), import_module("outside_moon.data")):
         module = sys.modules[half.__module__] if isinstance(half, type) else half
         assert Path(str(module.__file__)).is_relative_to(site_packages)
@@ -220,9 +224,7 @@ class Choosing(Hparams):
 
 def test_hparams_have_choices_and_every_kind_of_value() -> None:
     other = dataclasses.replace(row(), hparams=Choosing)
-    with pytest.raises(
-        SettingsError, match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean "
-    ):
+    with pytest.raises(SettingsError, match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean"):
         plugins.read_hparams(other, "similarity=cosin")
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")

@@ -645,13 +645,17 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
     ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
     ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
+    ("lr", 1e-38, "lr = 1e-38: in steps of 1e-38 a client sends the same in every round"),
     ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
 ])  # fmt: skip
 def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str) -> None:
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
+STEP: dict[str, Any] = {"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}  # training ends with the first round
+
+
+@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}

@@ -77,9 +77,7 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a val
     **dict.fromkeys(("settings", "figure", "search", "grid"), (_is(dict), "key: value pairs")),
     **dict.fromkeys(("columns", "rows"), (_is(dict), "a name and what it holds for each, NAME: {…}")),
     **dict.fromkeys(("seeds", "trial-seeds"), (_are_seeds, "a list of whole numbers, at least 0")),
-    **dict.fromkeys(
-        ("clients", "trials"), (lambda value: isinstance(value, int) and value >= 1, "a whole number, at least 1")
-    ),
+    **dict.fromkeys(("clients", "trials"), (lambda n: isinstance(n, int) and n >= 1, "a whole number, at least 1")),
     "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
 }
 AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it

@@ -102,9 +102,7 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     outcome = run_federation(config, 5, when(lie, MessageType.TRAIN, number=1))
     sent = [plain.tensors(reply.content["averages"]) for _, reply in outcome.exchanged(number=1)]
     middle = {name[9:]: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1] for name in sent[0]}
-    check_wire(
-        outcome.exchanged(number=2), coefficients([{n: rows[i] for n, rows in middle.items()} for i in range(3)])
-    )
+    check_wire(outcome.exchanged(number=2), coefficients([{n: row[i] for n, row in middle.items()} for i in range(3)]))
 
 
 def check_wire(training: list, gamma: Table) -> None:

@@ -73,9 +73,7 @@ class FedSAClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("weights", "alpha"), [((10.0, 1.0, 1.0), 0.9999), ((0.5, 2.0, 0.3), 0.4)])
-def test_two_rounds_equal_an_independent_script(
-    weights: tuple[float, float, float], alpha: float, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(weights: tuple[float, ...], alpha: float, tmp_path: Path) -> None:
     names = ("regularization", "contrast", "calibration")
     hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
     more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, "fedsa__smoothing": alpha, **hparams}

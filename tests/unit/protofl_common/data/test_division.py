@@ -226,9 +226,7 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=changes.get("n", 0), num_partitions=clients, domain=domain)
 
 
-def test_the_domains_and_classes_of_the_files_count(
-    data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path
-) -> None:
+def test_the_domains_and_classes_of_files_count(data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path) -> None:
     for changes, said in (
         ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),
         ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),

@@ -194,9 +194,7 @@ def test_shares_are_flowers_partitioners(data_settings: MakeSettings, classes: i
     assert [sorted(pool.labels[share]) for share in found] == [sorted(labels) for labels in wanted]
 
 
-def of_pfllib(
-    labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator
-) -> list[list[int]]:
+def pfllib(labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator) -> list[list[int]]:
     """``separate_data`` of PFLlib's ``dataset_utils.py``, partition "dir": the labels that a client gets, sorted."""
     smallest = 0
     while smallest < least:
@@ -217,7 +215,7 @@ def test_balanced_shares_are_pfllibs(data_settings: MakeSettings, samples: int, 
     pool = made_up(samples, 10)
     found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     least = int(min(10 / (1 - 0.75), samples / clients / 2))
-    wanted = of_pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
+    wanted = pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
     assert [sorted(pool.labels[share]) for share in found] == wanted
 
 

@@ -10,9 +10,7 @@ from protofl_common.data import partitions
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
 
-@given(
-    st.lists(st.integers(0, 4), max_size=60).map(lambda labels: np.array(labels, dtype=np.int64)), st.integers(0, 99)
-)
+@given(st.lists(st.integers(0, 4), max_size=60).map(lambda each: np.array(each, dtype=np.int64)), st.integers(0, 99))
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     wanted = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]

@@ -273,9 +273,7 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
-def test_download_fetches_every_part_once_or_fails(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_it_fetches_every_part_once_or_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
     fetched = []
 
     class FakeUsps(FakeSet):

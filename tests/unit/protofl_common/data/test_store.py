@@ -35,9 +35,7 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
 
 @pytest.mark.parametrize(("name", "length", "end"), [("inputs.npy", 5000, b""), ("inputs.npy", -1, b""),
     ("meta.json", 0, b'{"samples": 1797'), ("labels.npy", 0, b"garbage")])  # fmt: skip
-def test_damaged_entry_is_rebuilt(
-    data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
-) -> None:
+def test_bad_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before, file = _first(settings), tmp_path / data_key(settings) / name
     whole = file.read_bytes()

@@ -212,9 +212,7 @@ def test_feature_extractors_of_fedtgp() -> None:
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
     heads = [0, 512, 256, 128]
-    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [
-        (*resnets(34), hidden) for hidden in heads
-    ]
+    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [(*resnets(34), wide) for wide in heads]
     for client in range(16):
         body, hidden = net.body_and_hidden(net.architecture_of("htfe8-htc4", client))
         assert (body, hidden) == (net.GROUPS["htfe8"][client % 8], heads[client % 4])

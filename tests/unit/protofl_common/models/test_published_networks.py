@@ -86,14 +86,12 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
     torch.testing.assert_close(model.body(x), z.view(2, width // 4, 4).mean(2))
 
 
-@pytest.mark.parametrize(
-    ("arch", "width"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
-)
-def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -> None:
-    body = build(arch, width + 36).eval().body
+@pytest.mark.parametrize(("arch", "wide"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)])
+def test_more_features_than_the_trunk_has_are_projected(arch: str, wide: int) -> None:
+    body = build(arch, wide + 36).eval().body
     x = torch.rand(2, 3, 32, 32)
     z, trunk = body(x), body[:-1](x)  # type: ignore[index]
-    assert (z.shape, trunk.shape) == ((2, width + 36), (2, width))
+    assert (z.shape, trunk.shape) == ((2, wide + 36), (2, wide))
     torch.testing.assert_close(z, trunk @ body[-1].weight.T + body[-1].bias)  # type: ignore[index, union-attr]
 
 

@@ -141,9 +141,7 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
             assert set(packed.array_records["prototypes"]) == {"means", "labels"}
 
 
-@pytest.mark.parametrize(
-    "change", [lambda row: 1.1 * row, lambda row: row.roll(1) - row + row.mean(), torch.zeros_like]
-)
+@pytest.mark.parametrize("change", [lambda x: 1.1 * x, lambda x: x.roll(1) - x + x.mean(), torch.zeros_like])
 def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Of a wrong sum, with a number below 0, of sum 0."""
     declared = {"outputs": Vectors(width="classes", probabilities=True)}

@@ -528,9 +528,7 @@ PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
     ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
 ])  # fmt: skip
 def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
-    tested, validated = (
-        [{f"{i}": {"head": one} for i, one in enumerate(row)} for row in rows] for rows in (HEADS, PLANTED)
-    )
+    tested, validated = ([{f"{i}": {"head": x} for i, x in enumerate(of)} for of in rows] for rows in (HEADS, PLANTED))
     figure = Figure.of(parts, "here")
     chosen = ", its round chosen on test data" if figure.when == "best" else ""
     assert figure.described(folder) == f"{figure}{chosen}"
