@@ -73,8 +73,7 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
-        simulated = "taken for a simulated client, whose folders every run chooses"
-        raise SettingsError(f"node config without a site-name: {simulated}")
+        raise SettingsError("node config without a site-name: taken for a simulated client, whose folders runs choose")
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:

@@ -519,7 +519,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
     assert main(["site", "status", "--node-config", kept]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == ["first-1", "second-2", "caches/", "WRONG:", "state-dir", "cache-dir"]
-    assert "what the audit log has (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
+    assert "what is on record (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
     for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
