@@ -95,9 +95,8 @@ class DifferentialPrivacy(Protection):
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""
-        covered = isinstance(step, PrivateStep) and as_charged and not self.has_trained
-        self.has_trained = True
-        self.check_covered(covered)
+        trained_before, self.has_trained = self.has_trained, True
+        self.check_covered(isinstance(step, PrivateStep) and as_charged and not trained_before)
 
     def check_answer(self) -> None:
         """SettingsError unless a round's answer is of private training or, in one shot, of a table with noise."""

@@ -24,9 +24,8 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
-    options, others = parser.parse_known_args(words)
-    options.others = others
-    if odd := [word for word in others if not word.startswith("-") and "=" in word]:
+    options, options.others = parser.parse_known_args(words)
+    if odd := [word for word in options.others if not word.startswith("-") and "=" in word]:
         raise SettingsError(f"{odd[0]}: settings of a run come before the options")
     return options
 
