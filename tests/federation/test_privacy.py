@@ -335,7 +335,7 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo: str, t
         with pytest.raises(FederationError, match=reason if lost == "-" else "LedgerError .state-dir.: "):
             run_federation(second, nodes=nodes, run_id=2)
         assert re.search(reason, capfd.readouterr().err)
-    assert [[*json.loads(file.read_text())] for file in (tmp_path / "disk-0").glob("privacy/*.json")] == [["first 1"]] * 2
+    assert [[*json.loads(at.read_text())] for at in (tmp_path / "disk-0").glob("privacy/*.json")] == [["first 1"]] * 2
     file, log = (tmp_path / "disk-0" / name for name in ("privacy/site-0.answered", "sites/site-0/audit.jsonl"))
     file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key[0] != "1"}))
     assert lacking(tmp_path / "disk-0", "site-0") == "", "lines that were compared before are read again"
