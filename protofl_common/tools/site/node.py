@@ -24,8 +24,9 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
-    options, options.others = parser.parse_known_args(words)
-    if odd := [word for word in options.others if not word.startswith("-") and "=" in word]:
+    options, others = parser.parse_known_args(words)
+    options.others = others
+    if odd := [word for word in others if not word.startswith("-") and "=" in word]:
         raise SettingsError(f"{odd[0]}: settings of a run come before the options")
     return options
 
@@ -48,8 +49,7 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
         return Settings.from_run_config({**default_run_config(), **asked}, node)
     refusals = []
     for algo in allowed_algorithms(node) or [""]:
-        settings = modest(node, algo)
-        if isinstance(settings, Settings):
+        if isinstance(settings := modest(node, algo), Settings):
             return settings
         refusals.append(settings)
     raise refusals[0]
