@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -82,10 +82,10 @@ def _last_line(log: IO[bytes]) -> bytes:
     return lines[-1] if lines else b""
 
 
-def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield each line's hash, its content, and what is wrong with it ("" for nothing)."""
-    before = START
+def entries(path: Path, at: int = 0, before: str = START) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield each line's hash, content, and what is wrong with it (""); from byte ``at``, after a line's hash."""
     with path.open("rb") as log:
+        log.seek(at)
         for number, line in enumerate(log, 1):
             whole, entry = line.endswith(b"\n"), dict[str, Any]()
             with suppress(ValueError, TypeError):
@@ -96,16 +96,3 @@ def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
                 wrong = "does not follow the line before it: one was changed, moved or removed"
             before = hash_of(line.rstrip(b"\n"))
             yield before, entry, f"line {number} {wrong}" if wrong else ""
-
-
-def lacking(root: Path, name: str) -> str:
-    """Say which runs have rounds in the log that a lost or older ``privacy/`` lacks; "" for none."""
-    log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[tuple[str, int], int]()
-    for _, entry, _ in entries(log) if log.exists() else ():
-        if (kind := entry.get("kind")) in ("train", "evaluate") and "sent" in entry and type(entry.get("round")) is int:
-            last[f"{entry.get('run')} {entry.get('algo')}", int(kind != "train")] = max(1, entry["round"])
-    with record_in(file, "what was sent") if file.exists() else nullcontext({}) as answers:  # type: ignore[attr-defined]
-        lost = [f"{key} round {n}" for (key, which), n in last.items() if answers.get(key, (0, 0))[which] < n]
-        runs = ", ".join(dict.fromkeys(lost))
-    why = f"lacks what the audit log has ({runs}); see Backup and restore in docs/operations.md"
-    return f"state-dir: {file.parent} {why}" if runs else ""

@@ -9,17 +9,18 @@ training begins: one that is repeated is charged twice, for its noise is new.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from client_app.audit import lacking
+from client_app.audit import FILE, START, entries
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
-from client_app.state import LedgerError
+from client_app.state import LedgerError, record_in
 from client_app.training import Step
 from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.config.options import SettingsError
@@ -94,9 +95,8 @@ class DifferentialPrivacy(Protection):
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""
-        covered = isinstance(step, PrivateStep) and as_charged and not self.has_trained
-        self.has_trained = True
-        self.check_covered(covered)
+        trained_before, self.has_trained = self.has_trained, True
+        self.check_covered(isinstance(step, PrivateStep) and as_charged and not trained_before)
 
     def check_answer(self) -> None:
         """SettingsError unless a round's answer is of private training or, in one shot, of a table with noise."""
@@ -137,13 +137,15 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
                 ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
-                same = [name for name in ledger if name.rpartition(" ")[0] == run_name or name.endswith(run_id)]
-                of_run = [ledger[name] for name in same]
-                _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                own = [ledger[key] for key in ledger if key.rpartition(" ")[0] == run_name or key.endswith(run_id)]
+                _check(sum(own, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
                 _check_all_runs(client, sum(ledger.values(), Counter()))
             for file, ledger in ledgers.items():
                 rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
                 write_text(file, json.dumps(rows) + "\n")
+            if client.node.is_site:
+                with record_in(files[0].with_suffix(".answered"), "how often ledgers were charged") as answers:
+                    answers.setdefault("charged", {}).update({file.name: _times(file) for file in files})
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
 
@@ -169,10 +171,33 @@ def read_ledger(file: Path) -> Ledger:
         raise LedgerError(f"the privacy ledger {file} cannot be read ({error}): what was spent is not known") from error
 
 
+def lacking(root: Path, name: str, *, marks: bool = False) -> str:
+    """Say what a lost or older ``privacy/`` lacks: rounds that are in the audit log, charges to ledgers; "" for none.
+
+    The record of answers has the charges and, with ``marks``, how far the log was compared with it, and the hash there.
+    """
+    log, file, last = root / "sites" / name / FILE, root / "privacy" / f"{name}.answered", dict[tuple[str, int], int]()
+    with record_in(file, "what was sent") if file.exists() else nullcontext({}) as answers:  # type: ignore[attr-defined]
+        size, (at, head) = log.stat().st_size if log.exists() else 0, answers.get("compared", (0, START))
+        lines = [*entries(log, at, head)] if size > at else []
+        if size < at or (lines and lines[0][2]):  # it is another log
+            lines = [*entries(log)] if size else []
+        for _, row, _ in lines:
+            if (kind := row.get("kind")) in ("train", "evaluate") and "sent" in row and type(row.get("round")) is int:
+                last[f"{row.get('run')} {row.get('algo')}", int(kind != "train")] = max(1, row["round"])
+        lost = [f"{key} round {n}" for (key, which), n in last.items() if answers.get(key, (0, 0))[which] < n]
+        for ledger, times in answers.get("charged", {}).items():
+            lost += [f"charges to {ledger}"] * (_times(file.with_name(ledger)) < times)
+        if marks and not lost:
+            answers["compared"] = size, lines[-1][0] if lines else head
+    why = f"lacks what is on record ({', '.join(dict.fromkeys(lost))}); see Backup and restore in docs/operations.md"
+    return f"state-dir: {file.parent} {why}" if lost else ""
+
+
 def _check_all_runs(client: Client, used: Spending) -> None:
     if client.node.required_dp is not None:
-        if older := lacking(client.root, client.name):
-            raise LedgerError(older)
+        if lost := lacking(client.root, client.name, marks=True):
+            raise LedgerError(lost)
         cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
         _check(used, *client.node.required_dp, "require-dp, over all runs,", cure)
 
@@ -185,6 +210,10 @@ def _check(used: Spending, most: float, delta: float, what: str, cure: str = "")
 
 def _epsilon(used: Spending, delta: float) -> float:
     return epsilon([Mechanism(*key, times) for key, times in used.items()], delta)
+
+
+def _times(file: Path) -> int:
+    return sum(used.total() for used in read_ledger(file).values())
 
 
 def _spending(costs: Sequence[Mechanism]) -> Spending:

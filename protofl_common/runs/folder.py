@@ -122,6 +122,7 @@ class Sites(TypedDict, total=False):
     algorithm: str
     paper: str
     classes: list[str]
+    division: int  # as in `Summary`
     sites: dict[str, SiteFacts]
 
 
@@ -228,7 +229,7 @@ class RunFolder:
 
     def check_division(self, partition: str) -> None:
         """SettingsError where its clients had other samples than this version would give them."""
-        if (summary := self.summary()) and summary.get("division", 1) != REDIVIDED.get(partition, 1):
+        if (begun := self.summary() or self.sites()) and begun.get("division", 1) != REDIVIDED.get(partition, 1):
             raise SettingsError(f"{self.path}: its clients had other samples: {partition!r} has changed since")
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from protofl_common.basics.tensorfile import write_tensors
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import domain_of
@@ -70,8 +71,8 @@ class Artifacts(Callback):
 def _sites(run: ActiveRun) -> Sites:
     row, cards, facts = run.strategy.row, run.federation.cards, _division(run)
     sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
-    classes = list(next(iter(cards.values())).classes)
-    return {"algorithm": row.title, "paper": row.paper, "classes": classes, "sites": sites}
+    classes, division = list(next(iter(cards.values())).classes), REDIVIDED.get(run.settings.data.partition, 1)
+    return {"algorithm": row.title, "paper": row.paper, "classes": classes, "division": division, "sites": sites}
 
 
 def _check_same(run: ActiveRun, sites: Sites) -> None:

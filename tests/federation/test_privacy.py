@@ -19,7 +19,7 @@ from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.protections.differential_privacy import DifferentialPrivacy, lacking
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Step
 from protofl_common.basics.files import digest
@@ -322,19 +322,25 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "gaussian"])
-def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond_it(algo: str, tmp_path: Path) -> None:
+def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo: str, tmp_path: Path, capfd: Printed) -> None:
     more = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
     demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
     first, second = (run_config(tmp_path / name, algo=algo, run_name=name, **more) for name in ("first", "second"))
     nodes = real_sites(2, tmp_path / "disk", **demand)
     assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
     refusal = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller dp-epsilon may still fit"
-    for reason in (refusal, "LedgerError .state-dir.: "):  # before the first round; then one has an older privacy/
-        with pytest.raises(FederationError, match=reason):
+    older = {"site-1.json": r"\(charges to site-1.json\)", "site-1.answered": rf"\(1 {algo} round 1\)"}
+    for lost, reason in {"-": refusal, **older}.items():  # before the first round; then one has an older privacy/
+        (tmp_path / "disk-1/privacy" / lost).unlink(missing_ok=True)
+        with pytest.raises(FederationError, match=reason if lost == "-" else "LedgerError .state-dir.: "):
             run_federation(second, nodes=nodes, run_id=2)
-        (tmp_path / "disk-1/privacy/site-1.answered").unlink(missing_ok=True)
-    ledgers = [[*json.loads(file.read_text())] for file in (tmp_path / "disk-0").glob("privacy/*.json")]
-    assert ledgers == [["first 1"]] * 2
+        assert re.search(reason, capfd.readouterr().err)
+    assert [[*json.loads(at.read_text())] for at in (tmp_path / "disk-0").glob("privacy/*.json")] == [["first 1"]] * 2
+    file, log = (tmp_path / "disk-0" / name for name in ("privacy/site-0.answered", "sites/site-0/audit.jsonl"))
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key[0] != "1"}))
+    assert lacking(tmp_path / "disk-0", "site-0") == "", "lines that were compared before are read again"
+    log.write_text("".join(log.read_text().splitlines(True)[:3]))
+    assert f"(1 {algo} round 1)" in lacking(tmp_path / "disk-0", "site-0"), "of another log all lines count"
 
 
 @pytest.mark.parametrize(("demand", "changes", "said"), [

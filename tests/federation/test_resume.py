@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import TensorFileError
+from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import SettingsError
 from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
@@ -26,8 +27,6 @@ from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
-
-
 LIVES_ON = {"models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3, "participation": 0.5}
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
 TRAINING, STORED = "while the clients train", "after the checkpoint"
@@ -167,6 +166,8 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, "after the checkpoint", 1)
+    monkeypatch.setitem(REDIVIDED, config["partition"], 9)
+    assert "runs/mine: its clients had other samples: " in refusal(config)
     monkeypatch.undo()
     stop(config | {"resume": True}, "after the checkpoint", 2, run_id=2)
     said = f"resuming with other code: the run's last round was made by abad1dea, this is {code_version()}"

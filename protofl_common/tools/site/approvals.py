@@ -137,8 +137,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     if not path.exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
-    shown = [entry for _, entry, _ in lines if str(entry.get("time", "")) >= since]
-    return shown, [wrong for _, _, wrong in lines if wrong]
+    return [row for _, row, _ in lines if str(row.get("time", "")) >= since], [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:

@@ -49,8 +49,7 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
         return Settings.from_run_config({**default_run_config(), **asked}, node)
     refusals = []
     for algo in allowed_algorithms(node) or [""]:
-        settings = modest(node, algo)
-        if isinstance(settings, Settings):
+        if isinstance(settings := modest(node, algo), Settings):
             return settings
         refusals.append(settings)
     raise refusals[0]
@@ -73,8 +72,7 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
-        simulated = "taken for a simulated client, whose folders every run chooses"
-        raise SettingsError(f"node config without a site-name: {simulated}")
+        raise SettingsError("node config without a site-name: taken for a simulated client, whose folders runs choose")
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:

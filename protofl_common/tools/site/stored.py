@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from client_app.audit import lacking
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
@@ -25,8 +24,7 @@ class Stored(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        entries = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
-        return [file for file in entries if file.is_file()]
+        return [file for path in self.paths for file in (path, *path.rglob("*")) if file.is_file()]
 
     @property
     def bytes(self) -> int:
@@ -42,14 +40,13 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
     models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
-    folders = [folder for folder in (cache, cache / "features") if folder.is_dir()]
-    caches = [path for folder in folders for path in sorted(folder.iterdir()) if _ENTRY.fullmatch(path.name)]
+    caches = [path for at in ("*", "features/*") for path in sorted(cache.glob(at)) if _ENTRY.fullmatch(path.name)]
     return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(caches))]
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
-    from client_app.protections.differential_privacy import spent
+    from client_app.protections.differential_privacy import lacking, spent
 
     yield from (f"WRONG: {line}" for line in [lacking(site_folders(node)[0], site_name(node))] if line)
     most, delta = required_dp(node) or (None, DELTA)

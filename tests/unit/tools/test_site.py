@@ -495,30 +495,24 @@ def kept(home: Path) -> str:
 
 def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
-    rows = {"run_id": 1, "sum": 4, "stage": "share", "secret": "ab", "following": "cd"}
-    file.write_text(json.dumps(rows | {"keys": {"south": "cd"}, "shares": {"south": "ef"}}))
+    secrets = {"secret": "ab", "following": "cd", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    file.write_text(json.dumps({"run_id": 1, "sum": 4, "stage": "share"} | secrets))
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
     left = json.loads(file.read_text())
     assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: Printed) -> None:
-    (tmp_path / "privacy").mkdir()
-    (tmp_path / "privacy" / "0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
-    node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path}" require-dp="epsilon<=8"'
-    assert main(["site", "status", "--node-config", node]) == 0
-    line = f"privacy ledger 0123.json: ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)"
-    assert line in capsys.readouterr().out.splitlines()
-
-
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Path, capsys: Printed) -> None:
     (home / "state/privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
+    (home / "state/privacy/0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
     append(home / "state/sites/north", kind="train", run=1, algo="fedpcl", round=9, refused="so nothing was sent")
-    assert main(["site", "status", "--node-config", kept]) == 0
+    assert main(["site", "status", "--node-config", f'{kept} require-dp="epsilon<=8"']) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == ["first-1", "second-2", "caches/", "WRONG:", "state-dir", "cache-dir"]
-    assert "what the audit log has (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
+    listed = ["first-1", "second-2", "caches/", "WRONG:", "privacy", "state-dir", "cache-dir"]
+    assert [line.split()[0] for line in shown] == listed
+    assert f" ledger 0123.json: ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)" in shown[4]
+    assert "what is on record (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
     for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
@@ -527,7 +521,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
     assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
     stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
-    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *stay]
+    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", "state/privacy/0123.json", *stay]
     assert [(home / path).exists() for path in ("state/second-2", "cache/features/notes")] == [False, True]
 
 
