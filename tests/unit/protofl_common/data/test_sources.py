@@ -150,9 +150,7 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
             open_data(data_settings(dataset=dataset, data_dir=str(folder)))
 
 
-def test_photos_stand_upright_and_no_link_or_spelling_is_passed_over(
-    data_settings: MakeSettings, domain_dir: Path
-) -> None:
+def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: MakeSettings, domain_dir: Path) -> None:
     (exif := Image.Exif())[0x0112] = 6  # orientation: the first row of pixels is the right side
     Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=exif)
     assert decoding.read_image(domain_dir / "turned.png", 8)[0].sum(0).tolist() == [0] * 7 + [8]
