@@ -5,6 +5,7 @@ Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and 
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -192,12 +193,12 @@ class Division:
         wanted, gone = np.bincount(labels[aside], minlength=classes) * part, np.zeros(classes)
         goes, order = np.zeros(len(names), dtype=bool), rng.permutation(len(names))
         small_first = order[has[order].sum(1).argsort(kind="stable")] if tested else order[:0]
-        for turn, client in enumerate((*order, *small_first)):
+        for turn, client in takewhile(lambda _: (gone < wanted - 1e-9).any(), enumerate((*order, *small_first))):
             then = gone + has[client]
             nearer = 2 * (abs(wanted - gone) - abs(wanted - then)).sum() >= has[client].sum()
             new = turn >= len(order) and (then > 0)[gone == 0].any()  # who is tested has each class if two clients do
             if (nearer or new) and not goes[client] and (then < 1 - 1e-9).all():
-                goes[client], gone = True, then
+                goes[client], gone[:] = True, then
         return rows[~goes[client_of]], rows[goes[client_of]]
 
     def _too_few(self, what: str) -> DataError:
