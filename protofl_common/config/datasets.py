@@ -53,4 +53,4 @@ PARTITIONS: dict[str, str] = {
     "natural": "the clients that the data name, one for each",
     "own": "no division: all data in data-dir (or all of its domain) are this client's own",
 }
-REDIVIDED = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 2}  # versions of those that once gave other samples
+REDIVIDED = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}  # versions of those that once gave other samples

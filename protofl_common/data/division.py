@@ -3,9 +3,9 @@
 Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -56,8 +56,9 @@ class Division:
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
         self.marked = self.official == VALIDATION
-        brought = is_own(settings.dataset) and settings.dataset != "domain-folder" and not domain
-        self.by_client = settings.partition == "own" and brought and len(data.domain_names) > 1  # such as patients
+        named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1  # by the user: as patients
+        self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
+        self.owners, self.domains = self.domains, self.domains * (not self.by_client)
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> np.random.Generator:
@@ -114,30 +115,28 @@ class Division:
         By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
         has two, one to test on.
         """
-        settings, groups = self.settings, pool.labels
+        settings, rng = self.settings, self.random("split", self.domain)
         if settings.test_from == "official-own":
             return np.asarray(self.official[pool.rows] == 0)
-        if settings.test_from == "balanced":
-            groups = pool.domains * len(self.data.classes) + pool.labels
-        elif settings.test_from != "split" or settings.partition not in DEALT_AGAIN:
+        by_domain, early = settings.test_from == "balanced", self.by_client or settings.partition in DEALT_AGAIN
+        if not by_domain and (settings.test_from != "split" or not early):
             return None
-        free = np.flatnonzero(~self.marked[pool.rows])
-        tested = free[split(groups[free], settings.train_fraction, self.random("split", self.domain))[1]]
-        return np.isin(np.arange(len(pool.rows)), tested, invert=True)
+        free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
+        _, test = split(by_domain * free.domains * len(self.data.classes) + free.labels, settings.train_fraction, rng)
+        return np.isin(pool.rows, self._cut(free.rows, test, rng, tested=True)[1], invert=True)
 
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
         """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
         settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
         positions = dealt[~self.marked[pool.rows[dealt]]]
-        train = pool.rows[positions]
-        splits_share = settings.test_from == "split" and pool.for_training is None
+        train, splits_share = pool.rows[positions], settings.test_from == "split" and pool.for_training is None
         if splits_share:
-            train, tests = self._cut(train, lambda classes: split(classes, settings.train_fraction, rng))
+            train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
         elif pool.for_training is not None:
             train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
         cap = balanced if settings.partition in UNSHAPED else proportional
         within, beyond = cap(labels[train], settings.train_samples, rng)
-        if splits_share and not self.by_client:
+        if splits_share:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
         tests = self._tested(train, tests, rng)
@@ -173,34 +172,34 @@ class Division:
         """Training and validation rows: the marked ones, common where shares are, else ``validation-fraction``."""
         settings, labels = self.settings, self.labels
         if self.marked.any():
-            marked = rows[self.marked[rows]]
-            if settings.test_from in COMMON or settings.partition in DEALT_AGAIN:
-                marked = np.flatnonzero(self.marked)
-                if settings.test_from != "official-all":
-                    marked = marked[np.isin(labels[marked], labels[train])]
+            common = settings.test_from in COMMON or settings.partition in DEALT_AGAIN
+            marked = np.flatnonzero(self.marked) if common else rows[self.marked[rows]]
+            if common and settings.test_from != "official-all":
+                marked = marked[np.isin(labels[marked], labels[train])]
             return train, np.sort(marked)
         if not settings.validation_fraction:
             return train, train[:0]
         rng = self.random("validation", client, self.domain)
-        return self._cut(train, lambda classes: set_aside(classes, settings.validation_fraction, rng))
+        return self._cut(train, set_aside(labels[train], settings.validation_fraction, rng)[1], rng)
 
-    def _cut(self, rows: Ints, cut: Callable[[Ints], tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Cut the rows in two by class; if `by_client`, whole clients by the rarest class of each; all classes stay."""
-        labels = self.labels[rows]
+    def _cut(self, rows: Ints, aside: Ints, rng: np.random.Generator, tested: bool = False) -> tuple[Ints, Ints]:
+        """Cut ``aside`` off the rows; if `by_client`, whole clients, about as much of each class. All classes stay."""
         if not self.by_client:
-            first, second = cut(labels)
-            return rows[first], rows[second]
-        names, client_of = np.unique(self.domains[rows], return_inverse=True)
-        has = np.zeros((len(names), len(self.data.classes)), dtype=bool)
-        has[client_of, labels] = True
-        stay, go = cut(np.where(has, has.sum(0), len(names) + 1).argmin(1))
-        aside, left = list[int](), has.sum(0)
-        for client in (*go, *stay):  # who stays may take the place of a class's last client
-            if len(aside) < len(go) and (left[has[client]] > 1).all():
-                aside.append(client)
-                left = left - has[client]
-        goes = np.isin(client_of, aside)
-        return rows[~goes], rows[goes]
+            return np.delete(rows, aside), rows[aside]
+        labels, classes = self.labels[rows], len(self.data.classes)
+        names, client_of = np.unique(self.owners[rows], return_inverse=True)
+        part = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)  # of its class that a sample is
+        has = np.bincount(client_of * classes + labels, minlength=len(names) * classes).reshape(-1, classes) * part
+        wanted, gone = np.bincount(labels[aside], minlength=classes) * part, np.zeros(classes)
+        goes, order = np.zeros(len(names), dtype=bool), rng.permutation(len(names))
+        small_first = order[has[order].sum(1).argsort(kind="stable")] if tested else order[:0]
+        for turn, client in takewhile(lambda _: (gone < wanted - 1e-9).any(), enumerate((*order, *small_first))):
+            then = gone + has[client]
+            nearer = 2 * (abs(wanted - gone) - abs(wanted - then)).sum() >= has[client].sum()
+            new = turn >= len(order) and (then > 0)[gone == 0].any()  # who is tested has each class if two clients do
+            if (nearer or new) and not goes[client] and (then < 1 - 1e-9).all():
+                goes[client], gone[:] = True, then
+        return rows[~goes[client_of]], rows[goes[client_of]]
 
     def _too_few(self, what: str) -> DataError:
         cure = "use fewer clients (num-partitions), a larger total-samples or another partition"

@@ -22,7 +22,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import composed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.raw import DataError, Images, RawData, class_names
+from protofl_common.data.raw import DataError, Images, RawData, check_classes, class_names
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 PARTS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"))
@@ -48,8 +48,7 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
     """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``, or in ``domains``; the names are sorted."""
     root, by_domain = data_dir_of(settings), settings.dataset != "image-folder"
-    trees = domains or (_folders(root) if by_domain else [root])
-    names = class_names(settings.classes)
+    trees, names = domains or (_folders(root) if by_domain else [root]), class_names(settings.classes)
     files = [
         (file, composed(folder.name), composed(tree.name))
         for tree in trees
@@ -72,6 +71,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         raise DataError(f"{what} {'domains' if by_domain else 'classes'}; list the images in a manifest with a split")
     present = {name for _, name, _ in files}
     classes = names or tuple(sorted(present))
+    if not names:
+        check_classes([int(name) if name.isdecimal() else name for name in classes], math.inf, str(root))
     for file, name, _ in files:
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
@@ -85,14 +86,10 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
                 raise DataError(f"classes = {settings.classes!r}: {misspelt}")
         if settings.partition != "own":
             raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
-    return RawData(
-        inputs=read_images([file for file, _, _ in files], settings),
-        labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
-        domains=np.array([[*every].index(domain) if by_domain else 0 for _, _, domain in files], dtype=np.int64),
-        official=np.zeros(len(files), dtype=np.uint8),
-        classes=classes,
-        domain_names=tuple(every) if by_domain else (),
-    )
+    images, official = read_images([file for file, *_ in files], settings), np.zeros(len(files), dtype=np.uint8)
+    labels = np.array([classes.index(name) for _, name, _ in files], dtype=np.int64)
+    numbers = np.array([[*every].index(domain) if by_domain else 0 for _, _, domain in files], dtype=np.int64)
+    return RawData(images, labels, numbers, official, classes, tuple(every) if by_domain else ())
 
 
 def _letters(name: str) -> str:
@@ -106,9 +103,11 @@ def _folders(root: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images in ``folder`` and below it, by name."""
-    images = (file for file in folder.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
-    return sorted(file for file in images if not file.name.startswith("."))
+    """All images in ``folder`` and below it, by name; DataError for a link to a folder there: it may lead anywhere."""
+    paths = sorted(path for path in folder.rglob("*") if not path.name.startswith("."))
+    if links := [path for path in paths if path.is_symlink() and path.is_dir()]:
+        raise DataError(f"{links[0]} is a link to a folder, which is not followed; link a whole class, or files")
+    return [path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_dir()]
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
@@ -152,12 +151,13 @@ def square_rgb(image: Any, size: int) -> Images:
 
 def read_image(file: Path, size: int) -> Images:
     """One image file as uint8 [3, size, size]."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
+            ImageOps.exif_transpose(image, in_place=True)  # upright, as its camera says
             return square_rgb(image, size)
     except (OSError, ValueError, IndexError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

@@ -88,8 +88,7 @@ def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float
         if full < math.inf:
             proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
-        cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]
-        counts.append(np.diff(cuts, prepend=0, append=size))
+        counts.append(np.diff((np.cumsum(proportions_N) * size).astype(np.int64)[:-1], prepend=0, append=size))
         drawn.append(proportions_N)
         total_N = total_N + counts[-1]
     return np.stack(counts), np.stack(drawn)
@@ -140,8 +139,7 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
 
 def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
     """``deck`` cut into parts of random size; at least 2 samples each when there are so many, else at least 1."""
-    least = min(2, len(deck) // holders)
-    weights = rng.uniform(0.1, 1, size=holders)
+    least, weights = min(2, len(deck) // holders), rng.uniform(0.1, 1, size=holders)
     cuts = np.floor(np.cumsum(weights / weights.sum()) * (len(deck) - least * holders)).astype(np.int64)
     return np.split(deck, (cuts + least * np.arange(1, holders + 1))[:-1])
 
@@ -159,8 +157,7 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     parts = ([deck[chosen[deck]].tolist() for deck in decks] for chosen in (for_training, ~for_training))
     training, testing = ([(cycle(samples), len(samples)) for samples in part] for part in parts)
     high = min(len(decks), settings.ways + settings.ways_stdev)
-    low = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high)
-    shares = []
+    low, shares = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high), list[Ints]()
     for _ in range(clients):
         classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
         shots = rng.integers(settings.shots - settings.shots_stdev, settings.shots + settings.shots_stdev + 1)
@@ -175,8 +172,7 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
 def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335); the last get what is left."""
     decks = shuffled_by_class(pool.labels, rng)
-    left = np.array([len(deck) for deck in decks])
-    shares = []
+    left, shares = np.array([len(deck) for deck in decks]), list[Ints]()
     for part in np.array_split(pool.rows, clients):
         counts = _drawn(rng.dirichlet(np.full(len(decks), settings.alpha)), left, len(part), rng)
         shares.append(np.concatenate([deck[n - count : n] for deck, n, count in zip(decks, left, counts, strict=True)]))
@@ -200,8 +196,7 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
     domains = np.array(_domain_of_clients(settings.clients_per_domain, pool.domain_names, clients))
     shares = [np.empty(0, dtype=np.int64)] * clients
     for domain in np.unique(domains):
-        members = np.flatnonzero(domains == domain)
-        positions = np.flatnonzero(pool.domains == domain)
+        members, positions = np.flatnonzero(domains == domain), np.flatnonzero(pool.domains == domain)
         if len(positions) < len(members):
             few = f"domain {pool.domain_names[domain]!r} has {len(positions)} samples for {len(members)} clients"
             raise DataError(f"partition = {settings.partition!r}: {few}; use fewer clients, or a larger total-samples")

@@ -4,6 +4,7 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 VALIDATION = 2
-KEYS = ("inputs", "labels", "client", "split", "classes")
+KEYS = ("inputs", "labels", "client", "split", "classes", "domain")
 SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": VALIDATION, "False": 0, "True": 1}
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
+GAPS = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))  # in lower case
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
 MOST_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
@@ -46,6 +48,7 @@ class RawData:
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
     columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, joined
+    by_client: bool = False  # the domains are a `client` column's, such as patients, whose samples stay together
 
 
 def from_arrays(
@@ -56,7 +59,7 @@ def from_arrays(
     ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table [N, features], a signal
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
     ``labels``   [N], an array also [N, 1]: names, or whole numbers.
-    ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
+    ``client``   [N], optional: whose it is (``partition = "natural"``, or a patient); or ``domain``: of which scanner.
     ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"`` and its like; or
                  ``validation`` (2), which counts always.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
@@ -72,10 +75,11 @@ def from_arrays(
     inputs = _inputs(arrays["inputs"], where, place, gaps)
     if getattr(arrays["labels"], "shape", ())[1:] == (1,):  # a column, as Keras and MATLAB give labels
         arrays = {**arrays, "labels": np.asarray(arrays["labels"])[:, 0]}
-    if lists := [label for label in arrays["labels"] if np.ndim(label)]:
+    if lists := [label for label in arrays["labels"] if not isinstance(label, str | np.generic) and np.ndim(label)]:
         several = "several labels of a sample (multi-label) cannot be learned, only one class of each"
         raise DataError(f"{where}: the first label is {lists[0]!r}: {several}")
-    columns = {key: np.asarray(arrays[key]) for key in ("labels", "client", "split") if arrays.get(key) is not None}
+    owner = "client" if arrays.get("client") is not None else "domain"
+    columns = {key: np.asarray(arrays[key]) for key in ("labels", owner, "split") if arrays.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):
             raise DataError(f"{where}: {key} has shape {list(column.shape)}; there are {len(inputs)} inputs")
@@ -83,10 +87,10 @@ def from_arrays(
     from_setting = class_names(classes)
     names = from_setting or _class_array(arrays.get("classes"), where)
     labels, names = _labels(columns["labels"], names, bool(from_setting), where, place)
-    clients = [*map(composed, columns["client"].astype(str))] if "client" in columns else []
-    domain_names, domains = np.unique(clients, return_inverse=True) if len(clients) else ((), np.zeros_like(labels))
+    clients = [*map(composed, columns[owner].astype(str))] if owner in columns else []
+    domain_names, domains = np.unique(clients, return_inverse=True) if clients else ((), np.zeros_like(labels))
     official = _official(columns["split"], where, place) if "split" in columns else np.zeros(len(inputs), np.uint8)
-    return RawData(inputs, labels, domains.astype(np.int64), official, names, tuple(map(str, domain_names)))
+    return RawData(inputs, labels, domains, official, names, tuple(map(str, domain_names)), by_client=owner == "client")
 
 
 def class_names(classes: str) -> tuple[str, ...]:
@@ -124,10 +128,10 @@ def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
     """DataError for None, NaN (also as text) or "" among the values, which would be a class or a client of its own."""
-    values = column.tolist()
-    if missing := [row for row, value in enumerate(values) if value in (None, "", "nan") or value != value]:
-        row, what = missing[0], {"labels": "label"}.get(key, key)
-        many = f"{values[row]!r}; {len(missing)} in all"
+    missing = np.flatnonzero((column == "") | (column == "nan") | (column == None) | (column != column))  # noqa: E711
+    if len(missing):
+        row, what = int(missing[0]), {"labels": "label"}.get(key, key)
+        many = f"{column.tolist()[row]!r}; {len(missing)} in all"
         raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")
 
 
@@ -149,7 +153,7 @@ def _labels(
     numbers = column.dtype.kind in "biu"
     if not names:
         classes, labels = np.unique(column if numbers else [*map(composed, column.astype(str))], return_inverse=True)
-        _check_few(classes.tolist(), len(labels), where)
+        check_classes(classes.tolist(), len(labels), where)
         return labels.astype(np.int64), tuple(map(str, classes))
     if numbers and not (from_setting and any(name.lstrip("-").isdecimal() or name == "True" for name in names)):
         labels = column.astype(np.int64)
@@ -164,8 +168,13 @@ def _labels(
     return labels, names
 
 
-def _check_few(classes: list[Any], samples: int, where: str) -> None:
-    """DataError where the labels are rather quantities, or names of the samples, than classes."""
+def check_classes(classes: Sequence[Any], samples: float, where: str) -> None:
+    """DataError for labels that are rather quantities, names of samples, no label, or one class in two spellings."""
+    senses = [float(name) if is_number(name) else "".join(name.casefold().split()) for name in classes]
+    times = Counter(senses)
+    if odd := [name for name, of in zip(classes, senses, strict=True) if times[of] > 1 or of in GAPS - {"none"}]:
+        alike = "are alike but for capitals and spaces, or stand for none; correct them, or name them in `classes`"
+        raise DataError(f"{where}: the labels {', '.join(map(repr, odd[:FEW_CLASSES]))} {alike}")
     several = f"{where}: the labels have {len(classes)} different values of {samples} samples, such as {classes[0]!r}"
     if len(classes) > FEW_CLASSES and not isinstance(classes[0], int) and all(map(is_number, classes)):
         raise DataError(f"{several}: quantities (regression) cannot be learned; make classes of them, as low and high")
@@ -273,8 +282,7 @@ def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
     """The inputs with the value of its feature (axis 1) in the place of NaN; without ``fill`` as they are."""
     if not fill:
         return inputs
-    values = np.array(fill, np.float32).reshape(-1, *(1,) * (inputs.ndim - 2))
-    return np.where(np.isnan(inputs), values, inputs)
+    return np.where(np.isnan(inputs), np.array(fill, np.float32).reshape(-1, *(1,) * (inputs.ndim - 2)), inputs)
 
 
 def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

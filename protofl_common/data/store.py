@@ -23,7 +23,7 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 9  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 10  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
@@ -102,7 +102,8 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
             return None
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         counts = np.unique(arrays["labels"], return_counts=True)[1]
-        return StoredData(**arrays, **facts, uneven=bool(counts.max() > 2 * counts.min()))
+        facts |= {"by_client": meta["by_client"], "uneven": bool(counts.max() > 2 * counts.min())}
+        return StoredData(**arrays, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
@@ -111,7 +112,7 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
-    meta = {"samples": len(raw.labels)} | {name: getattr(raw, name) for name in NAMES}
+    meta = {"samples": len(raw.labels)} | {name: getattr(raw, name) for name in (*NAMES, "by_client")}
     with replacing(folder, private=True) as beside:
         beside.mkdir()
         for name in ARRAYS:

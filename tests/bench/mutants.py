@@ -294,15 +294,15 @@ best round chosen on test data
 + validated = False
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_division.py
 trained on validation data
-- return rows[first], rows[second]
-+ return rows, rows[second]
+- return np.delete(rows, aside), rows[aside]
++ return rows, rows[aside]
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_own_data.py
 a patient is trained on and tested | -k patient
-- self.by_client = settings.partition == "own" and brought
-+ self.by_client = settings.partition == "" and brought
+- self.by_client = named and not domain
++ self.by_client = domain and named
 all who have a rare class are trained on | -k patient
-- np.where(has, has.sum(0), len(names) + 1).argmin(1)
-+ np.where(has, has.sum(0), 0).argmax(1)
+- turn >= len(order) and (then > 0)
++ turn > 2 * len(order) and (then > 0)
 @@ client_app/training.py: tests/unit/client_app/test_training.py
 learning rate of the first round in all | -k learning_rate
 - passed = settings.training, max(0, number - 1)

@@ -113,8 +113,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(tmp_path: Path, cap
     by_itself, _ = first_run(tmp_path / "fedavg", **small | {"algo": "fedavg"})
     assert found["fedavg"]["accuracy"] == by_itself.summary["accuracy"]
 
-    shown = sentence(compared(folder, found))
-    both = r"[\d.]+ %( by its head, [\d.]+ % by prototypes)?"
+    shown, both = sentence(compared(folder, found)), r"[\d.]+ %( by its head, [\d.]+ % by prototypes)?"
     prototypes = rf"FedProto over 2 architectures {both}, FedProto \+ averaging {both}"
     assert re.fullmatch(rf"alone [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged", shown)
     assert f"result: {shown}" in said.splitlines()

@@ -89,8 +89,7 @@ def test_unlike_networks_learn_all_kinds_of_data(tmp_path: Path, kinds: Any, kin
 @pytest.mark.parametrize("kind", ["table", "signal", "text"])
 def test_weights_are_averaged_exported_and_predict(tmp_path: Path, kinds: Any, kind: str, capsys: Printed) -> None:
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
-    run = run_federation(config, clients=3)
-    out = tmp_path / "model"
+    run, out = run_federation(config, clients=3), tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
     site = client_of(config, 1)
     found = Predictor.load(out).predict(site.data.test_inputs)
@@ -136,8 +135,7 @@ def test_onnx_computes_the_same(tmp_path: Path, kinds: Any, kind: str, arch: str
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
-    run = run_federation(config, clients=3)
-    out = tmp_path / "model"
+    run, out = run_federation(config, clients=3), tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
     inputs = np.asarray(client_of(config, 1).data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs
@@ -152,8 +150,7 @@ def test_onnx_computes_the_same(tmp_path: Path, kinds: Any, kind: str, arch: str
 @pytest.fixture
 def messy(tmp_path: Path) -> str:
     """A table of two hospitals with a name, a category and gaps; the label follows from the category and the age."""
-    rng = np.random.default_rng(0)
-    rows = ["name,sex,age,chol,client,split,label"]
+    rng, rows = np.random.default_rng(0), ["name,sex,age,chol,client,split,label"]
     for i in range(120):
         sex, age, part = "fm"[i % 2], rng.normal(40 + 20 * (i % 3 == 0)), "test" if i % 4 == 3 else "train"
         label = ("well", "sick")[(sex == "f") ^ (i % 3 == 0)]

@@ -131,8 +131,7 @@ def test_validation_data_decide(algo: str, scripted: Any, tmp_path: Path, monkey
     whole = run_federation(*planted(tmp_path / "whole", algo=algo))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2
-    found = whole.summary["best-accuracy"]["head"]
-    mean = whole.rows[best]["accuracy"]["head"]["mean"]
+    found, mean = whole.summary["best-accuracy"]["head"], whole.rows[best]["accuracy"]["head"]["mean"]
     assert found == {"mean": mean, "after-round": best, "chosen-on": "validation"}
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * found["mean"])

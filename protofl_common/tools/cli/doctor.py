@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import numpy as np
 from packaging.requirements import Requirement
 
 from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
+from protofl_common.data.division import placed, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import app_folder, default_run_config
@@ -35,22 +37,24 @@ OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-CLIENTS = read_recipe("").federation["num-supernodes"]
+MOST_NAMES = 20  # of clients, which may be patients
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
     parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
-    parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="its clients")
+    parser.add_argument("--clients", type=int, metavar="N", help="its clients")
     add_allow_python(parser, "the recipe")
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
+    recipe, arguments.counts = read_recipe(arguments.recipe), arguments.clients is None and not arguments.recipe
+    arguments.clients = recipe.federation["num-supernodes"] if arguments.clients is None else arguments.clients
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.chosen = read_assignments(arguments.settings)
-    arguments.settings = read_recipe(arguments.recipe).settings | arguments.chosen
+    arguments.settings = recipe.settings | arguments.chosen
     findings = worst_first(finding for check in CHECKS for finding in _safely(check, arguments))
     return show("doctor", findings, arguments.json)
 
@@ -133,9 +137,17 @@ def _settings(asked: argparse.Namespace) -> Found:
         data = open_data(settings.data) if is_own(settings.data.dataset) else None
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
         if data:
-            clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
+            names, natural = data.domain_names, settings.data.partition == "natural"
+            listed = f"{'clients' if data.by_client else 'domains'}: {', '.join(names[:MOST_NAMES])}"
+            clients = f"; {len(names)} {listed}{', …' if names[MOST_NAMES:] else ''}" if names else ""
             samples = f"{len(data.labels)} samples, {described(data.inputs)}"
             yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
+            number = placed(settings.data, 0, len(names) if natural and asked.counts else asked.clients)[1]
+            shares = zip(*shares_of(data, settings.data, settings.run.seed, number), strict=True)
+            train, test, _ = (np.unique(np.concatenate(rows)) for rows in shares)
+            yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
+            if data.by_client and not natural and (both := {*data.domains[train]} & {*data.domains[test]}):
+                yield WARNING, f"{len(both)} values of `client` are both trained on and tested", "mend `split`"
     except (SettingsError, DataError) as error:
         yield WRONG, str(error).replace("\n", f"\n{'':22}"), "correct that setting; protofl list shows choices"
 

@@ -54,8 +54,7 @@ def act(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
     run = _run(arguments.run)
     model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
-    limit = unknown_above(model.distances, arguments.unknown)
-    written = [WEIGHTS, CARD, README]
+    limit, written = unknown_above(model.distances, arguments.unknown), [WEIGHTS, CARD, README]
     (arguments.out / ONNX).unlink(missing_ok=True)  # of another model
     if arguments.onnx:
         write_onnx(model, arguments.out / ONNX)

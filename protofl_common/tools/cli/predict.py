@@ -242,8 +242,7 @@ def _rows(file: Path, card: "ModelCard") -> Inputs:
             if "inputs" not in arrays:
                 raise DataError(f"has no array 'inputs', only {', '.join(map(repr, arrays))}")
             return np.asarray(arrays["inputs"])
-    rows = Rows(file)
-    is_text = card.input_type == "int64"
+    rows, is_text = Rows(file), card.input_type == "int64"
     names = [column if is_text else name_and_categories(column)[0] for column in card.columns]
     if absent := [name for name in names if name not in rows.columns]:
         raise DataError(f"has no column {absent[0]!r}; the model takes {', '.join(names)}")

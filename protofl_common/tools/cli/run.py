@@ -67,8 +67,7 @@ def with_resources(federation: Config, arguments: argparse.Namespace, clients: i
 
 
 def act(arguments: argparse.Namespace) -> int:
-    recipe = read_recipe(arguments.recipe)
-    chosen = read_assignments(arguments.settings)
+    recipe, chosen = read_recipe(arguments.recipe), read_assignments(arguments.settings)
     config = default_run_config() | recipe.settings | chosen
     settings, clients = checked(config, chosen), arguments.clients
     counts = settings.data.partition == "natural" and clients is None and not arguments.recipe

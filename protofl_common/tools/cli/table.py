@@ -86,8 +86,7 @@ def act(arguments: argparse.Namespace) -> int | None:
 
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    make = partial(launch, resources=resources)
-    failed = execute(planned, runs, make, out, overrides, console, trials, shard)
+    failed = execute(planned, runs, partial(launch, resources=resources), out, overrides, console, trials, shard)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
     return failed

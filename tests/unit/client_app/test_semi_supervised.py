@@ -31,15 +31,13 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
 def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
     """Rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples, as the training loop gives them."""
     data = client.client.train_set.with_unlabelled()
-    features = client.model.body(data.inputs[rows])
-    index = torch.arange(len(data))[rows]
+    features, index = client.model.body(data.inputs[rows]), torch.arange(len(data))[rows]
     return Batch(data.inputs[rows], data.labels[rows], index, features, client.model.head(features))
 
 
 def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
     """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
-    made = client.labelled_loss(of)
-    found = client.step().loss(of)
+    made, found = client.labelled_loss(of), client.step().loss(of)
     assert list(found) == list(made)
     assert all(torch.equal(found[name], value) for name, value in made.items())
     return found
@@ -72,11 +70,9 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
 @pytest.mark.parametrize("risk", ["unbiased", "non-negative"])
 def test_the_unlabelled_samples_have_a_term_of_their_own(algo: str, risk: str, tmp_path: Path) -> None:
-    plain = algorithm(tmp_path, algo)
-    client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
+    plain, client = algorithm(tmp_path, algo), algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
     some = batch(client, slice(5, 15))
-    terms = batch_loss(client, some)
-    counts = torch.ones(10, dtype=torch.int64)
+    terms, counts = batch_loss(client, some), torch.ones(10, dtype=torch.int64)
     expected = positive_unlabelled_risk(some.logits, some.labels, counts, 20, non_negative=risk == "non-negative")
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
     assert terms == batch_loss(plain, some)
@@ -100,8 +96,7 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     assert client.training_set is client.client.train_set
     assert client.step().loss == client.loss
     everything = batch(client)
-    own = client.loss(everything)
-    found = batch_loss(client, everything)
+    own, found = client.loss(everything), batch_loss(client, everything)
     assert list(found) == list(own)
     assert all(torch.equal(found[name], value) for name, value in own.items())
 

@@ -87,8 +87,7 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked()
 
 
 def test_a_last_batch_of_one_joins_its_neighbour_when_asked_so_that_batch_normalisation_survives() -> None:
-    data = some_data(21)
-    generator = torch.Generator()
+    data, generator = some_data(21), torch.Generator()
     assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator)] == [10, 10, 1]
     assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
     losses = train(step_of(some_model("resnet10"), cross_entropy, settings()), some_data(11), settings(), seed=3)
@@ -120,8 +119,7 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
 
     with pytest.raises(TrainingError, match=r"is no longer finite after training; try a smaller lr"):
         train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
-    chosen = settings(lr=1e12)
-    model = some_model()
+    chosen, model = settings(lr=1e12), some_model()
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
@@ -146,8 +144,7 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
 
     one_of, more = (torch.optim.SGD, {"momentum": 0.9}) if optimizer == "sgd" else (torch.optim.Adam, {})
     step = one_of(plain.parameters(), lr=0.05, weight_decay=1e-3, **more)
-    generator = torch.Generator().manual_seed(7)
-    total = 0.0
+    generator, total = torch.Generator().manual_seed(7), 0.0
     for _ in range(2):
         order = torch.randperm(23, generator=generator)
         for start in range(0, 23, 10):

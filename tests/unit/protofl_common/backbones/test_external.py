@@ -161,8 +161,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code.mkdir()
     (code / "__init__.py").write_text(NETWORK)
     (weights / "__init__.py").write_text("raise AssertionError")
-    file = weights / load.PACKAGED[0]
-    state = {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)}
+    file, state = weights / load.PACKAGED[0], {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)}
     torch.save(state | {"_fc.weight": torch.zeros(1000, 5), "_fc.bias": torch.zeros(1000)}, file)
     _check_as_weights(file, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)

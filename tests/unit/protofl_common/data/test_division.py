@@ -30,8 +30,7 @@ def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
     assert sorted(number for client in everyone for number in numbers(client.train_inputs)) == list(range(400))
     for client in everyone:
         assert set(numbers(client.test_inputs)) == {number for number in range(400, 500) if number % 10 in held(client)}
-    capped = open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390)
-    for client in capped:
+    for client in open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390):
         assert (np.bincount(client.train_labels) == 2).all()
         assert (np.bincount(client.test_labels) == 3).all()
 
@@ -48,8 +47,7 @@ def test_the_official_test_part_for_everybody(open_all: OpenAll, data_settings: 
     Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients.
     """
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
-    everyone = open_all(5, **same, test_from="official-all")
-    own = open_all(5, **same, test_from="official")
+    everyone, own = (open_all(5, **same, test_from=part) for part in ("official-all", "official"))
     for client, narrow in zip(everyone, own, strict=True):
         assert numbers(client.test_inputs) == list(range(400, 500))
         np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)

@@ -89,14 +89,27 @@ def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int
     assert all(2 in divided(1, few, partition="own", seed=seed)[0].train_labels for seed in range(9))
 
 
+@pytest.mark.parametrize("partition", ["own", "iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift"])
+@pytest.mark.parametrize("test_from", ["split", "balanced"])
+def test_no_patient_is_trained_on_and_tested_by_anybody(partition: str, test_from: str, divided: Any) -> None:
+    """Though one has half of all samples; a scanner is both."""
+    rows = [f"{max(0, row - 300) // 2},{'ab'[row % 2]},{max(0, row - 300) // 2}" for row in range(600)]
+    for column in ("client", "domain"):
+        same = {"partition": partition, "test_from": test_from, "ways": 2, "ways_stdev": 0, "shots": 30, "alpha": 9.0}
+        parts = divided(3, "\n".join([f"x,label,{column}", *rows, ""]), **same)
+        trained, tested = (np.concatenate([getattr(of, f"{key}_inputs") for of in parts]) for key in ("train", "test"))
+        assert bool(np.isin(tested, trained).any()) == (column == "domain")
+        if test_from == "split" and partition != "pathological":
+            assert 0.22 < len(tested) / (len(trained) + len(tested)) < 0.28
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
 def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: str, divided: Any) -> None:
     rows = [f"{row},{row % 2},{'test' if row >= 300 else 'train'}" for row in range(400)]
     text = "\n".join(["x,label,split", *rows, ""])
     clients = divided(4, text, partition=partition, test_from="official-own", alpha=5.0)
     for client in clients:
-        many = len(client.train_labels) + len(client.test_labels)
-        assert 0.1 < len(client.test_labels) / many < 0.45
+        assert 0.1 < len(client.test_labels) / (len(client.train_labels) + len(client.test_labels)) < 0.45
     assert sum(len(client.test_labels) for client in clients) == 100
 
 
@@ -142,8 +155,7 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
     marked = [f"{100 + number},{'abc'[number % 3]},0,x,validation\n" for number in range(60)]
     text = TABLE.splitlines(keepends=True)[0] + "".join(rows + marked)
     few = {"partition": "n-way-k-shot", "ways": 2, "ways_stdev": 0, "shots": 3}
-    found = divided(4, text, train_fraction=0.5, **few)
-    for client in found:
+    for client in divided(4, text, train_fraction=0.5, **few):
         held = set(client.train_labels.tolist())
         assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
         assert (np.concatenate([client.train_inputs, client.test_inputs])[:, 0] < 60).all()
@@ -169,9 +181,8 @@ def test_arrays_of_every_kind(opened: Any) -> None:
 
 
 def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
-    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]}
     with pytest.raises(DataError, match="the parts train, test differ in shape"):
-        opened("arrays", "p.npz", parts)
+        opened("arrays", "p.npz", {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]})
     np.savez(tmp_path / "odd.npz", inputs=np.array([[1.0], [1.0, 2.0]], object), labels=[0, 1])
     np.save(tmp_path / "one.npy", np.eye(2))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
@@ -227,6 +238,8 @@ def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings
     ("Unnamed: 0,a,label\n0,1,x\n1,2,y\n", "column 1 has no name"),
     ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
     ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
+    ("a,label\n1,sick\n2,well\n3,Sick\n4,NA\n5,none\n", "labels 'NA', 'Sick', 'sick' are alike .*, or stand for none"),
+    ("a,Client,label\n0,1,x\n1,2,y\n", "column 'Client' would be an input; call it 'client', or drop it"),
 ])  # fmt: skip
 def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
     with pytest.raises(DataError, match=said):

@@ -200,8 +200,7 @@ def pfllib(labels: np.ndarray, clients: int, alpha: float, least: float, rng: np
     while smallest < least:
         batches: list[list[int]] = [[] for _ in range(clients)]
         for k in range(labels.max() + 1):
-            idx_k = np.where(labels == k)[0]
-            proportions = rng.dirichlet(np.repeat(alpha, clients))
+            idx_k, proportions = np.where(labels == k)[0], rng.dirichlet(np.repeat(alpha, clients))
             proportions *= [len(held) < len(labels) / clients for held in batches]
             proportions = proportions / proportions.sum()
             cuts = (np.cumsum(proportions) * len(idx_k)).astype(int)[:-1]

@@ -77,8 +77,7 @@ def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_public_set_has_its_clients_classes_and_split(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
-    wanted = SETS[name](tmp_path)
-    data = read(data_settings, name, tmp_path)
+    wanted, data = SETS[name](tmp_path), read(data_settings, name, tmp_path)
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
     assert data.official.tolist() == wanted["split"]
     assert data.labels.tolist() == wanted.get("labels", data.labels.tolist())

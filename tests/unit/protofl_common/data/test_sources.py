@@ -150,6 +150,21 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
             open_data(data_settings(dataset=dataset, data_dir=str(folder)))
 
 
+def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: MakeSettings, domain_dir: Path) -> None:
+    (exif := Image.Exif())[0x0112] = 6  # orientation: the first row of pixels is the right side
+    Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=exif)
+    assert decoding.read_image(domain_dir / "turned.png", 8)[0].sum(0).tolist() == [0] * 7 + [8]
+    for name, target, said in (
+        ("dog/gone.png", "none", r"dog/gone\.png is not a readable image"),
+        ("dog/more", "cat", "dog/more is a link to a folder, which is not followed"),
+        ("Cat", "cat", "labels 'Cat', 'cat' are alike but for capitals"),
+    ):
+        (link := domain_dir / "photo" / name).symlink_to(domain_dir / "photo" / target)
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset="image-folder", data_dir=str(domain_dir / "photo")))
+        link.unlink()
+
+
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
 def test_data_dir_missing_or_empty(data_settings: MakeSettings, tmp_path: Path, dataset: str) -> None:
     with pytest.raises(DataError, match=rf"data-dir = ''.*'{dataset}'"):
@@ -172,8 +187,7 @@ def test_a_changed_folder_is_read_anew(data_settings: MakeSettings, domain_dir: 
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    rng = np.random.default_rng(0)
-    files = [tmp_path / f"bild {number}.png" for number in range(20)]
+    rng, files = np.random.default_rng(0), [tmp_path / f"bild {number}.png" for number in range(20)]
     for path in files:
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
     monkeypatch.setattr(decoding, "PATIENCE", -1.0)

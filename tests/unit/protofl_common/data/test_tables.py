@@ -54,8 +54,7 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert data.inputs[:, :3].tolist() == [[1, 0, 40], [0, 1, 50], [0, 0, 60], [0, 1, 70], [1, 0, 80]]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
     assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[0].tolist() == [40, 0, 1]
-    one_and_one_point_nought = {"cp": ["1", "1.0", "2", " 2"]}
-    found = read_columns(one_and_one_point_nought, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    found = read_columns({"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False)
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 
@@ -91,12 +90,16 @@ def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
     columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1], [3]], "label": ["x", "y"]}
-    columns |= {"domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas writes it: the index is no input
+    columns |= {
+        "b": [0.5, 2.5],
+        "domain": ["n", "s"],
+        "__index_level_0__": [7, 8],
+    }  # as pandas does
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex: f | m"}
     data = open_data(data_settings(**own, impute="mean", drop="v"))
-    assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1], [-1, 0, 0, 0]]
-    assert (data.classes, data.domain_names, data.columns) == (("x", "y"), ("n", "s"), ("a", "on", "sex:f|m"))
+    assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1, 0.5], [-1, 0, 0, 0, 2.5]]
+    assert (data.classes, data.domain_names, data.columns) == (("x", "y"), ("n", "s"), ("a", "on", "sex:f|m", "b"))
     said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1\] is not a finite"
     with pytest.raises(DataError, match=said):
         open_data(data_settings(**own))
@@ -147,12 +150,10 @@ def test_a_split_made_here_leaks_nothing_either(opened: Any, open_all: OpenAll, 
         (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")
         assert client.mean == (client.train_inputs.mean(dtype=np.float64),)
         if not changed:
-            first = seen(client)
-            tested = client.test_inputs.ravel().tolist()
+            first, tested = seen(client), client.test_inputs.ravel().tolist()
             rows = [f"-99,{row[-1]}" if float(row[:-2]) in tested else row for row in rows]
     assert seen(client) == first
-    wine = open_all(3, dataset="wine", partition="iid")
-    for client in wine:
+    for client in open_all(3, dataset="wine", partition="iid"):
         np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
 
 

@@ -85,8 +85,7 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def arrays() -> Arrays:
     torch.manual_seed(1)
     z = normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
-    sets = normalize(torch.randn(3, 5, 4, dtype=torch.float64), dim=2)
-    held = torch.ones(3, 5, dtype=torch.bool)
+    sets, held = normalize(torch.randn(3, 5, 4, dtype=torch.float64), dim=2), torch.ones(3, 5, dtype=torch.bool)
     held[0, 4], held[1, 2] = False, False
     return z, torch.tensor([0, 1, 2, 3, 4, 0]), sets, held
 

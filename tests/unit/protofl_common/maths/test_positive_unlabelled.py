@@ -22,8 +22,7 @@ def test_not_of_class_by_hand() -> None:
 def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float) -> float:
     """The formula, sample by sample; probabilities from exponentials."""
     held = [c for c in range(len(counts)) if counts[c]]
-    scale = (unlabelled + counts.sum()) / len(labels)
-    total = 0.0
+    scale, total = (unlabelled + counts.sum()) / len(labels), 0.0
     for c in held:
         risk = 0.0
         for row, label in zip(logits, labels, strict=True):
@@ -49,8 +48,7 @@ def some_client(seed: int, size: int = 60, classes: int = 6) -> tuple[torch.Tens
 @pytest.mark.parametrize("seed", range(5))
 def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> None:
     logits, labels, counts, unlabelled = some_client(seed)
-    batch = slice(0, 10)
-    floor = 0.0 if non_negative else -np.inf
+    batch, floor = slice(0, 10), 0.0 if non_negative else -np.inf
     expected = reference(logits[batch].numpy(), labels[batch].numpy(), counts.numpy(), unlabelled, floor)
     inputs = logits[batch].clone().requires_grad_()
     found = positive_unlabelled_risk(inputs, labels[batch], counts, unlabelled, non_negative)
@@ -74,8 +72,7 @@ def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -
 def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
     """The mean over many hidings is (1/|K|) Σ_c E[ −log(1 − p_c), where the class is another ]: what the name says."""
     rng = np.random.default_rng(1)
-    truth = np.arange(40) % 4
-    logits = torch.from_numpy(rng.normal(size=(40, 4)))
+    truth, logits = np.arange(40) % 4, torch.from_numpy(rng.normal(size=(40, 4)))
     against = not_of_class(logits).numpy()
     others = np.mean([np.where(truth == c, 0, against[:, c]).mean() for c in range(4)])
     found = []

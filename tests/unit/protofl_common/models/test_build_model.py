@@ -161,8 +161,7 @@ def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("arch", net.GROUPS["text3"])
 def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
-    body = of_vectors(arch, (9,)).body.eval()
-    short = torch.tensor([[5, 7, 0, 0]])
+    body, short = of_vectors(arch, (9,)).body.eval(), torch.tensor([[5, 7, 0, 0]])
     assert body(short).shape == (1, WIDTH)
     assert torch.equal(body(short), body(short + (net.VOCABULARY - 1) * (short > 0)))
 

@@ -39,8 +39,7 @@ def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) 
 
 def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -> torch.optim.Optimizer:
     """50 steps, by default in two rounds with one optimizer."""
-    numbers = torch.Generator().manual_seed(1)
-    dtype = model.head.weight.dtype
+    numbers, dtype = torch.Generator().manual_seed(1), model.head.weight.dtype
     data = torch.randn(50, 10, 50, generator=numbers, dtype=torch.float64).to(dtype)
     labels = torch.randint(0, 4, (50, 10), generator=numbers)
     prototypes = torch.randn(4, 6, generator=numbers, dtype=torch.float64).to(dtype)
@@ -69,8 +68,7 @@ def test_fifty_steps_are_sgds(dtype: torch.dtype, tolerance: float, momentum: fl
 
 def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
     model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keys = list(model.state_dict())
+    optimizer, keys = torch.optim.SGD(model.parameters(), lr=0.1), list(model.state_dict())
     with fused_linears(model, optimizer, MIN) as layers:
         assert layers == [model.body[0], model.body[2], model.body[4]]
         assert list(model.state_dict()) == keys
@@ -139,8 +137,7 @@ def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]
     for model in (ours, reference):
         for part in parts:
             getattr(model.body[0], part).requires_grad_(False)
-    start = deepcopy(ours.state_dict())
-    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    start, settings = deepcopy(ours.state_dict()), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
     train(ours, settings, fused=True)
     train(reference, settings, fused=False)
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-12, atol=1e-12)

@@ -112,8 +112,7 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    found = head_alone(arch, head)
-    frozen = "orthogonal-frozen" if head == "orthogonal-shared" else head
+    found, frozen = head_alone(arch, head), "orthogonal-frozen" if head == "orthogonal-shared" else head
     like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
     assert {name: value.shape for name, value in found.state_dict().items()} == {n: v.shape for n, v in like.items()}
     assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")

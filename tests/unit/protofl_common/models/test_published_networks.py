@@ -88,8 +88,7 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
 
 @pytest.mark.parametrize(("arch", "wide"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)])
 def test_more_features_than_the_trunk_has_are_projected(arch: str, wide: int) -> None:
-    body = build(arch, wide + 36).eval().body
-    x = torch.rand(2, 3, 32, 32)
+    body, x = build(arch, wide + 36).eval().body, torch.rand(2, 3, 32, 32)
     z, trunk = body(x), body[:-1](x)  # type: ignore[index]
     assert (z.shape, trunk.shape) == ((2, wide + 36), (2, wide))
     torch.testing.assert_close(z, trunk @ body[-1].weight.T + body[-1].bias)  # type: ignore[index, union-attr]

@@ -50,6 +50,8 @@ LEFT = SimpleNamespace(
     " 4711     1 /usr/bin/python /env/bin/flower-superlink --insecure --simulation\n"
     " 4713     1 /usr/bin/python /env/bin/flower-superlink --ssl-keyfile key\n 4712     1 /x/raylet -a\n"
 )
+PATIENTS = "a,label,client,split\n1,x,P,train\n2,y,P,test\n3,y,Q,train\n4,x,Q,test\n"
+OF_P = ("dataset=arrays", "data-dir=FOLDER/p.csv", "cache-dir=FOLDER")
 FAULTS: dict[str, tuple[Plant, str, str, str]] = {
     "an old Flower": (planted("requires", lambda name: ["flwr<1.0"]), "wrong", "is not <1.0",
         "-m pip install 'flwr<1.0'"),
@@ -60,7 +62,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
     "a broken PyTorch": (no_torch, "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"), "wrong", "device = 'cuda:99': PyTorch", "take device=cpu"),
     "no memory": (written("meminfo", "MemTotal: 9000000 kB\nMemAvailable: 300000 kB\n", PROC=""), "wrong",
-        "0.3 GB free", "--cpus"),
+        ", 0.3 GB free", "--cpus"),
     "a folder that cannot be written": (written("runs", "", "out-dir=FOLDER/runs"), "wrong", "cannot be written",
         "out-dir=FOLDER"),
     "a full disk": (planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)), "warning", "10 MB free",
@@ -72,6 +74,10 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
     "data that cannot be read": (
         written("bad.csv", "a,label\n1,x\nfoo,y\n", "dataset=arrays", "data-dir=FOLDER/bad.csv", "cache-dir=FOLDER"),
         "wrong", "bad.csv, line 3, column 'a': 'foo' is not a finite number", "correct that setting"),
+    "patients on both sides": (written("p.csv", PATIENTS, *OF_P, "test-from=official-own", "--clients", "1"), "warning",
+        "2 values of `client` are both trained on and tested", "mend `split`"),
+    "another number of clients": (written("p.csv", PATIENTS, *OF_P, "partition=natural", "--clients", "1"), "wrong",
+        "the data name 2 clients, not 1", "correct that setting"),
     "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
     "a SuperLink left": (planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)), "warning",
         "flower-superlink (4711) is left", "kill 4711"),

@@ -95,8 +95,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
         assert {run.settings.training.lr for run in finals if run.settings.run.algo == algo} == {min(of_row)}
         assert 0.05 in of_row, "the row's own setting is the first trial"
     assert {run.settings.run.seed for run in finals} == {1, 2}
-    found = chosen(table)
-    grid = {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)}
+    found, grid = chosen(table), {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)}
     assert set(found) == {"Local", "FedProto"} | grid
     assert found["FedProto"]["search"]["trials"] == 7
     assert found["FedProto"]["search"]["chosen-on"] == "validation"
@@ -232,8 +231,7 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
     """
     rows = "client,split,x,y,label\n"
     for number in range(160):
-        split = ("train", "train", "validation", "test")[number % 4]
-        label = number // 4 % 2
+        split, label = ("train", "train", "validation", "test")[number % 4], number // 4 % 2
         x = (1 if label else -1) * (1 + number % 7 / 10)
         rows += PLANTED.format(site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test"))
     (tmp_path / "planted.csv").write_text(rows, encoding="utf-8")
@@ -246,8 +244,7 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
         run_federation(default_run_config() | run.config | more, clients=2).folder.rename(folder / run.name)
         return ""
 
-    found = read_table(tmp_path / "planted.yaml")
-    trials = Runs(tmp_path / "trials")
+    found, trials = read_table(tmp_path / "planted.yaml"), Runs(tmp_path / "trials")
     execute([(found, plan(found))], Runs(tmp_path / "runs"), launch, tmp_path, {}, Console(quiet=True), trials)
     cell = chosen(tmp_path / "planted.yaml")["Local"]
     assert cell["search"]["settings"]["lr"] > 0.0001

@@ -231,8 +231,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(damage
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
-    run = runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0]
-    runs = Runs(small.parent / "runs", keep)
+    run, runs = runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0], Runs(small.parent / "runs", keep)
     runs.execute(run, Launcher(models=True), lambda number: None)
     left = {path.name for path in runs.folder_of(run).iterdir()}
     assert not runs.failed
@@ -265,8 +264,7 @@ def test_shards_are_all_runs_and_share_none(small: Path) -> None:
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
     cells, runs = plan(read_table(small), only=("Local",)), Runs(small.parent / "runs")
     run = runs_of(cells)[0]
-    sites = {str(site): {"head": 0.5} for site in range(20)}
-    settings = to_run_config(run.settings)
+    sites, settings = {str(site): {"head": 0.5} for site in range(20)}, to_run_config(run.settings)
     for changed, finished in (({}, True), ({"device": "cuda"}, True), ({"lr": 0.5}, False)):
         write_run(runs.folder_of(run), settings | changed, [sites])
         assert runs.finished(run) is finished
