@@ -390,7 +390,7 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
     (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
     data_key.cache_clear()
-    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': its code was edited after its import"):
+    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': {own_module}: .* edited after the import"):
         open_data(data_settings(dataset=f"{own_module}:load"))
 
 
