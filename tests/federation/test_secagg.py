@@ -356,7 +356,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
     for kind in ("query.advertise", "query.share"):
         assert [asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)] == [everyone, everyone, [], everyone, []]
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
-    early: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-9}
+    early: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **early)
     assert "stopped early after round" in capsys.readouterr().out  # by the figures of all sites
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):

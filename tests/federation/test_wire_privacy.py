@@ -221,7 +221,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 ASKED: dict[str, dict[str, Any]] = {
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
-    "masks, an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-9, "validation_fraction": 0.3},
+    "masks, an early end": {"secagg": True, "rounds": 4, "early_stopping": 1, "lr": 1e-6, "validation_fraction": 0.3},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
     "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
 }  # fmt: skip
