@@ -130,8 +130,7 @@ class Client:
         return self._on_device(self.data.validation_inputs, self.data.validation_labels)
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
-        names = self.settings.backbones
-        if not names:
+        if not (names := self.settings.backbones):
             return to_device(inputs, labels, self.data, self.device)
         cache, key = cache_folder(self.settings.data.cache_dir), f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), names, self.device, cache, key)

@@ -94,8 +94,7 @@ def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: 
 
 
 def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
-    is_known = labels != UNLABELLED
-    if bool(is_known.all()):
+    if bool((is_known := labels != UNLABELLED).all()):
         return Samples(inputs, labels)
     return Samples(inputs[is_known], labels[is_known], inputs[~is_known])
 

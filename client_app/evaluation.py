@@ -39,8 +39,7 @@ def evaluate(
 ) -> Evaluation:
     """Predict by head and nearest prototype; `distances` explains ``similarity``, `tested_classes` ``least``."""
     model.eval()
-    hits: dict[str, Tensor] = {}
-    scores: dict[str, list[Tensor]] = {}
+    hits, scores = dict[str, Tensor](), dict[str, list[Tensor]]()
     for inputs, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
         features = model.body(inputs)
         predicted = {}

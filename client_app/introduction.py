@@ -79,10 +79,9 @@ def _about_model(client: Client) -> tuple[int, str]:
         check_images(client.data.train_inputs, settings.backbones)
     else:
         try:
-            model = client.model
+            check_model(client.model, client.arch, _zeros(client, 2), settings.model.feature_dim)
         except ValueError as error:
             raise SettingsError(str(error)) from error
-        check_model(model, client.arch, _zeros(client, 2), settings.model.feature_dim)
     algorithm = client_half(settings.row)(client, 0)
     if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train

@@ -76,8 +76,7 @@ class StateFolder:
 
     def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
         """The last whole state before round ``before`` that counts, with its round; StateError if none can be used."""
-        key = self._last(before)
-        if key is None:
+        if (key := self._last(before)) is None:
             return None
         path = self._path(key)
         try:

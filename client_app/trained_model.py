@@ -126,8 +126,7 @@ def choose_best(message: Message, context: Context) -> RecordDict:
     names = [_evaluated(best, run_id) for run_id in history.known if history.counts(run_id, best + 1)]
     for name in (*names, WEIGHTS):
         with suppress(SettingsError):
-            model = TrainedModel.read(folder / name)
-            if model.card.round == best:
+            if (model := TrainedModel.read(folder / name)).card.round == best:
                 _keep_former(client, folder / BEST)
                 replace(model, card=replace(model.card, chosen_on=chosen_on)).write(folder / BEST)
                 break

@@ -69,8 +69,7 @@ class Step:
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update the weights; the terms of the loss before the update and, if there are any, their ``total``."""
-        terms = self.terms(self.model, inputs, labels, index)
-        if terms:
+        if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
             self.descend()
         return terms

@@ -67,6 +67,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
 
 
 def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
+    counts: Tensor | None = None
     match value:
         case Prototypes():
             if len(value) > report.train_samples:
@@ -79,8 +80,6 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
             if not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
             counts = None if value.is_floating_point() else value  # shares have noise, which their codec bounds
-        case _:
-            counts = None
     if counts is not None and (total := float(counts.double().sum())) > report.train_samples:
         raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
 

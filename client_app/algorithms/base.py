@@ -76,8 +76,7 @@ class ClientAlgorithm(Generic[H]):
 
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent, if anything: weights where the row says, prototypes as `global_prototypes`."""
-        prototypes = payload.vectors() if "prototypes" in payload.entries else None
-        if prototypes is not None:
+        if "prototypes" in payload.entries and (prototypes := payload.vectors()) is not None:
             self.global_prototypes = prototypes.to(self.client.device)
         for name, entry in weights_in(self.settings.exchange.down).items():
             if (weights := payload.weights(name)) is not None:

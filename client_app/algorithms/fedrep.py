@@ -51,7 +51,6 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
         if (optimizer := self.head_optimizer) is None:
             return
         features_ND = self.features(self.training_set)
-        # features of images as they are
-        data = replace(self.training_set, inputs=features_ND.to(self.client.device), augment=None)
+        data = replace(self.training_set, inputs=features_ND.to(self.client.device), augment=None)  # images as they are
         step = Step((SplitModel(torch.nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
         self.train(step, self.hparams.head_epochs, purpose="head", data=data)

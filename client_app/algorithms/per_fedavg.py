@@ -41,8 +41,7 @@ class MetaStep(Step):
             inner, outer = zip(*(value.tensor_split(2) for value in inner), strict=True)
         before = [weight.detach().clone() for weight in self.model.parameters()]
         self.adapt(*inner)
-        terms = self.terms(self.model, *outer)
-        if terms:
+        if terms := self.terms(self.model, *outer):
             self.gradients(terms)
         with torch.no_grad():
             for weight, start in zip(self.model.parameters(), before, strict=True):

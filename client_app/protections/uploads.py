@@ -85,8 +85,7 @@ class PaperNoise(Protection):
         return PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:
-        kind = self.client.settings.noise.prototype_noise
-        if kind == "none":
+        if (kind := self.client.settings.noise.prototype_noise) == "none":
             return upload
         entries = dict(upload.entries)
         for name, value in entries.items():

@@ -172,8 +172,7 @@ def classifier_name(arch: str) -> str:
     """``arch``; ValueError where torchvision has no such classifier."""
     from torchvision import models
 
-    choices = models.list_models(module=models)
-    if arch not in choices:
+    if arch not in (choices := models.list_models(module=models)):
         raise ValueError(f"architecture {arch!r} is not one of {', '.join(choices)}")
     return arch
 

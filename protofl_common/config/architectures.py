@@ -87,8 +87,7 @@ ORTHOGONAL_SHARED = "orthogonal-shared"  # as orthogonal-frozen, with the same d
 
 def members_of(models: str) -> tuple[str, ...]:
     """The architectures of a group, or of a list of groups, architectures and Python names, separated by commas."""
-    entries = [entry.strip() for entry in models.split(",")]
-    return tuple(arch for entry in entries for arch in GROUPS.get(entry, (entry,)))
+    return tuple(arch for entry in map(str.strip, models.split(",")) for arch in GROUPS.get(entry, (entry,)))
 
 
 def architecture_of(models: str, client: int) -> str:

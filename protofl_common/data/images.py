@@ -38,8 +38,7 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
         filled = ", which download = true can fill" if hint else ""
         needs = f"dataset {settings.dataset!r} needs files; set data-dir to their folder{filled}"
         raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
-    root = Path(settings.data_dir).expanduser().absolute()
-    if not root.is_dir():
+    if not (root := Path(settings.data_dir).expanduser().absolute()).is_dir():
         where = f"data-dir = {settings.data_dir!r}"
         raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
     return root
@@ -76,8 +75,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     for file, name, _ in files:
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
-    absent = [name for name in classes if name not in present]
-    if absent and by_domain:
+    if (absent := [name for name in classes if name not in present]) and by_domain:
         others = (folder for tree in trees for folder in _folders(tree) if composed(folder.name) not in classes)
         unlisted = {_letters(composed(folder.name)): folder for folder in others}
         for name in absent:

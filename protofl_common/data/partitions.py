@@ -232,8 +232,7 @@ def parse_clients_per_domain(text: str) -> list[int]:
 
 
 def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
-    counts = parse_clients_per_domain(text)
-    if not counts:
+    if not (counts := parse_clients_per_domain(text)):
         return [client % len(domain_names) for client in range(clients)]
     if len(counts) != len(domain_names):
         has = f"the data have {len(domain_names)}: {', '.join(domain_names)}"

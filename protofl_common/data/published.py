@@ -44,8 +44,7 @@ class PublicSet(NamedTuple):
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
         """Return where the files are, in ``data_dir`` or its ``folder``, and those that are missing there."""
         for root in (data_dir / self.folder, data_dir):
-            missing = [file for file in self.files if not (root / file).exists()]
-            if not missing:
+            if not (missing := [file for file in self.files if not (root / file).exists()]):
                 break
         return root, missing
 

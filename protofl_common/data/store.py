@@ -51,12 +51,10 @@ def data_if_cached(settings: DataSettings) -> StoredData | None:
 
 def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
     """Open a cache entry; where that gives None, build it, one process at a time."""
-    opened = open_it()
-    if opened is None:
+    if (opened := open_it()) is None:
         try:
             with locked(entry):
-                opened = open_it()
-                if opened is None:
+                if (opened := open_it()) is None:
                     opened = build()
         except OSError as error:
             where = f"cache-dir: {entry.parent} cannot be written ({error})"

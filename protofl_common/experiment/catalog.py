@@ -491,8 +491,7 @@ def algorithm_named(name: str) -> Algorithm:
     """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
     if name in CATALOG:
         return CATALOG[name]
-    packages = installed()
-    if name not in packages:
+    if name not in (packages := installed()):
         names = [*CATALOG, *packages]
         choices = f"{', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}")

@@ -130,8 +130,7 @@ class Settings(Sections):
     @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
-        named = self.model.backbones
-        if named == "auto":
+        if (named := self.model.backbones) == "auto":
             return tuple(EMBEDDED) if self.row.frozen_backbones else ()
         return () if named == "none" else parse_backbones(named)
 
@@ -229,8 +228,8 @@ def baselines_of(settings: Settings, run_config: Values, node: Values | None = N
         try:
             baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo), node)
         except SettingsError as error:
-            lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
-            raise SettingsError("\n".join(lines)) from error
+            lines = str(error).splitlines()
+            raise SettingsError("\n".join(f"baselines = {algo!r}: {line}" for line in lines)) from error
     return baselines
 
 

@@ -107,8 +107,7 @@ class ClassMoments(nn.Module):
             squares = self.second * self.shares[:, None]
             least, size = (squares - self.first.square()).amin(), squares.abs().amax()
         else:
-            covariances = self.covariances()
-            if not covariances.isfinite().all():
+            if not (covariances := self.covariances()).isfinite().all():
                 return "moments too large to be added"
             size = covariances.diagonal(dim1=-2, dim2=-1).sum(-1).abs().amax() + self.second.abs().amax()
             least = torch.linalg.eigvalsh(covariances).amin()

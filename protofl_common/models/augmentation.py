@@ -97,8 +97,7 @@ def _layers_of(body: nn.Module) -> list[nn.Module]:
     while True:
         composed = [layer for layer in layers if _convolves(layer) and list(layer.children())]
         alone = sum(map(_convolves, layers)) == 1
-        opened = [layer for layer in composed if alone or isinstance(layer, nn.Sequential)]
-        if not opened:
+        if not (opened := [layer for layer in composed if alone or isinstance(layer, nn.Sequential)]):
             return layers
         layers = [part for layer in layers for part in (layer.children() if layer in opened else [layer])]
 

@@ -17,8 +17,7 @@ class SplitModel(nn.Module):
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.body = body
-        self.head = head
+        self.body, self.head = body, head
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.body(x))

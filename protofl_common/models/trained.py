@@ -75,8 +75,7 @@ class TrainedModel:
         try:
             arch = self.card.arch
             if arch in ARCHITECTURES or LIBRARY_NETWORK.fullmatch(arch):
-                # before it takes memory that the weights do not need
-                with torch.device("meta"):
+                with torch.device("meta"):  # before it takes memory that the weights do not need
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
             model.load_state_dict(self.weights)

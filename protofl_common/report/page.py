@@ -131,7 +131,6 @@ def _accuracies(run: RecordedRun) -> Markup:
         accuracy[kind] = row["accuracy"][kind] | fairness(shares)
     validation = {kind: row["validation"][kind] for kind, row in run.last.items() if kind in row.get("validation", {})}
     best = {kind: one for kind in run.last if (one := best_of(run.rows, kind))}
-    heads = {**MEASURES, **SPREAD}
     order = ("mean", "weighted", "worst-10%", "worst-20%", "worst-40%", "best-10%", "std", "variance")
     note = (
         f"Test accuracy after round {next(iter(run.last.values()))['evaluated-after-round']} in percent, over the "
@@ -139,7 +138,7 @@ def _accuracies(run: RecordedRun) -> Markup:
         f"with its round, which was {figures.chosen(best.values())}.{_hidden(run)}"
     )
     rows = figures.accuracy_rows(accuracy, best, validation, order)
-    return table(Table(("", *(heads[name] for name in order), "best mean"), rows, note))
+    return table(Table(("", *((MEASURES | SPREAD)[name] for name in order), "best mean"), rows, note))
 
 
 def _hidden(run: RecordedRun) -> str:

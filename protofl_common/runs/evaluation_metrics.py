@@ -43,8 +43,7 @@ def auc(scores_NC: Scores, labels_N: Labels) -> float:
     from scipy.special import logsumexp
     from sklearn.metrics import roc_auc_score
 
-    present = np.unique(labels_N)
-    if len(present) < 2:
+    if len(present := np.unique(labels_N)) < 2:
         return 0.5
     odds = [scores_NC[:, c] - logsumexp(np.delete(scores_NC, c, axis=1), axis=1) for c in present]  # log: never 0 or 1
     return float(np.mean([roc_auc_score(labels_N == c, odds_N) for c, odds_N in zip(present, odds, strict=True)]))

@@ -108,8 +108,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
     if idle := [row for row in rounds if row["void"]]:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
-    lost = [reason for row in rows for reason in (row["failed"] | row["refused"]).values() if reason != DROPPED]
-    if lost:
+    if lost := [reason for row in rows for reason in (row["failed"] | row["refused"]).values() if reason != DROPPED]:
         yield f"{len(lost)} of {sum(row['asked'] for row in rows)} replies failed or were refused, the last: {lost[-1]}"
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
     silent = [site for site, client in final["clients"].items() if not (client["accuracy"] or client.get("metrics"))]

@@ -37,8 +37,7 @@ def ask(name: str) -> Federation:
     from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
 
     try:
-        connection = read_superlink_connection(name)
-        if not connection.address:
+        if not (connection := read_superlink_connection(name)).address:
             raise SettingsError(f"{name}: has no address in Flower's config.toml; a SuperLink of its own shows nothing")
         shown = shown_by(connection.address, connection.root_certificates or "")  # first: it says why it fails
         with redirect_stdout(sys.stderr):  # it says which SuperLink it uses

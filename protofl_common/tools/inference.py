@@ -19,11 +19,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.data.raw import DataError, Inputs, filled, normalised
 from protofl_common.maths.prototypes import class_scores, distances, unknown_above
-from protofl_common.models.trained import ModelCard, TrainedModel
+from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
-
-__all__ = ["ModelCard", "Prediction", "Predictor", "TrainedModel", "write_onnx"]
 
 ONNX, OPSET = "model.onnx", 18
 

@@ -79,9 +79,8 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
     range or twice, a count below 1, a norm above the limit, probabilities that are none.
     """
     records, payload = content.array_records, Payload()
-    for name in records:
-        if name not in declared:
-            raise RefusedMessage(f"an undeclared array record {name!r}")
+    if odd := [name for name in records if name not in declared]:
+        raise RefusedMessage(f"an undeclared array record {odd[0]!r}")
     for name, entry in declared.items():
         if name in records:
             payload.entries[name] = codec_of(name, entry, limits).unpack(records[name])
@@ -93,8 +92,7 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
 
 def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    templates = [codec_of(name, entry, limits).template() for name, entry in declared.items()]
-    arrays = [array for template in templates for array in template.values()]
+    arrays = [array for name, entry in declared.items() for array in codec_of(name, entry, limits).template().values()]
     largest = sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in arrays)
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")

@@ -114,8 +114,7 @@ def pack_settings(digest: str) -> dict[str, ConfigRecord]:
 
 def check_settings(content: RecordDict, digest: str) -> None:
     """RefusedMessage where the server's settings are not the client's, whose digest is given."""
-    wanted = content.config_records.get("settings", ConfigRecord()).get("digest")
-    if wanted != digest:
+    if (wanted := content.config_records.get("settings", ConfigRecord()).get("digest")) != digest:
         cure = "install the same version on both, and set with --run-config what was changed in pyproject.toml"
         raise RefusedMessage(f"settings with the digest {wanted!r}, and {digest!r} here: other defaults; {cure}")
 
@@ -183,11 +182,10 @@ def unpack_report(
     """
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage("records other than a report")
-    flat = content.metric_records["report"]
     names = report_names(losses, metrics)
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {group: {} for group in names}
-    for name, value in flat.items():
+    for name, value in content.metric_records["report"].items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST_FIGURE:
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}")
         group, _, key = name.partition(".")

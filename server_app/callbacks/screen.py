@@ -105,8 +105,7 @@ def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
     validation = sum(card.validation_samples for card in cards)
     capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
     between = f" · {validation:,} for validation" if validation else ""
-    left = total - train - validation - test
-    if left > 0:
+    if (left := total - train - validation - test) > 0:
         rest = f"{left:,} left out ({', '.join(_selecting(settings)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
@@ -162,8 +161,7 @@ def final_table(summary: Summary) -> str:
 
 def conclude(settings: Settings, folder: Path) -> None:
     """After the run and its baselines: how they compare, where the results are, and the page."""
-    runs = figures.compared(folder, settings.baselines)
-    if len(runs) > 1:
+    if len(runs := figures.compared(folder, settings.baselines)) > 1:
         say(figures.side_by_side(runs).as_text())
     if runs:
         say(f"result: {figures.sentence(runs)}")

@@ -49,8 +49,7 @@ class EarlyStopping(Callback):
         if run.settings.privacy.sums_only:
             measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
             return "" if measured else "no client has validation samples"
-        having = sum(card.validation_samples > 0 for card in cards.values())
-        if not having:
+        if not (having := sum(card.validation_samples > 0 for card in cards.values())):
             return "no client has validation samples"
         who = f"{having} of {len(cards)} clients {'has' if having == 1 else 'have'} validation samples"
         return "" if having > 2 * liars else f"{who}, too few for liars = {liars}"

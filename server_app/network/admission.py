@@ -104,8 +104,7 @@ def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
 def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1) -> list[str]:
     """`number_asked` of the sites, in natural order; seeded, by their names: Flower's node ids are random."""
     ordered = in_order(sites)
-    number = number_asked(len(ordered), participation, least)
-    if number == len(ordered):
+    if (number := number_asked(len(ordered), participation, least)) == len(ordered):
         return ordered
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
     return [ordered[index] for index in sorted(generator.choice(len(ordered), size=number, replace=False))]

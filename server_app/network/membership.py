@@ -17,11 +17,9 @@ from protofl_common.wire.schema import RefusedMessage
 from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
-from server_app.network.admission import FederationError
+from server_app.network.admission import FederationError as FederationError
 from server_app.network.flower_compat import ErrorCode, id_of, pull_each, push_each
 from server_app.protections.bounds import Bounds, bounds_of
-
-__all__ = ["AT_ONCE", "Federation", "FederationError"]
 
 APPROVAL_EVERY = 5.0  # Seconds after which a site that waits for its operator's approval is asked again
 AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluation: no more messages in memory
@@ -146,10 +144,9 @@ class Federation:
 
     def _least(self) -> int:
         """How many sites suffice where others cannot take part or are not there; 0: not known yet."""
-        wanted, least = self._wanted(), self.settings.federation.min_clients
-        if not least:
-            least = wanted if self.num_partitions else max(2, wanted // 2 + 1)
-        return min(least, wanted)
+        wanted = self._wanted()
+        usual = wanted if self.num_partitions else max(2, wanted // 2 + 1)
+        return min(self.settings.federation.min_clients or usual, wanted)
 
     def _too_few(self) -> str:
         wanted, timeout = self._wanted(), self.settings.federation.join_timeout

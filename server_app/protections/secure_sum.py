@@ -142,8 +142,7 @@ class SecureSum(Channel):
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
             its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            solution = masks.recovered(its_shares, self.threshold, masks.part(self.keys[site], which))
-            if solution is None:
+            if (solution := masks.recovered(its_shares, self.threshold, masks.part(self.keys[site], which))) is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that
                     self._expel([site], lie)

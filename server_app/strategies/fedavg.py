@@ -60,8 +60,7 @@ class FedAvg(ServerStrategy[H]):
 
     def cut(self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]) -> Sequence[State]:
         """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
-        ratio = self.federation.bounds.max_update_ratio
-        if ratio == math.inf:
+        if (ratio := self.federation.bounds.max_update_ratio) == math.inf:
             return sets
         nearer = clip_updates(sets, [start(upload.site) for upload in uploads], ratio)
         for upload, before, after in zip(uploads, sets, nearer, strict=True):

@@ -34,8 +34,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
         super().__init__(federation)
         settings = self.settings
         model = initial_model(self.card.arch, (), self.num_classes, settings.model, settings.run.seed, "global")
-        self.head = model.head.eval()
-        self.head.to(server_device(settings.machine))
+        self.head = model.head.eval().to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property

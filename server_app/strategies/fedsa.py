@@ -33,8 +33,7 @@ class FedSA(ServerStrategy[FedSAHparams]):
         self.anchors = Prototypes(self.anchors_CD, torch.arange(classes))  # the same memory
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        means = self.merged(uploads, "uniform", None)
-        if means is not None:
+        if (means := self.merged(uploads, "uniform", None)) is not None:
             self.anchors_CD[means.labels] = means.means.lerp(self.anchors_CD[means.labels], self.hparams.smoothing)
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return {}

@@ -48,7 +48,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)
         self.model.train()
         loss, vectors = classified_by(self.model), (centres.means, centres.labels)
-        # batch normalisation needs more than one
-        mean = train(loss, vectors, optimizer, self.hparams, self.generator, fewest=2)
+        mean = train(loss, vectors, optimizer, self.hparams, self.generator, fewest=2)  # for batch normalisation
         self.model.eval()
         return {"server-loss": mean, "centres": float(len(centres))}

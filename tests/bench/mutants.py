@@ -371,8 +371,8 @@ FedORGP: γ's sign
 + - gamma *
 @@ server_app/strategies/fedsa.py: tests/unit/reference/test_fedsa.py tests/unit/server_app
 FedSA: an absent class moves its anchor
-- means = self.merged(uploads, "uniform", None)
-+ means = self.merged(uploads, "uniform", self.prototypes)
+- (means := self.merged(uploads, "uniform", None))
++ (means := self.merged(uploads, "uniform", self.prototypes))
 @@ client_app/client.py: tests/unit/reference/test_fedper.py
 private heads start apart
 - "global" if self.settings.starts_alike else self.name

@@ -49,8 +49,7 @@ def heart(data_dir: str) -> dict[str, Any]:
 
 def complete_rows(file: Path) -> np.ndarray:
     """[N, 11]: the columns that FLamby keeps and the label, of the rows in which none of them is missing."""
-    rows = [line.split(",") for line in file.read_text().split()]
-    kept = [row[:COLUMNS] + row[-1:] for row in rows]
+    kept = [row[:COLUMNS] + row[-1:] for row in (line.split(",") for line in file.read_text().split())]
     return np.array([row for row in kept if "?" not in row], dtype=np.float64)
 
 

@@ -197,11 +197,10 @@ def side_by_side(
     """A run, and a script's clients of the same settings: all of one architecture, or each of its own."""
     config = run_config(folder, **settings)
     if isinstance(archs, str):
-        outcome = run_federation(config | {"models": archs}, number)
+        outcome, archs = run_federation(config | {"models": archs}, number), [archs] * number
     else:
         outcome = run_federation(config, nodes=on_sites(folder, archs))
-    each = [archs] * number if isinstance(archs, str) else archs
-    return outcome, [kind(Settings.from_run_config(config), index, arch, number) for index, arch in enumerate(each)]
+    return outcome, [kind(Settings.from_run_config(config), index, arch, number) for index, arch in enumerate(archs)]
 
 
 def runs(folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: Any) -> list[Outcome]:

@@ -86,8 +86,7 @@ class Finding(NamedTuple):
 
 def finding(groups: Iterable[Candidates]) -> Finding | None:
     """All groups together; None without any that has members and others."""
-    sound = [group for group in groups if len(group.members) and len(group.others)]
-    if not sound:
+    if not (sound := [group for group in groups if len(group.members) and len(group.others)]):
         return None
     sizes = np.array([(len(group.members), len(group.others)) for group in sound], dtype=float)
     weights = sizes[:, 0] / sizes[:, 0].sum()

@@ -186,8 +186,7 @@ def _files(given: list[Path]) -> list[Path]:
     for path in given:
         if not path.exists():
             raise SettingsError(f"{path}: there is no such file")
-        inside = image_files(path) if path.is_dir() else [path]
-        if not inside:
+        if not (inside := image_files(path) if path.is_dir() else [path]):
             raise SettingsError(f"{path}: no images in this folder")
         files += inside
     return list(dict.fromkeys(files))
@@ -223,8 +222,7 @@ def _read(file: Path, card: "ModelCard") -> Samples:
             if shape[0] == 1:
                 image = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
             return Samples([name], image[None], {})
-        rows = _rows(file, card)
-        if rows.shape[1:] != shape:
+        if (rows := _rows(file, card)).shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
         if not np.can_cast(rows.dtype, kind, "same_kind"):
             raise DataError(f"samples are {rows.dtype}; the model takes {kind}")

@@ -133,8 +133,7 @@ def _asked_by(folder: Path, word: str) -> tuple[Path, Request | None]:
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the lines of a site's audit log from the day ``since`` on, and what is wrong with the log."""
-    path = site_folder(node) / audit.FILE
-    if not path.exists():
+    if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
     return [row for _, row, _ in lines if str(row.get("time", "")) >= since], [wrong for _, _, wrong in lines if wrong]
@@ -143,8 +142,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
     """Return how many heads the server has of this site, and a line for each that the site's log lacks."""
     heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
-    rows = [row for row in RunFolder(run).each_row() if site_name(node) in row.get("audit", {})]
-    if not rows:
+    if not (rows := [row for row in RunFolder(run).each_row() if site_name(node) in row.get("audit", {})]):
         return 0, [f"{run}: no run's folder, or {site_name(node)} has sent nothing in it; nothing was compared"]
     lacking = [row["round"] for row in rows if row["audit"][site_name(node)] not in heads]
     lost = "the server has seen a line that the log lacks: it was changed or removed"

@@ -110,14 +110,12 @@ class Search:
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:
     """SettingsError with a line for each reason why the table cannot be searched."""
-    searched = [cell for cell in cells if cell.runs and cell.spaces]
     problems = [] if table.trials else ["trials: missing: how many settings does --search try for each cell?"]
     if not any(cell.spaces for cell in cells):
         problems.append("search: missing: which settings does --search look for, such as {lr: {log: [0.001, 0.1]}}?")
     if same := sorted({seed for cell in cells for seed in cell.runs} & set(table.trial_seeds)):
         problems.append(f"trial-seeds: {', '.join(map(str, same))}: the final runs have this seed, too; choose others")
-    for cell in searched:
-        problems += _problems(cell)
+    problems += [line for cell in cells if cell.runs and cell.spaces for line in _problems(cell)]
     if problems:
         raise SettingsError("\n".join(f"{table.name}: {problem}" for problem in dict.fromkeys(problems)))
     try:

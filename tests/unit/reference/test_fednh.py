@@ -67,9 +67,8 @@ def test_two_rounds_equal_an_independent_script(rho: float, scale: float, mergin
     outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT)
     sizes = [len(one.y) for one in clients]
     weights = plain.copied(clients[0].net)
-    first = values_of(outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]).astype(np.float64)
-    np.testing.assert_allclose(first @ first.T, np.eye(10), atol=1e-5)  # evenly spread
-    prototypes = first
+    prototypes = values_of(outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]).astype(np.float64)
+    np.testing.assert_allclose(prototypes @ prototypes.T, np.eye(10), atol=1e-5)  # evenly spread
     for number in (1, 2):
         states = [client.train(number, weights, prototypes) for client in clients]
         prototypes = moved(prototypes, [client.means() for client in clients], rho, merging)

@@ -30,8 +30,7 @@ class FMLClient(plain.PlainClient):
 
     def train(self, number: int, weights: plain.State) -> plain.State:
         self.meme.load_state_dict(weights)
-        both = torch.nn.ModuleList([self.model, self.meme])
-        self.sgd(number, both, self.loss)
+        self.sgd(number, torch.nn.ModuleList([self.model, self.meme]), self.loss)
         return plain.copied(self.meme)
 
     def loss(self, batch: list[int]) -> torch.Tensor:

@@ -153,9 +153,9 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes(tmp_path: Path, monke
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
     """Though a run would divide them among those that they name."""
     named = tmp_path / "mine.npz"
-    np.savez(named, inputs=np.random.default_rng(1).normal(size=(12, 3)), labels=[0, 1] * 6, client=["a", "b", "c"] * 4)
+    np.savez(named, inputs=np.random.default_rng(1).normal(size=(12, 3)), labels=[0, 1] * 6, domain=["a", "b", "c"] * 4)
     tried = public.try_method(FedProto, named, models="mlp-1", partition="natural", train_fraction=0.5)
-    assert tried.upload.vectors().counts.sum() == 8  # of two clients, the third is for testing
+    assert tried.upload.vectors().counts.sum() == 6
 
 
 def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: Path) -> None:

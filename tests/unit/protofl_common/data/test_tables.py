@@ -90,11 +90,7 @@ def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
     columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1], [3]], "label": ["x", "y"]}
-    columns |= {
-        "b": [0.5, 2.5],
-        "domain": ["n", "s"],
-        "__index_level_0__": [7, 8],
-    }  # as pandas does
+    columns |= {"b": [0.5, 2.5], "domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas does
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex: f | m"}
     data = open_data(data_settings(**own, impute="mean", drop="v"))

@@ -118,8 +118,7 @@ def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
         assert last["metrics"][f"{inference}/auc"]["mean"] == pytest.approx(sum(each) / 3)
         assert 0 <= min(each) <= max(each) <= 1
         of_classes = [one["metrics"][f"{inference}/recall/{c}"] for one in last["clients"].values() for c in range(10)]
-        accuracy = last["accuracy"][inference]["mean"]  # ten classes of four samples each
-        assert sum(of_classes) / 30 == pytest.approx(accuracy)
+        assert sum(of_classes) / 30 == pytest.approx(last["accuracy"][inference]["mean"])  # ten classes of four samples
     assert outcome.summary["metrics"] == last["metrics"]
     assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(last["metrics"]["head/auc"]["mean"])
     assert {name.partition("/")[2] for name in last["metrics"]} >= {"auc", "recall/9"}

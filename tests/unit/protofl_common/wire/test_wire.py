@@ -450,8 +450,7 @@ def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
         sent |= {key.replace("seen", name): value for key, value in pair.items()}
         content = pack_payload(Payload(weights=sent), declared)
         assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
-    # These are 4 · 24 and 8 · 25 bytes
-    sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}
+    sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}  # 4 · 24 and 8 · 25 bytes
     content = pack_payload(Payload(weights=sent), CHANGES)
     with pytest.raises(RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"):
         check_size(content, CHANGES, CHANGES_LIMITS)
