@@ -189,7 +189,8 @@ class SecureSum:
             for few in (sites.symmetric_difference(cohort) for sets in alike for cohort in sets):
                 if 0 < len(few) < masks.FEWEST_SUMMED or any(site.startswith("-") for site in few):
                     who = " and ".join(sorted({site.removeprefix("-") for site in few}))
-                    raise RefusedMessage(f"a sum that would show what {who} sent, beside an earlier one of other sites")
+                    shown = f"a sum that would show what {who} sent, beside an earlier one of other sites"
+                    raise RefusedMessage(f"{shown}; see Two sums over different clients in docs/secure-aggregation.md")
             if sorted(sites) not in same:
                 same.append(sorted(sites))
 
