@@ -1,6 +1,5 @@
 """The training loop. Every algorithm trains through it and gives it a loss, or a step of its own."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -144,14 +143,7 @@ class Proximal:
 
 def in_round(settings: Settings, number: int) -> TrainingSettings:
     """The settings of training with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
-    training, passed = settings.training, max(0, number - 1)
-    if training.lr_schedule == "constant":
-        return training
-    if training.lr_schedule == "cosine":
-        factor = (1 + math.cos(math.pi * passed / settings.run.rounds)) / 2
-    else:
-        factor = training.lr_decay ** (passed // training.lr_step)
-    return replace(training, lr=training.lr * factor)
+    return replace(settings.training, lr=settings.lr_in(number))
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:

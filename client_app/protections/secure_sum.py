@@ -173,8 +173,8 @@ class SecureSum:
         they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
         settings change uploads by little. So do most algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer
         are the same numbers. A client that trains nothing would send the same in every round, so it is asked for one
-        only. ``-NAME`` is a site that shared keys and was lost: in this site's view alone, perhaps, so another sum must
-        not have it.
+        only. ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or beside another
+        that makes the difference: a sum must be the same in this, whatever else is different.
         """
         settings = self.client.settings
         if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
@@ -186,11 +186,11 @@ class SecureSum:
             same: list[list[str]] = cohorts.setdefault(use + number, [])
             of_round = {other.removesuffix(number): sets for other, sets in cohorts.items() if other.endswith(number)}
             alike = [sets for other, sets in of_round.items() if other == use or _kinds(other) & _kinds(use)]
-            differences = [sites.symmetric_difference(cohort) for sets in alike for cohort in sets]
-            named = [(len(few), {site.removeprefix("-") for site in few}) for few in differences]
-            if shown := next((names for size, names in named if 0 < len(names) < max(size, masks.FEWEST_SUMMED)), None):
-                names = " and ".join(sorted(shown))
-                raise RefusedMessage(f"a sum that would show what {names} sent, beside an earlier one of other sites")
+            for few in (sites.symmetric_difference(cohort) for sets in alike for cohort in sets):
+                if 0 < len(few) < masks.FEWEST_SUMMED or any(site.startswith("-") for site in few):
+                    who = " and ".join(sorted({site.removeprefix("-") for site in few}))
+                    shown = f"a sum that would show what {who} sent, beside an earlier one of other sites"
+                    raise RefusedMessage(f"{shown}; see Two sums over different clients in docs/secure-aggregation.md")
             if sorted(sites) not in same:
                 same.append(sorted(sites))
 

@@ -4,6 +4,7 @@ A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
+import math
 import pickle
 import sys
 import tomllib
@@ -95,6 +96,13 @@ class Settings(Sections):
     def evaluates(self, round_number: int) -> bool:
         """Return whether clients evaluate before they train in this round; both halves ask here."""
         return (round_number - 1) % self.federation.evaluate_every == 0
+
+    def lr_in(self, round_number: int) -> float:
+        """Return the learning rate of a round, counted from 1 (``lr-schedule``)."""
+        training, passed = self.training, max(0, round_number - 1)
+        factors = {"cosine": (1 + math.cos(math.pi * passed / self.run.rounds)) / 2}
+        factors["step"] = training.lr_decay ** (passed // training.lr_step)
+        return training.lr * factors.get(training.lr_schedule, 1)
 
     @property
     def starts_alike(self) -> bool:
@@ -339,8 +347,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     same = "the same in every round, and the sums' differences show single uploads"
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
-    steps = (rounds - 1) // training.lr_step if training.lr_schedule == "step" else 0
-    if (last := training.lr * training.lr_decay**steps) <= 1e-7 and rounds != 1:  # next to nothing in float32
+    if (last := settings.lr_in(rounds)) <= 1e-7 and rounds != 1:  # next to nothing in float32
         yield f"lr = {training.lr}: in steps of {last:g} a client sends {same}; with secagg end above 1e-7"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"

@@ -361,8 +361,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
     assert "stopped early after round" in capsys.readouterr().out  # by the figures of all sites
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
         federation(tmp_path / "without", **early)
-    rounds = len(stopped.rows) - 1
-    assert rounds < 9
+    assert (rounds := len(stopped.rows) - 1) < 9
     assert asked(stopped, "query.advertise_final", rounds) == everyone
     assert not asked(outcome, "query.advertise_final", 5)
     assert not any(row["void"] for row in outcome.rows + stopped.rows)
@@ -566,12 +565,13 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
 
 
 def test_a_site_that_was_lost_in_one_sum_is_in_no_other(tmp_path: Path) -> None:
-    """Of ten sites each may be told other lost ones, so that a single one is missing in the sum."""
-    client = SimpleNamespace(settings=settings_of({"secagg": True, "rounds": 1}), study="any", root=tmp_path)
-    site: Any = SimpleNamespace(client=client, name="a", sum_number=2)
-    for now, refused in (("abcdefghij", False), ("abcdefg", False), ("abcdefg -h -i -j", True), ("abcdefghi -j", True)):
-        with pytest.raises(RefusedMessage, match=r"what h and i and j|what j") if refused else nullcontext():
-            client_secagg.SecureSum._remember(site, {*now.partition(" ")[0], *now.split()[1:]})
+    """Of ten sites each may be told other lost ones, so that one is missing in the sum; or h is, beside i and j."""
+    for sums in ("abcdefghij abcdefg abcdefg-h-i-j abcdefghi-j", "abcdefgh-i-j abcdefgh-i-j abcdefg"):
+        client = SimpleNamespace(settings=settings_of({"secagg": True, "rounds": 1}), study="any", root=tmp_path / sums)
+        site: Any = SimpleNamespace(client=client, name="a", sum_number=2)
+        for place, now in enumerate(sums.split()):
+            with pytest.raises(RefusedMessage, match=r"what h and i and j|what j") if place > 1 else nullcontext():
+                client_secagg.SecureSum._remember(site, {*re.findall("-?[a-j]", now)})
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
@@ -652,10 +652,10 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-STEP: dict[str, Any] = {"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}  # training ends with the first round
+STEP, COSINE = ({"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}, {"lr-schedule": "cosine", "lr": 2e-7})
 
 
-@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, {"algo": "gaussian"}])
+@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, COSINE, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}

@@ -570,8 +570,7 @@ def test_no_difference_of_two_sums_is_an_upload(
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
     nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}
     shared = {"secagg": True, "num_clients": 4, "min_clients": 3}
-    config = hospitals.config(**shared | first)
-    assert run_federation(config, nodes=nodes).rows[0]["valid"] == 4
+    assert run_federation(hospitals.config(**shared | first), nodes=nodes).rows[0]["valid"] == 4
     del nodes[4]
     config = hospitals.config(**shared | second) | {"out-dir": str(hospitals.folder / "again")}
     with suppress(FederationError):  # where the final evaluation is refused, too
@@ -579,6 +578,7 @@ def test_no_difference_of_two_sums_is_an_upload(
     row = RunFolder(hospitals.folder / "again" / "three").rows()[0]
     assert row["void"] == refused
     shown = "unmask: a sum that would show what west sent, beside an earlier one of other sites"
+    shown += "; see Two sums over different clients in docs/secure-aggregation.md"
     assert row["failed"] == (dict.fromkeys(NAMES, shown) if refused else {})
 
 

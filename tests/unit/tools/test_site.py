@@ -211,10 +211,9 @@ def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_o
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
 def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given: dict[str, str], enabled: str) -> None:
     """Flower reads the variable when it is imported: a process that has imported it already shows nothing."""
-    code = "import protofl_common.tools.cli.site as _; from flwr.supercore import telemetry as t"
-    command = [sys.executable, "-c", f"{code}; print(t.FLWR_TELEMETRY_ENABLED)"]
+    code = "import protofl_common.tools.cli.site, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     others = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-    shown = subprocess.run(command, env=others | given, capture_output=True, text=True, check=True)
+    shown = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == enabled
 
 
@@ -253,8 +252,8 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 ])  # fmt: skip
 def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, missing: set[str], site: Path) -> None:
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"') + f" {demand}"
-    sends = [one.text for one in found(node=node) if one.topic == "sends"]
-    named = {name for text in sends for name in text.rpartition(": ")[2].split(", ")}
+    sends = [line.text.rpartition(": ")[2] for line in found(node=node) if line.topic == "sends"]
+    named = {*", ".join(sends).split(", ")}
     assert {"fedproto", "fedavg", "fedpcl"} <= named  # FedPCL by some of its settings only
     assert not missing & named
 
@@ -266,6 +265,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
+    ([], NODE.partition(" data-dir")[0], "warning", "approval none: a run takes part"),
     ([], NODE + " partition-id=0", "warning", "approval none: a run takes part"),
     ([], NODE + " require-secagg=true", "", "without study-sites in a run its server can invent these sites"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
