@@ -37,9 +37,15 @@ def edited(module: str, *used: type) -> str:
     package, on_disk = module.partition(".")[0], _digest(files_of(module))
     here = {name: vars(each) for name, each in [*sys.modules.items()] if name.partition(".")[0] == package}
 
+    def inside(value: object) -> object:  # its decorators
+        is_wrapper = type(value) is FunctionType and "__wrapped__" in vars(value)
+        return inside(vars(value)["__wrapped__"]) if is_wrapper else value
+
+    now = {name: {id(inside(value)) for value in own.values()} for name, own in here.items()}
+
     def is_old(value: object) -> bool:  # a function or class of a module that has been reloaded since
-        home = here.get(value.__module__, {}) if on_disk and isinstance(value, FunctionType | type) else {}
-        return getattr(value, "__qualname__", "") in home and all(value is not each for each in home.values())
+        home = here.get(value.__module__, {}) if on_disk and issubclass(type(value), FunctionType | type) else {}
+        return bool(home) and value.__qualname__ in home and id(inside(value)) not in now[value.__module__]  # type: ignore
 
     old = [name for name, own in here.items() if version_of(name, on_disk) != on_disk or any(map(is_old, own.values()))]
     old += [f"{value.__qualname__}, as you imported it" for value in used if is_old(value)]

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Best, ClientRow, RoundRow, Sites
+from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, ClientRow, RoundRow, Sites
 
 COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
 
@@ -59,10 +59,7 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
     where the run has any, else on test data: which of these, too. None where there is none.
     """
-    considered = [
-        ({name: each for name, each in figures_of(row).items() if "trimmed" in each or not row.get("liars")}, row)
-        for row in of_all_sites(rows)
-    ]
+    considered = [(_choosing(row), row) for row in of_all_sites(rows)]
     validated = any(f"validation/{kind}" in figures for figures, _ in considered)
     name = f"validation/{kind}" if validated else kind
     of_kind = [(figures.get(name), row) for figures, row in considered]
@@ -87,6 +84,11 @@ def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
     """By the names that a table gives them: ``head``, ``head/auc``, ``validation/head``."""
     validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
     return {**row["accuracy"], **row.get("metrics", {}), **validation}
+
+
+def _choosing(row: RoundRow) -> Accuracies:
+    """The figures by which a round may be chosen: where sites may lie, those of enough sites to outvote them."""
+    return {name: figure for name, figure in figures_of(row).items() if "trimmed" in figure or not row.get("liars")}
 
 
 def doubts_of_data(sites: Sites) -> Iterator[str]:

@@ -175,6 +175,7 @@ def simulate(
     nodes: dict[int, Values] = {i + 1: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
     run_id = secrets.randbits(63)
     grid = LocalGrid(run_config, nodes, run_id, workers, threads)
+    gc.collect()  # what is frozen as garbage would stay for ever, where a table makes run after run
     gc.freeze()  # a search for garbage then passes over PyTorch's own objects: a tenth of a visit beside training
     try:
         with redirect_stdout(_Lines(on_line)):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode as ErrorCode
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from protofl_common.wire import envelope
@@ -106,28 +107,21 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
         arrived = client.PullMessages(PullAppMessagesRequest(message_ids=new))
         for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
             if message := asked.get(reply.metadata.reply_to_message_id):
-                alone = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
-                vars(message)["begun"] = alone, {}
+                vars(message)["begun"] = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree]), {}
     tell_silence(start)
-    for message in [message for message in asked.values() if "begun" in vars(message)]:
-        alone, parts = vars(message)["begun"]
+    for message, (alone, parts) in [(each, vars(each)["begun"]) for each in asked.values() if "begun" in vars(each)]:
         ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
         present = patch.object(sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts))
-        with suppress(BlockingIOError), ours, present:
+        with suppress(ObjectUnavailableError), ours, present:
             answered += _pull(grid, message)
     return answered
 
 
 def _pull_present(parts: dict[str, bytes], object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
-    """Add to a reply's ``parts`` those that have come; BlockingIOError for the rest: Flower would wait two hours."""
-
-    def pull_once(name: str) -> bytes:
-        try:
-            return parts.setdefault(name, pull_object_fn(name))
-        except ObjectUnavailableError:
-            raise BlockingIOError from None
-
-    pull_objects([name for name in object_ids if name not in parts], pull_once)
+    """Add to a reply's ``parts`` those that have come, and raise for the rest: Flower would wait for it two hours."""
+    with ThreadPoolExecutor(2) as threads:  # and for both: the next look must not ask for what is still on its way
+        missing = [name for name in object_ids if name not in parts]
+        list(threads.map(lambda name: parts.update({name: pull_object_fn(name)}), missing))
     return parts
 
 

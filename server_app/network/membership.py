@@ -234,8 +234,8 @@ class Federation:
             self._waiting |= {id_of(message): message for message in sent}
         for message, reply in pull_each(self.grid, list(self._waiting.values())):
             node = self._waiting.pop(id_of(message)).metadata.dst_node_id
-            if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-                del self._ask_at[node]  # it died over the question; once it is back, it is asked again
+            if reply.has_error() and reply.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE):
+                del self._ask_at[node]  # it died over the question, or its answer broke off: it is asked again
             elif reply.has_error():
                 why, before = self._reason(str(reply.error.reason)), self.problems.get(node)
                 self.problems[node] = why

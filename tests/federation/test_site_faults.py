@@ -97,11 +97,11 @@ def test_a_faulty_site_is_named_and_left_out(fault: str, three: Three, monkeypat
     assert re.search(at_site, said.err), said.err
 
 
-def test_a_site_that_dies_over_its_introduction_is_asked_again_once_it_is_back(three: Three) -> None:
+def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three: Three) -> None:
     """Images of another size are no fault."""
     for file in (three.south / "data").rglob("*.png"):
         Image.open(file).resize((13, 21)).save(file)
-    deaths = [Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")]
+    deaths = [Error(code, "unavailable") for code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)]
 
     def dies_once(message: Message, reply: Message) -> Message:
         return Message(deaths.pop(), reply_to=message) if deaths else reply

@@ -94,21 +94,21 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
     after, later = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
     assert (again, later, after is before) == (before, after, False)
     assert [each.mp_context.get_start_method() for each in (before, after)] == ["fork", "spawn"]  # type: ignore
-    base = "from client_app.algorithms.base import ClientAlgorithm as Base\nfrom own.parts import part"
+    base = "from client_app.algorithms.base import ClientAlgorithm as Base\nfrom own.parts import no_grad, part"
+    more = "from torch.backends.cuda import cufft_plan_cache\nwith_grad = no_grad()(part)\nclass Mine(Base): pass"
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/half.py").write_text(f"{base}\nclass Mine(Base): pass")
+    (tmp_path / "own/half.py").write_text(f"{base}\n{more}")
     for text in ("pass", "return 1"):  # its row is elsewhere
-        (tmp_path / "own/parts.py").write_text(f"def part(): {text}")
+        (tmp_path / "own/parts.py").write_text(f"from torch import no_grad\n@no_grad()\ndef part(): {text}")
         mine = import_module("own.half").Mine
     monkeypatch.setattr(public, "algorithm_named", cache(lambda name: replace(CATALOG[name], client="own.half:Mine")))
     for reloaded, names in (("", "own, own.parts, own.half"), ("own own.half own.parts", "own.half")):
-        for name in reloaded.split():
-            reload(sys.modules[name])
+        _ = [reload(sys.modules[name]) for name in reloaded.split()]
         for act in (lambda: public.run(**own), lambda: public.try_method(mine, **DATA)):  # type: ignore[arg-type]
             with pytest.raises(public.SettingsError, match=f"^{names}(, Mine, as.*)?: own was edited after the import"):
                 act()
     reload(sys.modules["own.half"])
-    with pytest.raises(public.SettingsError, match="Mine, as you imported it: own was"):
+    with pytest.raises(public.SettingsError, match=r"^Mine, as you imported it: own was"):
         public.try_method(mine, **DATA)  # type: ignore[arg-type]
 
 
