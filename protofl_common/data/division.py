@@ -55,8 +55,7 @@ class Division:
         self.data, self.seed, self.domain = data, seed, domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
-        self.marked = self.official == VALIDATION
-        self.held = self.marked.copy()  # for validation: the marked ones, or whole clients that nobody trains on
+        self.marked = self.held = self.official == VALIDATION  # held: these, or whole clients that nobody trains on
         named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1  # by the user: as patients
         self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
         self.owners, self.domains = self.domains, self.domains * (not self.by_client)
@@ -82,7 +81,7 @@ class Division:
         if self.by_client and settings.validation_fraction and not self.marked.any():
             rows, rng = pool.rows[trains], self.random("validation", 0, self.domain)
             aside = set_aside(self.labels[rows], settings.validation_fraction, rng)[1]
-            self.held[self._cut(rows, aside, rng)[1]] = True
+            self.held = np.isin(np.arange(len(self.labels)), self._cut(rows, aside, rng)[1])
         rng, free = self.random("partition", settings.partition, self.domain), ~self.held[pool.rows]
         for _ in range(50 if self.by_client else 1):  # draws, until each client has samples on both sides
             dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
@@ -145,9 +144,7 @@ class Division:
             train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
         cap = balanced if settings.partition in UNSHAPED else proportional
         within, beyond = cap(labels[train], settings.train_samples, rng)
-        if splits_share:
-            tests = np.concatenate([tests, train[beyond]])
-        train = np.sort(train[within])
+        tests, train = np.concatenate([tests, train[beyond]]) if splits_share else tests, np.sort(train[within])
         tests = self._tested(train, tests, rng)
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)

@@ -160,8 +160,7 @@ def _labels(
     else:
         index = {name: position for position, name in enumerate(names)}
         labels = np.array([index.get(composed(str(value)), -1) for value in column], dtype=np.int64)
-    wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
-    if len(wrong):
+    if len(wrong := np.flatnonzero((labels < 0) | (labels >= len(names)))):
         row = int(wrong[0])
         key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
         raise DataError(f"{where}: {place(row)} has the label {str(column[row])!r}, which is none of {key}")
