@@ -151,8 +151,7 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
 
 
 def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: MakeSettings, domain_dir: Path) -> None:
-    (exif := Image.Exif())[0x0112] = 6  # orientation: the first row of pixels is the right side
-    exif[0x010F] = "maker"
+    (exif := Image.Exif()).update({0x0112: 6, 0x010F: "maker"})  # 6: the first row of pixels is the right side
     broken_beside_it = exif.tobytes().replace(b"\1\x0f", b"\1\1")
     for note, wanted in ((exif.tobytes(), [0] * 7 + [8]), (broken_beside_it, [0] * 7 + [8]), (b"broken", [1] * 8)):
         Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=note)
