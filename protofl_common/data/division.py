@@ -55,7 +55,7 @@ class Division:
         self.data, self.seed, self.domain = data, seed, domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
-        self.marked = self.held = self.official == VALIDATION  # held: these, or whole clients that nobody trains on
+        self.marked = self.reserved = self.official == VALIDATION  # or whole clients on whom nobody trains
         named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1  # by the user: as patients
         self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
         self.owners, self.domains = self.domains, self.domains * (not self.by_client)
@@ -81,8 +81,8 @@ class Division:
         if self.by_client and settings.validation_fraction and not self.marked.any():
             rows, rng = pool.rows[trains], self.random("validation", 0, self.domain)
             aside = set_aside(self.labels[rows], settings.validation_fraction, rng)[1]
-            self.held = np.isin(np.arange(len(self.labels)), self._cut(rows, aside, rng)[1])
-        rng, free = self.random("partition", settings.partition, self.domain), ~self.held[pool.rows]
+            self.reserved = np.isin(np.arange(len(self.labels)), self._cut(rows, aside, rng)[1])
+        rng, free = self.random("partition", settings.partition, self.domain), ~self.reserved[pool.rows]
         for _ in range(50 if self.by_client else 1):  # draws, until each client has samples on both sides
             dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
             if all(len(np.unique(trains[of[free[of]]])) == 2 - trains.all() for of in dealt):
@@ -136,7 +136,7 @@ class Division:
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
         """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
         settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
-        positions = dealt[~self.held[pool.rows[dealt]]]
+        positions = dealt[~self.reserved[pool.rows[dealt]]]
         train, splits_share = pool.rows[positions], settings.test_from == "split" and pool.for_training is None
         if splits_share:
             train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
@@ -179,10 +179,10 @@ class Division:
         settings, labels = self.settings, self.labels
         if (marked := self.marked.any()) or self.by_client or not settings.validation_fraction:
             common = marked and (settings.test_from in COMMON or settings.partition in DEALT_AGAIN)
-            held = np.flatnonzero(self.marked) if common else rows[self.held[rows]]
+            chosen = np.flatnonzero(self.marked) if common else rows[self.reserved[rows]]
             if common and settings.test_from != "official-all":
-                held = held[np.isin(labels[held], labels[train])]
-            return train, np.sort(held)
+                chosen = chosen[np.isin(labels[chosen], labels[train])]
+            return train, np.sort(chosen)
         rng = self.random("validation", client, self.domain)
         stay, go = set_aside(labels[train], settings.validation_fraction, rng)
         return train[stay], train[go]

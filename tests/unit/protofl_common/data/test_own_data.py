@@ -95,8 +95,8 @@ def test_no_patient_is_trained_on_and_tested_by_anybody(partition: str, test_fro
     rows = [f"{max(0, row - 300) // 2},{'ab'[row % 2]},{max(0, row - 300) // 2}" for row in range(600)]
     same = {"partition": partition, "test_from": test_from, "ways": 2, "ways_stdev": 0, "shots": 30, "alpha": 9.0}
     for column in ("domain", "client"):
-        text, held = "\n".join([f"x,label,{column}", *rows, ""]), {"validation_fraction": 0.1}
-        parts = [(of.train_inputs, of.test_inputs, of.validation_inputs) for of in divided(3, text, **same, **held)]
+        text, tenth = "\n".join([f"x,label,{column}", *rows, ""]), {"validation_fraction": 0.1}
+        parts = [(of.train_inputs, of.test_inputs, of.validation_inputs) for of in divided(3, text, **same, **tenth)]
         train, test, chosen = map(np.concatenate, zip(*parts, strict=True))
         assert np.isin(test, train).any() == np.isin(chosen, train).any() == (column == "domain")
         if test_from == "split" and partition != "pathological":
