@@ -55,7 +55,7 @@ class Division:
         self.data, self.seed, self.domain = data, seed, domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
-        self.marked = self.official == VALIDATION
+        self.marked = self.reserved = self.official == VALIDATION  # or whole clients on whom nobody trains
         named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1  # by the user: as patients
         self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
         self.owners, self.domains = self.domains, self.domains * (not self.by_client)
@@ -77,10 +77,18 @@ class Division:
             pool = pool.take(np.flatnonzero(pool.for_training))
         if settings.test_from == "official-all":
             tests = tests[proportional(self.labels[tests], settings.test_samples, self.random("official-all"))[0]]
-        rng = self.random("partition", settings.partition, self.domain)
-        dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
+        trains = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
+        if self.by_client and settings.validation_fraction and not self.marked.any():
+            rows, rng = pool.rows[trains], self.random("validation", 0, self.domain)
+            aside = set_aside(self.labels[rows], settings.validation_fraction, rng)[1]
+            self.reserved = np.isin(np.arange(len(self.labels)), self._cut(rows, aside, rng)[1])
+        rng, free = self.random("partition", settings.partition, self.domain), ~self.reserved[pool.rows]
+        for _ in range(50 if self.by_client else 1):  # draws, until each client has samples on both sides
+            dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
+            if all(len(np.unique(trains[of[free[of]]])) == 2 - trains.all() for of in dealt):
+                break
         for client, positions in enumerate(dealt):
-            if (many := int((~self.marked[pool.rows[positions]]).sum())) < least:
+            if (many := int(free[positions].sum())) < least:
                 raise self._too_few(f"client {client} of {clients} would have {many} samples")
         return [self._share(client, pool, positions, tests) for client, positions in enumerate(dealt)]
 
@@ -128,7 +136,7 @@ class Division:
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
         """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
         settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
-        positions = dealt[~self.marked[pool.rows[dealt]]]
+        positions = dealt[~self.reserved[pool.rows[dealt]]]
         train, splits_share = pool.rows[positions], settings.test_from == "split" and pool.for_training is None
         if splits_share:
             train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
@@ -136,9 +144,7 @@ class Division:
             train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
         cap = balanced if settings.partition in UNSHAPED else proportional
         within, beyond = cap(labels[train], settings.train_samples, rng)
-        if splits_share:
-            tests = np.concatenate([tests, train[beyond]])
-        train = np.sort(train[within])
+        tests, train = np.concatenate([tests, train[beyond]]) if splits_share else tests, np.sort(train[within])
         tests = self._tested(train, tests, rng)
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)
@@ -164,23 +170,22 @@ class Division:
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
         if not (len(train) and len(tests)):
             few = f"a client has {len(train)} training and {len(tests)} test samples"
-            cure = "leave out classes of few samples, or of one `client`, or use a larger total-samples"
+            cure = "leave out classes of few samples, or of one `client`, or use fewer clients or more total-samples"
             raise DataError(f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: {few}; {cure}")
         return tests
 
     def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
-        """Training and validation rows: the marked ones, common where shares are, else ``validation-fraction``."""
+        """Training and validation rows: those held back, common where shares are, else ``validation-fraction``."""
         settings, labels = self.settings, self.labels
-        if self.marked.any():
-            common = settings.test_from in COMMON or settings.partition in DEALT_AGAIN
-            marked = np.flatnonzero(self.marked) if common else rows[self.marked[rows]]
+        if (marked := self.marked.any()) or self.by_client or not settings.validation_fraction:
+            common = marked and (settings.test_from in COMMON or settings.partition in DEALT_AGAIN)
+            chosen = np.flatnonzero(self.marked) if common else rows[self.reserved[rows]]
             if common and settings.test_from != "official-all":
-                marked = marked[np.isin(labels[marked], labels[train])]
-            return train, np.sort(marked)
-        if not settings.validation_fraction:
-            return train, train[:0]
+                chosen = chosen[np.isin(labels[chosen], labels[train])]
+            return train, np.sort(chosen)
         rng = self.random("validation", client, self.domain)
-        return self._cut(train, set_aside(labels[train], settings.validation_fraction, rng)[1], rng)
+        stay, go = set_aside(labels[train], settings.validation_fraction, rng)
+        return train[stay], train[go]
 
     def _cut(self, rows: Ints, aside: Ints, rng: np.random.Generator, tested: bool = False) -> tuple[Ints, Ints]:
         """Cut ``aside`` off the rows; if `by_client`, whole clients, about as much of each class. All classes stay."""

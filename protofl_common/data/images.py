@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -142,9 +143,7 @@ def square_rgb(image: Any, size: int) -> Images:
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # a photo of a phone, with its parts
         raise ValueError(f"it has {image.n_frames} pages or frames, of which one would be seen; save each as an image")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
-    if rgb.size != (size, size):
-        rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR
-    return np.asarray(rgb).transpose(2, 0, 1)
+    return np.asarray(rgb.resize((size, size), resample=2)).transpose(2, 0, 1)  # Image.Resampling.BILINEAR
 
 
 def read_image(file: Path, size: int) -> Images:
@@ -155,7 +154,8 @@ def read_image(file: Path, size: int) -> Images:
         with Image.open(file) as image:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
-            ImageOps.exif_transpose(image, in_place=True)  # upright, as its camera says
+            with suppress(Exception):  # a camera's notes may be broken; what is wrong with the pixels is said below
+                ImageOps.exif_transpose(image, in_place=True)  # upright, as its camera says
             return square_rgb(image, size)
     except (OSError, ValueError, IndexError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

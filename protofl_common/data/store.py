@@ -100,8 +100,7 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
             return None
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         counts = np.unique(arrays["labels"], return_counts=True)[1]
-        facts |= {"by_client": meta["by_client"], "uneven": bool(counts.max() > 2 * counts.min())}
-        return StoredData(**arrays, **facts)
+        return StoredData(**arrays, **facts, by_client=meta["by_client"], uneven=bool(counts.max() > 2 * counts.min()))
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

@@ -154,11 +154,11 @@ def read_columns(
             missing = np.array([value is None or str(value).strip().lower() in GAPS for value in values])
             part[missing] = 0.0 if categories else np.nan
             if (odd := wrong & ~missing).any() or not gaps:
-                row = int((odd if odd.any() else missing).argmax())
+                row = int((bad := odd if odd.any() else missing).argmax())
+                many, value = f"{bad.sum()} of {len(values)} values", np.asarray(values[row]).tolist()  # no np.float64
                 present = [str(value).strip() for value, none in zip(values, missing, strict=True) if not none]
-                why, cure = _diagnosis(name, values[row], present, bool(categories)) if odd.any() else GAP
-                many = f"{(odd if odd.any() else missing).sum()} of {len(values)} values"
-                problems.append((f"{place(row)}, column {name!r}: {values[row]!r} {why} ({many}): {cure}", cure))
+                why, cure = _diagnosis(name, value, present, bool(categories)) if odd.any() else GAP
+                problems.append((f"{place(row)}, column {name!r}: {value!r} {why} ({many}): {cure}", cure))
                 problems += [("", GAP[1])] * bool(missing.any())
         if problems:
             continue

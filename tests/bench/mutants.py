@@ -294,8 +294,8 @@ best round chosen on test data
 + validated = False
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_division.py
 trained on validation data
-- return np.delete(rows, aside), rows[aside]
-+ return rows, rows[aside]
+- return train[stay], train[go]
++ return train, train[go]
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_own_data.py
 a patient is trained on and tested | -k patient
 - self.by_client = named and not domain

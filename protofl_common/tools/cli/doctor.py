@@ -26,6 +26,7 @@ from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import placed, shares_of
+from protofl_common.data.partitions import DOMAIN_PARTITIONS
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import app_folder, default_run_config
@@ -146,7 +147,8 @@ def _settings(asked: argparse.Namespace) -> Found:
             shares = zip(*shares_of(data, settings.data, settings.run.seed, number), strict=True)
             train, test, _ = (np.unique(np.concatenate(rows)) for rows in shares)
             yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
-            if data.by_client and not natural and (both := {*data.domains[train]} & {*data.domains[test]}):
+            both = {*data.domains[train]} & {*data.domains[test]} if data.by_client else ()
+            if both and settings.data.partition not in DOMAIN_PARTITIONS:
                 yield WARNING, f"{len(both)} values of `client` are both trained on and tested", "mend `split`"
     except (SettingsError, DataError) as error:
         yield WRONG, str(error).replace("\n", f"\n{'':22}"), "correct that setting; protofl list shows choices"

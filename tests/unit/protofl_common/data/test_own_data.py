@@ -74,9 +74,8 @@ def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: 
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
     """Of those who have a rare class some are for testing, whatever they have beside it."""
     rows = [f"{row % patients},{'ab'[row % patients % 5 == 0 and row > 200]},P{row % patients}" for row in range(400)]
-    (site,) = divided(
-        1, "\n".join(["x,label,client", *rows, ""]), partition="own", train_samples=90, validation_fraction=0.2
-    )
+    text, capped = "\n".join(["x,label,client", *rows, ""]), {"train_samples": 90, "validation_fraction": 0.25}
+    (site,) = divided(1, text, partition="own", **capped)
     parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
     assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
     assert [bool(part) for part in parts] == [True, True, patients > 3]
@@ -92,15 +91,17 @@ def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int
 @pytest.mark.parametrize("partition", ["own", "iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift"])
 @pytest.mark.parametrize("test_from", ["split", "balanced"])
 def test_no_patient_is_trained_on_and_tested_by_anybody(partition: str, test_from: str, divided: Any) -> None:
-    """Though one has half of all samples; a scanner is both."""
+    """Nor validated, though one has half of all samples; a scanner is both. All of many have a test patient."""
     rows = [f"{max(0, row - 300) // 2},{'ab'[row % 2]},{max(0, row - 300) // 2}" for row in range(600)]
-    for column in ("client", "domain"):
-        same = {"partition": partition, "test_from": test_from, "ways": 2, "ways_stdev": 0, "shots": 30, "alpha": 9.0}
-        parts = divided(3, "\n".join([f"x,label,{column}", *rows, ""]), **same)
-        trained, tested = (np.concatenate([getattr(of, f"{key}_inputs") for of in parts]) for key in ("train", "test"))
-        assert bool(np.isin(tested, trained).any()) == (column == "domain")
+    same = {"partition": partition, "test_from": test_from, "ways": 2, "ways_stdev": 0, "shots": 30, "alpha": 9.0}
+    for column in ("domain", "client"):
+        text, tenth = "\n".join([f"x,label,{column}", *rows, ""]), {"validation_fraction": 0.1}
+        parts = [(of.train_inputs, of.test_inputs, of.validation_inputs) for of in divided(3, text, **same, **tenth)]
+        train, test, chosen = map(np.concatenate, zip(*parts, strict=True))
+        assert np.isin(test, train).any() == np.isin(chosen, train).any() == (column == "domain")
         if test_from == "split" and partition != "pathological":
-            assert 0.22 < len(tested) / (len(trained) + len(tested)) < 0.28
+            assert 0.22 < len(test) / (len(train) + len(chosen) + len(test)) < 0.28
+    assert all(divided(20, text, **same | {"alpha": 0.1}, seed=i) for i in range(4 * (partition == "dirichlet")))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])

@@ -151,9 +151,11 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
 
 
 def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: MakeSettings, domain_dir: Path) -> None:
-    (exif := Image.Exif())[0x0112] = 6  # orientation: the first row of pixels is the right side
-    Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=exif)
-    assert decoding.read_image(domain_dir / "turned.png", 8)[0].sum(0).tolist() == [0] * 7 + [8]
+    (exif := Image.Exif()).update({0x0112: 6, 0x010F: "maker"})  # 6: the first row of pixels is the right side
+    broken_beside_it = exif.tobytes().replace(b"\1\x0f", b"\1\1")
+    for note, wanted in ((exif.tobytes(), [0] * 7 + [8]), (broken_beside_it, [0] * 7 + [8]), (b"broken", [1] * 8)):
+        Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=note)
+        assert decoding.read_image(domain_dir / "turned.png", 8)[0].sum(0).tolist() == wanted
     for name, target, said in (
         ("dog/gone.png", "none", r"dog/gone\.png is not a readable image"),
         ("dog/more", "cat", "dog/more is a link to a folder, which is not followed"),

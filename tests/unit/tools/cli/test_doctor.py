@@ -112,18 +112,19 @@ def test_a_planted_fault_is_found_with_a_cure(fault: str, monkeypatch: Patch, tm
     assert status == 1 or level != "wrong"
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, tmp_path: Path) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, monkeypatch: Patch, tmp_path: Path) -> None:
     assert main(["doctor", "--clients", "0"]) == 1
     assert "--clients 0: must be" in capsys.readouterr().err
     assert main(["doctor", "lr=fast"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert second == f"{'':22}do: correct that setting; protofl list shows choices"
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text("[fedproto]\nlamda = 2.0\n")
+    (recipe := tmp_path / "mine.toml").write_text("[fedproto]\nlamda = 2.0\n")
     assert main(["doctor", "--recipe", str(recipe)]) == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first == "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?"
+    wrong = "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?\n"
+    assert capsys.readouterr().out.startswith(wrong)
+    sites = written("p.csv", PATIENTS, *OF_P, "test-from=official-own", "--clients", "2", "partition=feature-shift")
+    assert "both trained on and tested" not in str(findings(capsys, *sites(monkeypatch, tmp_path)))
 
 
 def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) -> None:
