@@ -21,6 +21,7 @@ from scipy.stats import chisquare
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.app import app as client_app
+from client_app.introduction import card_of
 from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -33,6 +34,7 @@ from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
 from server_app.network.membership import FederationError
 from server_app.protections.secure_sum import SecureSum
+from tests.support import harness
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
@@ -385,6 +387,8 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
             card = reply.content.config_records["site"]
             assert (card["present"], card["train_samples"], card["found"]) == ([], 0, 0)
     assert len(uploads) == 3 * CLIENTS
+    moments = {"algo": "gaussian", "rounds": 1, "backbones": "glyphs"}  # which are refused without a class
+    assert card_of(harness.client_of(outcome.grid.run_config | moments), 0, "").present == ()
     numbers = np.frombuffer(b"".join(one.tobytes() for one in uploads), np.uint8)
     assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6  # the masks are drawn anew each time
 
