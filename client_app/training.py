@@ -143,7 +143,8 @@ class Proximal:
 
 def in_round(settings: Settings, number: int) -> TrainingSettings:
     """The settings of training with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
-    return replace(settings.training, lr=settings.lr_in(number))
+    training, lr = settings.training, settings.lr_in(number)
+    return training if lr == training.lr else replace(training, lr=lr)
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:

@@ -101,8 +101,9 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     RunFolder(folder).check_division(settings.data.partition)
     if newest.code != code:
         say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code}")
+    config = to_run_config(settings)
     for key in ("device", "precision", "threads"):
-        if (now := to_run_config(settings)[key]) != (before := newest.settings[key]):
+        if (now := config[key]) != (before := newest.settings[key]):
             say(f"resuming with {key} = {now}: the run has {key} = {before}; figures may differ in their last digits")
     return replace(newest, code=code, run_history=newest.run_history.then(run_id, newest.round))
 

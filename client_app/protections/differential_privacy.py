@@ -145,7 +145,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 write_text(file, json.dumps(rows) + "\n")
             if client.node.is_site:
                 with record_in(files[0].with_suffix(".answered"), "how often ledgers were charged") as answers:
-                    answers.setdefault("charged", {}).update({file.name: _times(file) for file in files})
+                    answers.setdefault("charged", {}).update({file.name: _times(of) for file, of in ledgers.items()})
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
 
@@ -187,7 +187,7 @@ def lacking(root: Path, name: str, *, marks: bool = False) -> str:
                 last[f"{row.get('run')} {row.get('algo')}", int(kind != "train")] = max(1, row["round"])
         lost = [f"{key} round {n}" for (key, which), n in last.items() if answers.get(key, (0, 0))[which] < n]
         for ledger, times in answers.get("charged", {}).items():
-            lost += [f"charges to {ledger}"] * (_times(file.with_name(ledger)) < times)
+            lost += [f"charges to {ledger}"] * (_times(read_ledger(file.with_name(ledger))) < times)
         if marks and not lost:
             answers["compared"] = size, lines[-1][0] if lines else head
     why = f"lacks what is on record ({', '.join(dict.fromkeys(lost))}); see Backup and restore in docs/operations.md"
@@ -212,8 +212,8 @@ def _epsilon(used: Spending, delta: float) -> float:
     return epsilon([Mechanism(*key, times) for key, times in used.items()], delta)
 
 
-def _times(file: Path) -> int:
-    return sum(used.total() for used in read_ledger(file).values())
+def _times(ledger: Ledger) -> int:
+    return sum(used.total() for used in ledger.values())
 
 
 def _spending(costs: Sequence[Mechanism]) -> Spending:

@@ -153,7 +153,8 @@ def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pix
     dark, light = rng.uniform(0.0, 0.5, size=3), rng.uniform(0.6, 1.0, size=3)
     ground, stroke = (dark, light) if rng.random() < 0.5 else (light, dark)
     slope = np.linspace(-0.15, 0.15, SIDE)
-    gradient, scene = slope[:, None] * rng.uniform(-1, 1) + slope[None, :] * rng.uniform(-1, 1), ink.copy()
+    gradient = slope[:, None] * rng.uniform(-1, 1) + slope[None, :] * rng.uniform(-1, 1)
+    scene = ink.copy()
     for shift in (-19, 19):
         neighbour = np.pad(others[rng.integers(len(others))], ((0, 0), (19, 19)))
         scene = np.maximum(scene, neighbour[:, 19 - shift :][:, :SIDE])

@@ -144,7 +144,9 @@ class Division:
             train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
         cap = balanced if settings.partition in UNSHAPED else proportional
         within, beyond = cap(labels[train], settings.train_samples, rng)
-        tests, train = np.concatenate([tests, train[beyond]]) if splits_share else tests, np.sort(train[within])
+        if splits_share:
+            tests = np.concatenate([tests, train[beyond]])
+        train = np.sort(train[within])
         tests = self._tested(train, tests, rng)
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)

@@ -157,7 +157,8 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     parts = ([deck[chosen[deck]].tolist() for deck in decks] for chosen in (for_training, ~for_training))
     training, testing = ([(cycle(samples), len(samples)) for samples in part] for part in parts)
     high = min(len(decks), settings.ways + settings.ways_stdev)
-    low, shares = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high), list[Ints]()
+    low = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high)
+    shares = []
     for _ in range(clients):
         classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
         shots = rng.integers(settings.shots - settings.shots_stdev, settings.shots + settings.shots_stdev + 1)

@@ -77,6 +77,11 @@ def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
     return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], way.encode())
 
 
+def received(payload: str, keys: Iterable[str], shared: Iterable[str]) -> str:
+    """r_u, of the digest of the ``payload``, and the names of those whose keys and whose shares u was shown."""
+    return f"{payload} {sorted(keys)} {sorted(shared)}"
+
+
 def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes], received: str) -> np.ndarray:
     """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
     total: np.ndarray = vector + own_mask(part(secret, OWN), len(vector))

@@ -55,7 +55,8 @@ class LocalGrid(Grid):
         if old := [name for name in imports if forked.setdefault(name, imports[name]) is not imports[name]]:
             RELOADED.update(old)
             pool.cache_clear()
-            vars(pool(workers))["imports"], self._pool = imports, pool(workers)
+            self._pool = pool(workers)
+            vars(self._pool)["imports"] = imports
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:

@@ -137,7 +137,7 @@ class SecureSum(Channel):
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
         """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
         total, points = np.zeros(self.size, np.uint64), masks.points_of(self.keys)
-        received = f"{self.digest} {sorted(self.keys)} {sorted(self.shared)}"
+        received = masks.received(self.digest, self.keys, self.shared)
         conflicts: list[set[str]] = []
         for site in self.shared:
             which = masks.OWN if site in sent else masks.PAIR
