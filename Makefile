@@ -26,8 +26,8 @@ TABLE ?= fedproto-mnist
 ARGS  ?=
 # Tables whose data and networks suit a machine without a GPU.
 REPRODUCE ?= side-by-side fedproto-mnist fedproto-mnist-pu protofed fedpcl-digits fedpcl-office10 fedpcl-table5 fedpcl-table6 \
-    fedpcl-table12 fedpcl-table13 fedplvm-office10 fedplvm-office10-label-shift fedplvm-table3-office10 \
-    fedplvm-table4-office10 fedplvm-table5-office10 fedplvm-table9-office10
+    fedpcl-table12 fedpcl-table13 fedplvm-office10 fedplvm-office10-label-shift fedplvm-ablations \
+    fedplvm-three-domains fedpcl-imagenet
 
 table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DATA_DIR=/data ARGS='--seeds 1 rounds=30'
 	$(BIN)/protofl table configs/tables/$(TABLE).yaml --data-dir '$(DATA_DIR)' $(ARGS)
