@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.options import Config, SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
@@ -61,13 +61,18 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> int | None:
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
-    if not files:
-        raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
+    if len({Path(file).stem for file in files}) < max(1, len(files)):  # results stand in OUT/NAME.md
+        raise SettingsError(f"which table? Give a YAML file, or several of different names: {' '.join(files)}")
     if "seed" in overrides:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
+    if arguments.dry_run and arguments.json:
+        raise SettingsError("--json: a plan has no JSON; leave it out, or --dry-run")
     seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
     rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    planned = [(table, plan(table, **rows)) for table in (read_table(file_named(file)) for file in files)]
+    chosen = [f"{key} = {value}" for key, value in overrides.items()]
+    more = f"\n\nAll runs with {', '.join(chosen)}." if chosen else ""
+    tables = [replace(table, note=(table.note + more).strip()) for table in map(read_table, map(file_named, files))]
+    planned = [(table, plan(table, **rows)) for table in tables]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
@@ -86,7 +91,7 @@ def act(arguments: argparse.Namespace) -> int | None:
 
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    failed = execute(planned, runs, partial(launch, resources=resources), out, overrides, console, trials, shard)
+    failed = execute(planned, runs, partial(launch, resources=resources), out, console, trials, shard)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
     return failed
@@ -97,7 +102,6 @@ def execute(
     runs: Runs,
     launch: Launch,
     out: Path,
-    overrides: Config,
     console: Console,
     trials: Runs | None = None,
     shard: slice = ALL,
@@ -113,14 +117,14 @@ def execute(
             mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]
             cells = [_searched(table, replace(cell, asked=cell in mine), trials, make) for cell in planned_cells]
             todo = runs_of(cells)[ALL if trials else shard]
-            write = partial(_write, table, cells, runs, out, overrides)
+            write = partial(_write, table, cells, runs, out)
             write()
             for run in progress.track(todo, total=len(todo), description=table.name):
                 if make(run, runs):
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
-    return 1 if runs.failed else 0
+    return 1 if runs.failed or not any(runs_of(cells) for _, cells in planned) else 0
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
@@ -155,9 +159,8 @@ def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).settings.given for other in cells if other.runs]
     first = next(iter(cell.runs.values()))
-    given = first.settings.given
-    differing = {key: value for key, value in given.items() if any(other.get(key) != value for other in configs)}
-    settings = " ".join(f"{key}={value}" for key, value in differing.items())
+    given = first.settings.given.items()
+    settings = " ".join(f"{key}={value}" for key, value in given if any(other.get(key) != value for other in configs))
     return (*seeds, str(first.federation["num-supernodes"]), str(first.settings.run.rounds), settings)
 
 
@@ -182,13 +185,13 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     return here
 
 
-def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
+def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
     with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
         results = {(cell.row, cell.column): render.result_of(cell, runs) for cell in cells}
         files = {
             ".json": json.dumps(render.as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
-            ".md": render.markdown(table, results, overrides),
-            ".tex": render.cells_of(table, results).as_latex(),
+            ".md": render.markdown(table, results),
+            ".tex": re.sub("(?m)^", "% ", table.note) + "\n" + render.cells_of(table, results).as_latex(),
             ".csv": render.csv_of_cells(table, results),
             ".long.csv": render.csv_of_seeds(results),
         }

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protofl_common.config.options import Scalar
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimated
@@ -91,7 +90,7 @@ def cells_of(table: TableFile, results: Results) -> Table:
     return Table(["", *(text for column in table.columns for text in (column, *beside))], rows, bold=bold)
 
 
-def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
+def markdown(table: TableFile, results: Results) -> str:
     notes: dict[tuple[str, str], list[str]] = {}
     for (name, column), result in results.items():
         reason = [f"{result.state}: {result.reason}"] if result.reason else []
@@ -105,8 +104,6 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
     if table.trials and not any(result.found for result in results.values()):
         lines.append("The settings are those of the table's file; --search looks for better ones.")
-    if overrides:
-        lines.append(f"All runs with {', '.join(f'{key} = {value}' for key, value in overrides.items())}.")
     lines += [""] if notes else []
     rows: dict[tuple[str, str], list[str]] = {}  # that share a note say it once
     for (name, note), columns in notes.items():

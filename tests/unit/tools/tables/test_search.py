@@ -76,7 +76,7 @@ def search(path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None =
     cells, out = plan(found, overrides=overrides or {}), path.parent
     check_search(found, cells)
     more = {"trials": Runs(out / "trials", patience=-1), "shard": _shard(shard)}
-    return execute([(found, cells)], Runs(out / "runs"), launcher, out, {}, Console(quiet=True), **more)
+    return execute([(found, cells)], Runs(out / "runs"), launcher, out, Console(quiet=True), **more)
 
 
 def chosen(path: Path) -> dict[str, dict]:
@@ -245,7 +245,7 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
         return ""
 
     found, trials = read_table(tmp_path / "planted.yaml"), Runs(tmp_path / "trials")
-    execute([(found, plan(found))], Runs(tmp_path / "runs"), launch, tmp_path, {}, Console(quiet=True), trials)
+    execute([(found, plan(found))], Runs(tmp_path / "runs"), launch, tmp_path, Console(quiet=True), trials)
     cell = chosen(tmp_path / "planted.yaml")["Local"]
     assert cell["search"]["settings"]["lr"] > 0.0001
     assert cell["search"]["value"] > 80

@@ -97,7 +97,7 @@ def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **ch
     """``said``: where a console of 200 columns prints, which is no terminal."""
     table = read_table(path)
     console = Console(file=said, width=200, quiet=said is None)
-    return execute([(table, plan(table, **chosen))], Runs(path.parent / "runs"), launcher, path.parent, {}, console)
+    return execute([(table, plan(table, **chosen))], Runs(path.parent / "runs"), launcher, path.parent, console)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
@@ -107,8 +107,7 @@ def test_every_cell_has_right_settings_and_a_column_the_same_clients(path: Path,
     table = read_table(path)
     cells = plan(table, seeds=(1,))
     assert {cell.column for cell in cells} == set(table.columns)
-    of_a_paper = "no paper's" not in table.source
-    assert any(row.paper for row in table.rows.values()) == of_a_paper
+    assert any(row.paper for row in table.rows.values()) == ("no paper's" not in table.source)
     for name, row in table.rows.items():
         settings = table.settings | row.settings
         assert row.runs, f"{name}: nothing runs; the catalog has it"
@@ -120,6 +119,11 @@ def test_every_cell_has_right_settings_and_a_column_the_same_clients(path: Path,
         first = of_columns.setdefault(cell.column, found)
         differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
         assert not differ, f"{cell.row} in {cell.column}"
+        assert path.stem != "fedpcl-table6" or "label" not in found["partition"] or found["test_from"] == "balanced"
+        config = to_run_config(run.settings)  # FedTGP, Appendix A: T_end; a group's smallest network, else its first
+        if path.stem.startswith("fedtgp") and config["algo"] == "fedkd":
+            small = "cnn4" if config["models"].startswith(("resnet", "htcnn8")) else ""
+            assert (config["fedkd.energy-end"], config["fedkd.student"]) == (0.95, small)
 
 
 def test_every_recipe_stands_in_a_table() -> None:
@@ -256,7 +260,7 @@ def test_shards_are_all_runs_and_share_none(small: Path) -> None:
         launcher, table = Launcher(), read_table(small)
         here, cells = small.parent / str(number), plan(table)
         runs, console = Runs(here / "runs"), Console(quiet=True)
-        execute([(table, cells)], runs, launcher, here, {}, console, shard=slice(number, None, 3))
+        execute([(table, cells)], runs, launcher, here, console, shard=slice(number, None, 3))
         launched += launcher.launched
     assert sorted(launched) == sorted(run.name for run in runs_of(plan(read_table(small))))
 
@@ -277,8 +281,8 @@ def test_the_result_as_markdown_and_csv(small: Path) -> None:
     assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
     latex = (small.parent / "small.tex").read_text(encoding="utf-8").splitlines()
     head = r" & all & paper & first & paper & few & paper \\"
-    assert latex[3:6] == [r"\begin{tabular}{lrrrrrr}", r"\toprule", head]
-    assert latex[7] == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 &  & 51.50 $\pm$ 0.71 & 90 \\"
+    assert latex[4:7] == [r"\begin{tabular}{lrrrrrr}", r"\toprule", head]
+    assert latex[8] == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 &  & 51.50 $\pm$ 0.71 & 90 \\"
     lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
     assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
@@ -407,6 +411,9 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypa
     assert lines[4].split() == ["Local", "few", "7", "–", "3", "3", "train-samples=10", "positive-rate=0.5"]
     assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
     assert not (small.parent / "out").exists()
+    assert main(["table", str(small), "--only", "MNIST", "rounds=3", *out]) == 1, "without its data nothing is made"
+    for suffix in ("md", "json", "tex"):
+        assert "All runs with rounds = 3." in (small.parent / "out" / f"small.{suffix}").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -414,9 +421,10 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypa
     (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
     (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
     (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
-    *((["--shard", it], f"--shard {it!r}: must be I/N with I from 1 to N") for it in ("0/4", "5/4", "2", "a/b")),
-    (["--shard", "1/2/3"], "--shard '1/2/3': must be I/N with I from 1 to N"),
+    *((["--shard", n], f"--shard {n!r}: must be I/N with I from 1 to N") for n in ("0/4", "5/4", "2", "a/b", "1/2/3")),
     (["rounds=3"], "which table? Give a YAML file"),
+    (["./small.yaml"], "small.yaml ./small.yaml"),
+    (["--json"], "--json: a plan has no JSON; leave it out, or --dry-run"),
 ])  # fmt: skip
 def test_a_wrong_command_line_is_named(words: list[str], said: str, small: Path, capsys: Printed) -> None:
     table = [] if words == ["rounds=3"] else [str(small), "--dry-run"]
