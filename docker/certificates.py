@@ -216,7 +216,7 @@ def _builder(
 
 def _alternative_name(name: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return x509.DNSName(name)
 

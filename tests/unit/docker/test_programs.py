@@ -130,7 +130,7 @@ def make(folder: Path, *arguments: str) -> int:
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
     folder = tmp_path / "certs"
-    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--node", "north") == 0
+    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]", "--node", "north") == 0
     return folder
 
 
@@ -153,7 +153,7 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["my.host"]
-    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5")]
+    assert names.get_values_for_type(x509.IPAddress) == [*map(ipaddress.ip_address, ("10.0.0.5", "fd00::5"))]
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     ssl.create_default_context(cafile=str(certs / "ca.crt"))
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certs / "server.crt", certs / "server.key")

@@ -121,6 +121,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
     said = found("--superlink", f"127.0.0.1:{door.server_port}", "--insecure", node='site-name="north"')
     assert level_of(said, "clock ") == level
     assert level_of(said, "answers; no certificate") == ""
+    assert shown_by(f"[127.0.0.1]:{door.server_port}").days is None  # brackets, as around an IPv6 address
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
