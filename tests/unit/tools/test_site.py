@@ -469,6 +469,7 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
     popen = subprocess.Popen
+    monkeypatch.setenv("NO_PROXY", "example.org")
     (command,), options = run_site(monkeypatch, MagicMock()).call_args
     asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
     with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
@@ -476,6 +477,7 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
+    assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
