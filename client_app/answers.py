@@ -60,8 +60,8 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
         try:
             content = work(message, context)
             if at_site:
-                log("INFO", f"{asked}: {_sent(content)}")
                 head = audit.append(site_folder(node), **about, **summary_of(content))
+                log("INFO", f"{asked}: {_sent(content)}")
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:

@@ -682,6 +682,7 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(audit.os, "fsync", full)
         assert "AuditError (state-dir): its audit log cannot be written" in hospitals.answer("north", config)
+    assert hospitals.capsys.readouterr().err.count("sent site") == 1
     assert hospitals.answer("north", config) == ""
 
 
