@@ -513,6 +513,9 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
     assert not is_from_site(heart, "south", 7, purpose, signature)
     for algo, number in (("fedavg", 2), ("fedproto", 3)):
         assert not is_from_site(heart, "north", 7, introducing(algo, number, keys), signature)
+    (hospitals.consent("north") / "site.key").write_text("ab")  # a restored half
+    assert hospitals.operator("north", "key") == 1
+    assert "site.key is damaged; restore it, or remove it for a new key" in hospitals.capsys.readouterr().err
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
