@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -663,6 +663,9 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospita
     assert "(8 times that day)" in hospitals.shown("audit")
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
     assert "rounds = 5000" in hospitals.answer("north", most)
+    monkeypatch.setattr(audit, "datetime", SimpleNamespace(now=lambda: datetime(2000, 1, 1)))  # the clock goes back
+    assert "rounds = 4000" in hospitals.answer("north", hospitals.config(rounds=4000))
+    assert "rounds = 4000" in hospitals.shown("audit", "--since", str(TODAY))
 
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:

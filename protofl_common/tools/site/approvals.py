@@ -136,7 +136,8 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
-    return [row for _, row, _ in lines if str(row.get("time", "")) >= since], [wrong for _, _, wrong in lines if wrong]
+    first = next((at for at, (_, row, _) in enumerate(lines) if str(row.get("time", "")) >= since), len(lines))
+    return [row for _, row, _ in lines[first:]], [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
