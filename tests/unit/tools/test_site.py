@@ -196,6 +196,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
     ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
     ("key", "", "", "node config without a site-name"),
+    ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
     ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
     ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
     ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
