@@ -496,10 +496,14 @@ def kept(home: Path) -> str:
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
 
 
-def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path, capsys: Printed) -> None:
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
     secrets = {"secret": "ab", "following": "cd", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    (torn := file.with_name("north-2-fedavg.secagg")).write_text('{"secret": "ab')
     file.write_text(json.dumps({"run_id": 1, "sum": 4, "stage": "share"} | secrets))
+    assert main(["site", "purge", "caches/", "--node-config", kept]) == 1
+    assert re.search("north-2-fedavg.secagg .*which sum it is of .remove it if", capsys.readouterr().err)
+    torn.unlink()
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
     left = json.loads(file.read_text())
     assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
