@@ -483,13 +483,14 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
 @pytest.fixture
-def kept(home: Path) -> str:
+def kept(home: Path, monkeypatch: Patch) -> str:
     """The node config of a site that took part in two runs, beside the traces of others."""
+    monkeypatch.setenv("HOME", str(home))
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
-    node |= {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
+    node |= {"state-dir": "~/state", "cache-dir": str(home / "cache")}
     for number, name in enumerate(("first", "second"), start=1):
         config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
-        run_federation(config, nodes={7: node}, run_id=number)
+        run_federation(config | {"out-dir": f"~/{name}"}, nodes={7: node}, run_id=number)
     for other in ("state/first-1/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
         (home / other).parent.mkdir(parents=True, exist_ok=True)
         (home / other).write_text("not north's")
@@ -529,7 +530,8 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
     stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
     assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", "state/privacy/0123.json", *stay]
-    assert [(home / path).exists() for path in ("state/second-2", "cache/features/notes")] == [False, True]
+    exist = [(home / path).exists() for path in ("state/second-2", "cache/features/notes", "first/first")]
+    assert exist == [False, True, True]
 
 
 # -- the page docs/security.md ----------------------------------------------------------------------------------------
