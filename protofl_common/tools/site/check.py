@@ -134,10 +134,9 @@ def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
     elif nearest != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
-    elif mode & others:
-        yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
     else:
-        yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
+        seen = ": other users of this machine may look in" * bool(mode & others)
+        yield Finding(WARNING if seen else FACT, topic, f"{name}{seen} (mode {mode:04o})")
     if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
         yield Finding(WRONG if free < FULL else WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
 

@@ -12,17 +12,12 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
@@ -47,9 +42,11 @@ from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.programs import program
 from tests.support.sites import NODE, found, images, level_of
 
 IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
+certificates = program("certificates")
 
 
 # -- whose code -------------------------------------------------------------------------------------------------------
@@ -337,19 +334,10 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
 
-def write_certificate(path: Path, days: int) -> None:
-    """One that is valid for that many days more."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(1).not_valid_before(now - timedelta(days=9))
-    made = builder.not_valid_after(now + timedelta(days=days, hours=1)).sign(key, hashes.SHA256())
-    path.write_bytes(made.public_bytes(Encoding.PEM))
-
-
-@pytest.mark.parametrize(("days", "level"), [(-1, "WRONG"), (29, "warning"), (300, "")])
-def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> None:
-    write_certificate(site / "ca.crt", days)
+@pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
+def test_days_that_a_certificate_has_left(days: float, level: str, site: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(certificates, "CA_DAYS", days)
+    certificates.make_ca(site)
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
@@ -542,11 +530,9 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, capsys: Printed) -> None:
     images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
     (site / "data/north").chmod(0o750)
-    (site / "certs/nodes").mkdir(parents=True)
-    write_certificate(site / "certs/ca.crt", 3600)
-    key, form = ec.generate_private_key(ec.SECP384R1()), (Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    (site / "certs/nodes/north").write_bytes(key.private_bytes(*form))
-    (site / "certs/nodes/north").chmod(0o600)
+    monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
+    assert certificates.main([str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]) == 0
+    capsys.readouterr()
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
     monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
