@@ -174,9 +174,10 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     assert private.public_key() == serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
 
 
-def test_repeating_changes_nothing(certs: Path) -> None:
+def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
     before = contents(certs)
-    assert make(certs, "--server", "my.host", "--node", "north") == 0
+    monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
+    assert [make(certs, "--server", "my.host", *more) for more in (("--node", "north"), ("--renew=ca",))] == [0, 1]
     assert contents(certs) == before
 
 
@@ -198,8 +199,8 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     ((), "give --server"),
     (("--server", "new.host"), "is not for new.host; --renew server"),
     (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
-    (("--node", "../north"), "must be a plain name"),
-    (("--node", "north.pub"), "must be a plain name"),
+    *[(("--node", name), "must be a plain name") for name in ("../north", "north.pub")],
+    (("--server", "ü.host"), "or a file in"),
     (("--node", "north", "--renew", "ca"), "give --server"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:
