@@ -60,8 +60,8 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
         try:
             content = work(message, context)
             if at_site:
-                log("INFO", f"{asked}: {_sent(content)}")
                 head = audit.append(site_folder(node), **about, **summary_of(content))
+                log("INFO", f"{asked}: {_sent(content)}")
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
@@ -84,7 +84,7 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
 def _signed_name(context: Context) -> str:
     """Return ``site north``, with its signature where a study names sites: no other ends the wait for it."""
     name, study = site_name(context.node_config), read_section(StudySettings, context.run_config, [])
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, StateError):
         if study and study.study_sites:
             about = about_site(study, name, context.run_id, "refusal")
             return f"site {name} signed {site_key(site_folder(context.node_config)).sign(about).hex()}"

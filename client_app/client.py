@@ -156,7 +156,7 @@ class Client:
     @property
     def root(self) -> Path:
         """``state-dir``, the folder of what never leaves, which no server chooses; in simulation, ``out-dir``."""
-        return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
+        return Path(self.settings.machine.state_dir or self.settings.run.out_dir).expanduser()
 
     def own_file(self, run_name: str, name: str) -> Path:
         """Return a file of this client in the run that the server calls so; a site's may need a safer name."""

@@ -170,4 +170,6 @@ def site_key(folder: Path) -> Ed25519PrivateKey:
     with locked(path):
         if not path.exists():
             write_text(path, Ed25519PrivateKey.generate().private_bytes_raw().hex(), private=True)
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))
+    with suppress(ValueError):
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))
+    raise StateError(f"state-dir: {path} is damaged; restore it, or remove it for a new key")

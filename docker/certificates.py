@@ -61,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (CertificateError, OSError) as error:
         print(f"certificates: {error}", file=sys.stderr)
         return 1
+    except ValueError as error:  # of a library, which names no file
+        print(f"certificates: a name of --server, or a file in {options.folder}, is damaged: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -81,8 +84,7 @@ def make_ca(folder: Path, *, renew: bool = False) -> None:
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write_private(folder / "ca.key", _pem(key))
-    _write(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    _write({folder / "ca.key": _pem(key)}, {folder / "ca.crt": certificate.public_bytes(serialization.Encoding.PEM)})
 
 
 def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> None:
@@ -119,14 +121,14 @@ def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> N
         .add_extension(identifier, critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write_private(folder / "server.key", _pem(key))
-    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    made = certificate.public_bytes(serialization.Encoding.PEM)
+    _write({folder / "server.key": _pem(key)}, {folder / "server.crt": made})
 
 
 def make_secret(folder: Path, *, renew: bool = False) -> None:
     """What proves to the SuperLink that a worker may take its tasks."""
     if not _kept((folder / "superexec.secret",), renew):
-        _write_private(folder / "superexec.secret", secrets.token_bytes(48))
+        _write({folder / "superexec.secret": secrets.token_bytes(48)})
 
 
 def make_node(folder: Path, name: str, *, renew: bool = False) -> None:
@@ -141,8 +143,8 @@ def make_node(folder: Path, name: str, *, renew: bool = False) -> None:
     nothing = serialization.NoEncryption()
     openssh = serialization.Encoding.OpenSSH
     public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
-    _write_private(private, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, nothing))
-    _write(private.with_name(f"{name}.pub"), public + f" {name}\n".encode())
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, nothing)
+    _write({private: secret}, {private.with_name(f"{name}.pub"): public + f" {name}\n".encode()})
 
 
 _OTHER_USES = (
@@ -216,7 +218,7 @@ def _builder(
 
 def _alternative_name(name: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return x509.DNSName(name)
 
@@ -227,18 +229,24 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    """Readable by the owner only, from its first moment."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    print(f"made  {path}")
+def _write(private: dict[Path, bytes], public: dict[Path, bytes] | None = None) -> None:
+    """Replace files when all of them are on the disk: a full one leaves both halves of a pair as they were.
 
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    path.chmod(0o644)
-    print(f"made  {path}")
+    ``private`` ones are readable by the owner only, from their first moment.
+    """
+    beside = {path: path.with_name(f"{path.name}.new") for path in {**private, **(public or {})}}
+    try:
+        for path, content in {**private, **(public or {})}.items():
+            beside[path].unlink(missing_ok=True)
+            with os.fdopen(os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+            beside[path].chmod(0o600 if path in private else 0o644)
+        for path, new in beside.items():
+            os.replace(new, path)
+            print(f"made  {path}")
+    finally:
+        for new in beside.values():
+            new.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def federate(grid: Grid, context: Context) -> Path:
         data = "own-data" if settings.data.partition == "own" else as_file_name(settings.data.dataset)
         usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, data
         name = settings.run.run_name or "-".join([*usual, str(context.run_id)[:6]])
-        folder = (Path(settings.run.out_dir) / name).resolve()
+        folder = (Path(settings.run.out_dir).expanduser() / name).resolve()
         for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
             if not settings.run.resume:
                 check_free(place)

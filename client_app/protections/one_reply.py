@@ -32,9 +32,8 @@ class OneReply(Protection):
         return is_site
 
     def before(self) -> None:
-        if self.file.exists():
-            with self._answers():
-                pass
+        with self._answers():
+            pass
 
     def after(self) -> None:
         """Record the answer. It is checked once more: the same question may have come twice at the same time."""

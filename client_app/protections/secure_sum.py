@@ -13,7 +13,6 @@ what they hide. Two sums of the same uploads, one with a site and one without, w
 remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -249,9 +248,8 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
 def blank_secrets(folder: Path) -> None:
     """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
     for file in folder.glob("*.secagg"):
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
-        write_text(file, json.dumps(rows), private=True)
+        with record_in(file, "which sum it is of (remove it if its run is over)") as rows:
+            rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
 
 
 # The messages of a sum beside the one with the masked vector, a round's or the final evaluation's

@@ -81,9 +81,9 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, of: str = "*") -> None:
     """Remove what killed processes were writing there by `replacing`, and nobody else's ``.tmp``."""
-    for leftover in folder.glob(f"*.{'[0-9a-f]' * 8}.tmp"):
+    for leftover in folder.glob(f"{of}.{'[0-9a-f]' * 8}.tmp"):
         remove(leftover)
 
 
@@ -94,8 +94,7 @@ def locked(path: Path) -> Iterator[None]:
 
     make_private(path.parent)
     with FileLock(path.with_name(f"{path.name}.lock")):
-        for leftover in path.parent.glob(f"{escape(path.name)}*.tmp"):
-            remove(leftover)
+        remove_leftovers(path.parent, escape(path.name))
         yield
 
 

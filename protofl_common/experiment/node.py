@@ -92,7 +92,8 @@ class NodeConfig:
 
 def site_folder(node: Values) -> Path:
     """Return the folder of a site's key, approvals and audit log; several sites may share a ``state-dir``."""
-    return Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"])) / "sites" / as_file_name(site_name(node))
+    state_dir = Path(str(node.get("state-dir") or SITE_FOLDERS["out-dir"])).expanduser()
+    return state_dir / "sites" / as_file_name(site_name(node))
 
 
 def site_name(node: Mapping[str, object]) -> str:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from urllib.request import getproxies
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
@@ -66,5 +67,6 @@ def asks_soon(module: Any, function: str) -> AbstractContextManager[object]:
 
 
 def own_code() -> dict[str, str]:
-    """Return the environment in which Python finds the code of this process, not of the folder it is started in."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
+    """Return the environment with this process's code, not the working directory's, and no proxy for loopback."""
+    direct = ",".join(["127.0.0.1,localhost,::1", *filter(None, [getproxies().get("no")])])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path)), "no_proxy": direct}

@@ -56,7 +56,7 @@ def ask(name: str) -> Federation:
 
 def shown_by(address: str, root_certificates: str = "") -> Shown:
     """Ask HOST:PORT, by TLS if there are ``root_certificates``; OSError (SSLError) without a (trusted) answer."""
-    host, _, port = address.rpartition(":")
+    host, _, port = address.replace("[", "").replace("]", "").rpartition(":")  # brackets of an IPv6 address
     connection: HTTPConnection = HTTPConnection(host, int(port), timeout=PATIENCE)
     if root_certificates:
         trusted = ssl.create_default_context(cafile=root_certificates)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -513,6 +513,9 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
     assert not is_from_site(heart, "south", 7, purpose, signature)
     for algo, number in (("fedavg", 2), ("fedproto", 3)):
         assert not is_from_site(heart, "north", 7, introducing(algo, number, keys), signature)
+    (hospitals.consent("north") / "site.key").write_text("ab")  # a restored half
+    assert hospitals.operator("north", "key") == 1
+    assert "site.key is damaged; restore it, or remove it for a new key" in hospitals.capsys.readouterr().err
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
@@ -660,6 +663,9 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals: Hospita
     assert "(8 times that day)" in hospitals.shown("audit")
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
     assert "rounds = 5000" in hospitals.answer("north", most)
+    monkeypatch.setattr(audit, "datetime", SimpleNamespace(now=lambda: datetime(2000, 1, 1)))  # the clock goes back
+    assert "rounds = 4000" in hospitals.answer("north", hospitals.config(rounds=4000))
+    assert "rounds = 4000" in hospitals.shown("audit", "--since", str(TODAY))
 
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -682,6 +688,7 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(audit.os, "fsync", full)
         assert "AuditError (state-dir): its audit log cannot be written" in hospitals.answer("north", config)
+    assert hospitals.capsys.readouterr().err.count("sent site") == 1
     assert hospitals.answer("north", config) == ""
 
 

@@ -144,7 +144,7 @@ def run_federation(
     if on_grid is not None:
         on_grid(grid)
     server_main(grid, Context(run_id, 0, {}, RecordDict(), config))
-    folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
+    folders = sorted(path.parent for path in Path(config["out-dir"]).expanduser().glob("*/summary.json"))
     (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)
 

@@ -118,8 +118,8 @@ def _memory(asked: argparse.Namespace) -> Found:
 
 def _folders(asked: argparse.Namespace) -> Found:
     settings = default_run_config() | asked.settings
-    cache = cache_folder(str(settings["cache-dir"]))
-    places = {"out-dir": Path(str(settings["out-dir"])), "cache-dir": cache, "TMPDIR": Path(tempfile.gettempdir())}
+    out, cache = Path(str(settings["out-dir"])).expanduser(), cache_folder(str(settings["cache-dir"]))
+    places = {"out-dir": out, "cache-dir": cache, "TMPDIR": Path(tempfile.gettempdir())}
     for name, path in places.items():
         there, other = existing(path), f"{name}=FOLDER" if "-" in name else "export TMPDIR=FOLDER"
         free = shutil.disk_usage(there).free

@@ -86,7 +86,7 @@ def act(arguments: argparse.Namespace) -> int:
             if folder:
                 screen.conclude(f"{program()} predict {from_here(folder)}")
     except KeyboardInterrupt:
-        written = {folder.stat().st_mtime: folder for folder in Path(settings.run.out_dir).glob("*/checkpoints")}
+        written = {at.stat().st_mtime: at for at in Path(settings.run.out_dir).expanduser().glob("*/checkpoints")}
         if (latest := max(written, default=0.0)) >= began:
             folder = written[latest].parent
             mains = [folder.with_name(folder.name.removesuffix(f"-{algo}")) for algo in settings.baselines]

@@ -82,7 +82,7 @@ def act(arguments: argparse.Namespace) -> int | None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from protofl_common.tools.site.check import network
+    from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
 
     site_settings(arguments.node)
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> None:
         socket.create_server((options.host, int(options.port))).close()  # Flower's error is a traceback, and comes late
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {options.host} --port {options.port}: {error}; give another") from error
-    for finding in network(options):
-        if finding.level == WRONG:  # of some of which Flower says no word
+    for finding in (*network(options), *folders(arguments.node)):
+        if finding.level == WRONG:  # of which Flower says little or nothing
             print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
     start(arguments.flowers, f"{options.host}:{options.port}", arguments.start_method)
 

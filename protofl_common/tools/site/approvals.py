@@ -107,13 +107,12 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
             if study.sites and name not in study.sites:
                 raise SettingsError(f"{study} does not name {name}")
         now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
-        code = code_of(request.settings)
-        decided = replace(request, decision=decision, decided=now, by=user, until=until, runs=runs, code=code)
-        decided = replace(decided, introductions=0, messages=0)
+        new: dict[str, Any] = {"by": user, "code": code_of(request.settings), "introductions": 0, "messages": 0}
+        decided = replace(request, decision=decision, decided=now, until=until, runs=runs, **new)
         limits = {"until": decided.bounded.until, "runs": decided.bounded.runs}
         about = {"study": study.id, "name": study.name, "signed": study.by, "purpose": study.purpose}
         demands = {key: node[key] for key in STRICT if key in node}
-        audit.append(folder, decision=decision, by=user, **limits, code=code, **about, demands=demands)
+        audit.append(folder, decision=decision, by=user, **limits, code=decided.code, **about, demands=demands)
         write(path, decided)
     ends = f", until {limits['until']}" * bool(limits["until"]) + f", {limits['runs']} runs" * bool(limits["runs"])
     return f"{name}: {decision}: {study}{ends * (decision == APPROVED)}, in {path.parent.absolute()}"
@@ -136,7 +135,8 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
-    return [row for _, row, _ in lines if str(row.get("time", "")) >= since], [wrong for _, _, wrong in lines if wrong]
+    first = next((at for at, (_, row, _) in enumerate(lines) if str(row.get("time", "")) >= since), len(lines))
+    return [row for _, row, _ in lines[first:]], [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:

@@ -45,7 +45,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
     except SettingsError as error:
         listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
-        listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
+        listed += [*folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
         listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
     return worst_first(listed)
 
@@ -112,7 +112,7 @@ def _key(path: Path) -> Finding:
     return Finding(FACT, "key", str(path))
 
 
-def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if data := str(node.get("data-dir", "")):
         yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
         if "partition-id" in node:
@@ -120,8 +120,8 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
-    folders = (*site_folders(node), get_flwr_home())
-    for key, folder in zip(("state-dir", "cache-dir", "FLWR_HOME"), folders, strict=True):
+    written = (*site_folders(node), get_flwr_home())
+    for key, folder in zip(("state-dir", "cache-dir", "FLWR_HOME"), written, strict=True):
         yield from _folder("writes", key, folder, others=0o077)
 
 
@@ -134,10 +134,9 @@ def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
     elif nearest != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
-    elif mode & others:
-        yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
     else:
-        yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
+        seen = ": other users of this machine may look in" * bool(mode & others)
+        yield Finding(WARNING if seen else FACT, topic, f"{name}{seen} (mode {mode:04o})")
     if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
         yield Finding(WRONG if free < FULL else WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
 

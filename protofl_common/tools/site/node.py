@@ -72,7 +72,7 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
-        raise SettingsError("node config without a site-name: taken for a simulated client, whose folders runs choose")
+        raise SettingsError("node config without a site-name, or a file not called .toml: taken for a simulated client")
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:

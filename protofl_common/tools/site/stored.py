@@ -66,6 +66,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     if unknown or not names:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
         raise SettingsError(f"{what}; choose from {', '.join(stored)}")
+    blank_secrets(site_folders(node)[0] / "privacy")
     for name in names:
         text = f"removed {stored[name]}"
         for path in stored[name].paths:
@@ -77,7 +78,6 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
     if left := [name for name in stored if name not in names and name.startswith(beginnings)]:
         yield f"still here: {', '.join(left)}; name each baseline, or other run of a like name, to remove it too"
-    blank_secrets(site_folders(node)[0] / "privacy")
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:

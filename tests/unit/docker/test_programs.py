@@ -130,7 +130,7 @@ def make(folder: Path, *arguments: str) -> int:
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
     folder = tmp_path / "certs"
-    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--node", "north") == 0
+    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]", "--node", "north") == 0
     return folder
 
 
@@ -153,7 +153,7 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["my.host"]
-    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.5")]
+    assert names.get_values_for_type(x509.IPAddress) == [*map(ipaddress.ip_address, ("10.0.0.5", "fd00::5"))]
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     ssl.create_default_context(cafile=str(certs / "ca.crt"))
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certs / "server.crt", certs / "server.key")
@@ -174,9 +174,10 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     assert private.public_key() == serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
 
 
-def test_repeating_changes_nothing(certs: Path) -> None:
+def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
     before = contents(certs)
-    assert make(certs, "--server", "my.host", "--node", "north") == 0
+    monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
+    assert [make(certs, "--server", "my.host", *more) for more in (("--node", "north"), ("--renew=ca",))] == [0, 1]
     assert contents(certs) == before
 
 
@@ -198,8 +199,8 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     ((), "give --server"),
     (("--server", "new.host"), "is not for new.host; --renew server"),
     (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
-    (("--node", "../north"), "must be a plain name"),
-    (("--node", "north.pub"), "must be a plain name"),
+    *[(("--node", name), "must be a plain name") for name in ("../north", "north.pub")],
+    (("--server", "ü.host"), "or a file in"),
     (("--node", "north", "--renew", "ca"), "give --server"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:

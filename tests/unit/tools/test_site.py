@@ -12,17 +12,12 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
@@ -47,9 +42,11 @@ from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.programs import program
 from tests.support.sites import NODE, found, images, level_of
 
 IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
+certificates = program("certificates")
 
 
 # -- whose code -------------------------------------------------------------------------------------------------------
@@ -196,6 +193,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
     ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
     ("key", "", "", "node config without a site-name"),
+    ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
     ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
     ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
     ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
@@ -336,19 +334,10 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
 
-def write_certificate(path: Path, days: int) -> None:
-    """One that is valid for that many days more."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(1).not_valid_before(now - timedelta(days=9))
-    made = builder.not_valid_after(now + timedelta(days=days, hours=1)).sign(key, hashes.SHA256())
-    path.write_bytes(made.public_bytes(Encoding.PEM))
-
-
-@pytest.mark.parametrize(("days", "level"), [(-1, "WRONG"), (29, "warning"), (300, "")])
-def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> None:
-    write_certificate(site / "ca.crt", days)
+@pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
+def test_days_that_a_certificate_has_left(days: float, level: str, site: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(certificates, "CA_DAYS", days)
+    certificates.make_ca(site)
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
@@ -469,6 +458,7 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
     popen = subprocess.Popen
+    monkeypatch.setenv("NO_PROXY", "example.org")
     (command,), options = run_site(monkeypatch, MagicMock()).call_args
     asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
     with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
@@ -476,27 +466,33 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
+    assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
 @pytest.fixture
-def kept(home: Path) -> str:
+def kept(home: Path, monkeypatch: Patch) -> str:
     """The node config of a site that took part in two runs, beside the traces of others."""
+    monkeypatch.setenv("HOME", str(home))
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
-    node |= {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
+    node |= {"state-dir": "~/state", "cache-dir": str(home / "cache")}
     for number, name in enumerate(("first", "second"), start=1):
         config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
-        run_federation(config, nodes={7: node}, run_id=number)
+        run_federation(config | {"out-dir": f"~/{name}"}, nodes={7: node}, run_id=number)
     for other in ("state/first-1/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
         (home / other).parent.mkdir(parents=True, exist_ok=True)
         (home / other).write_text("not north's")
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
 
 
-def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path, capsys: Printed) -> None:
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
     secrets = {"secret": "ab", "following": "cd", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    (torn := file.with_name("north-2-fedavg.secagg")).write_text('{"secret": "ab')
     file.write_text(json.dumps({"run_id": 1, "sum": 4, "stage": "share"} | secrets))
+    assert main(["site", "purge", "caches/", "--node-config", kept]) == 1
+    assert re.search("north-2-fedavg.secagg .*which sum it is of .remove it if", capsys.readouterr().err)
+    torn.unlink()
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
     left = json.loads(file.read_text())
     assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
@@ -522,7 +518,8 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
     stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
     assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", "state/privacy/0123.json", *stay]
-    assert [(home / path).exists() for path in ("state/second-2", "cache/features/notes")] == [False, True]
+    exist = [(home / path).exists() for path in ("state/second-2", "cache/features/notes", "first/first")]
+    assert exist == [False, True, True]
 
 
 # -- the page docs/security.md ----------------------------------------------------------------------------------------
@@ -533,11 +530,9 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, capsys: Printed) -> None:
     images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
     (site / "data/north").chmod(0o750)
-    (site / "certs/nodes").mkdir(parents=True)
-    write_certificate(site / "certs/ca.crt", 3600)
-    key, form = ec.generate_private_key(ec.SECP384R1()), (Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    (site / "certs/nodes/north").write_bytes(key.private_bytes(*form))
-    (site / "certs/nodes/north").chmod(0o600)
+    monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
+    assert certificates.main([str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]) == 0
+    capsys.readouterr()
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
     monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))

@@ -121,6 +121,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
     said = found("--superlink", f"127.0.0.1:{door.server_port}", "--insecure", node='site-name="north"')
     assert level_of(said, "clock ") == level
     assert level_of(said, "answers; no certificate") == ""
+    assert shown_by(f"[127.0.0.1]:{door.server_port}").days is None  # brackets, as around an IPv6 address
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
@@ -133,8 +134,10 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
     monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", MagicMock())
     options = ["--superlink", f"127.0.0.1:{door.server_port}", "--insecure", "--node-config", 'site-name="north"']
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**5))
     assert main(["site", "run", *options, "--port", "0"]) == 0
-    assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
+    assert re.search(r"protofl: WRONG clock: (599|60[01]) s ahead of the SuperLink's", shown := capsys.readouterr().err)
+    assert f"protofl: WRONG writes: state-dir {tmp_path / 'runs'}: 0 MB free" in shown
     assert main(["site", "run", *options, "--port", f"{door.server_port}"]) == 1
     assert re.search(f"--port {door.server_port}: .*ddress already in use", capsys.readouterr().err)
 

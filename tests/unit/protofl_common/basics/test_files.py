@@ -61,7 +61,7 @@ def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_err
     """One that cannot be written is an error of the system: its caller can say which file it was for."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
-        entry.with_name("entry.0a1b.tmp").touch()
+        entry.with_name("entry.0a1b2c3d.tmp").touch()
     with pytest.raises(ValueError, match="in the middle"), locked(entry):
         raise ValueError("in the middle")
     with locked(entry):
