@@ -95,7 +95,8 @@ def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     arrays = [array for name, entry in declared.items() for array in codec_of(name, entry, limits).template().values()]
     largest = sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in arrays)
     if (size := payload_bytes(content)) > largest:
-        raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
+        limit = " (max-prototypes-per-class)" * any(entry.several for entry in schema.vectors_in(declared).values())
+        raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}{limit}")
 
 
 def payload_bytes(content: RecordDict) -> int:
@@ -183,7 +184,8 @@ class Codec(ABC):
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= self.limits.num_classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{self.limits.num_classes - 1}")
         if (most := int(labels_N.bincount().max())) > per_class:
-            raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
+            limit = f"{per_class} (max-prototypes-per-class)" if per_class > 1 else "1"
+            raise RefusedMessage(f"{most} {self.name} with the same label, not at most {limit}")
         if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
             raise RefusedMessage(f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} (max-prototype-norm)")
 

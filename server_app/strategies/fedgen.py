@@ -47,7 +47,7 @@ class FedGen(FedAvg[FedGenHparams]):
         return {"server-loss": self._train_generator(self.label_counts)}
 
     def _train_generator(self, counts_C: torch.Tensor) -> float:
-        model, total = self.first_model().requires_grad_(False), 0.0
+        model, total = self.first_model().requires_grad_(False).eval(), 0.0
         model.load_state_dict(self.weights)
         for _ in range(self.hparams.server_steps):
             features_BD, labels_B = self.generator.sample(counts_C, self.hparams.server_batch_size, self.random)

@@ -1,10 +1,9 @@
 """FedORGP (Guo et al., 2025), server half: trained global prototypes, orthogonal to those of other classes.
 
 Other half: `client_app/algorithms/fedorgp.py`. What is trained, and how: FedTGP's `server_app/strategies/fedtgp.py`.
-Symbols: P_i^c the round's client prototypes; P̂^c = F(Ṕ^c) what goes down; γ = ``gamma``; S = ``server-epochs``.
+Symbols: P_i^c the round's client prototypes; P̂^c = F(Ṕ^c) what goes down; γ = ``gamma``.
 
 Loss                mean of (1 − cos(P_i^c, P̂^c)) + γ · mean over c' ≠ c of |cos(P_i^c, P̂^c')|
-Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
 
 Deviations: the equations are those of the authors' code of November 2024 (aaaf664); here both terms are averages.
 Its one epoch a round leaves P̂ near its random start for long. Classes that nobody has take no part.

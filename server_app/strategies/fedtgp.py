@@ -14,8 +14,6 @@ Training            S epochs of plain SGD over the client prototypes of the roun
 
 Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 
-Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``transform = false`` (w/o F).
-
 Deviations: the paper does not say what becomes of classes that nobody has; here they take no part in the loss and are
 not sent until some client has sent one. Ṕ and F live on between rounds, and so do prototypes of classes that nobody
 sent this time. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.

@@ -1,7 +1,7 @@
 """MPFT (Zhang et al., ICLR 2025), server half: adapter and classifier, trained on the clients' centres.
 
 Other half: `client_app/algorithms/mpft.py`.
-Symbols: r_p a centre with its class y_p (`inputs_BF`, `labels_B`); g∘h classifier and adapter.
+Symbols: r_p a centre with its class y_p; g∘h classifier and adapter.
 
 Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` epochs in shuffled minibatches
 

@@ -35,9 +35,10 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         mean = self.averaged([replace(upload, most=1) for upload in uploads])
+        rates = dict.fromkeys(self.parameters, self.hparams.server_lr)  # beyond the mean, a variance could be negative
         for name, before in self.weights.items():
             if before.is_floating_point():
-                mean[name] = before + self.hparams.server_lr * (mean[name] - before)
+                mean[name] = before + rates.get(name, 1.0) * (mean[name] - before)
         zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
         sent = [upload.payload.weights("control") or {} for upload in uploads]
         changes = self.cut(uploads, sent, lambda _: zeros)

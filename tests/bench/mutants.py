@@ -380,7 +380,7 @@ private heads start apart
 + self.name
 @@ protofl_common/maths/prototypes.py: tests/unit/reference/test_mpft.py
 MPFT rounds the number of clusters down
-- math.ceil(ratio * len(rows_ND))
+- math.ceil(ratio * len(rows_ND) * (1 - 1e-12))
 + int(ratio * len(rows_ND))
 @@ server_app/strategies/fedtgp.py: tests/unit/reference/test_fedtgp.py
 FedTGP begins anew in each round

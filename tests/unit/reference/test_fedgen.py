@@ -23,7 +23,7 @@ DECLARED = Declared(
     acts={"lambda": 5.0, "noise-dim": 8, "server-steps": 5, "server-lr": 0.5, "server-batch-size": 4},
 )
 
-ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
+ARCHS = ("mnist-cnn", "htcnn-3", "mnist-cnn-18")
 CLASSES, DIM, NOISE, STEPS, SIZE, LR = 10, 16, 4, 5, 6, 0.01
 
 

@@ -54,10 +54,11 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
     plain.assert_close(plain.weights_left(outcome), plain.model_left(outcome.folder, "site-0"))
 
 
-def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algo", "key"), [("pfedme", "pfedme__beta"), ("scaffold", "scaffold__server_lr")])
+def test_a_large_step_leaves_batch_normalisation_a_mean(algo: str, key: str, tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
     settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
-    configs = [run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings) for beta in (1.0, 8.0)]
+    configs = [run_config(tmp_path / str(step), algo=algo, **settings | {key: step}) for step in (1.0, 8.0)]
     one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers

@@ -84,3 +84,5 @@ def test_classes_are_clustered_apart() -> None:
     assert found.labels.tolist() == [1, 4, 4]
     assert found.counts.tolist() == [1, 3, 3]
     torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
+    centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)
+    assert len(centres) == 7  # 0.07 · 100 is a little above 7 in floating point

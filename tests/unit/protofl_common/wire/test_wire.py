@@ -185,7 +185,9 @@ def test_several_prototypes_of_a_class_are_limited_and_so_are_sets(monkeypatch: 
     content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
     found = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True).vectors()
     assert found.labels.tolist() == [2, 2, 2, 5]
-    assert_refused(content, declared, "3 prototypes with the same label", Limits(10, 3, max_per_class=2))
+    assert_refused(content, declared, "same label, not at most 2 .max-prototypes-per-c", Limits(10, 3, max_per_class=2))
+    with pytest.raises(RefusedMessage, match=r"80 bytes of arrays, .* at most 40 \(max-prototypes-per-class\)"):
+        check_size(content, declared, Limits(2, 3, max_per_class=1))
     # FedPCL makes a table of all classes of each set, however few of them it has
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
     declared, one = {"sets": VectorSets()}, Prototypes(torch.ones(1, 3), torch.tensor([0]))
