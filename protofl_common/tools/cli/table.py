@@ -65,7 +65,9 @@ def act(arguments: argparse.Namespace) -> int | None:
         raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
     if "seed" in overrides:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
-    seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
+    if not re.fullmatch(r"(\d+(, *\d+)*)?", arguments.seeds):
+        raise SettingsError(f"--seeds {arguments.seeds!r}: must be whole numbers of at least 0, such as 1,2,3")
+    seeds, shard = tuple(int(word) for word in arguments.seeds.split(",") if word), _shard(arguments.shard)
     rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
     planned = [(table, plan(table, **rows)) for table in (read_table(file_named(file)) for file in files)]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
@@ -203,9 +205,3 @@ def _shard(text: str) -> slice:
     if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
         raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
     return slice(int(numbers[1]) - 1, None, int(numbers[2]))
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"(\d+(, *\d+)*)?", text):
-        raise SettingsError(f"--seeds {text!r}: must be whole numbers of at least 0, such as 1,2,3")
-    return tuple(int(word) for word in text.split(",") if word)
