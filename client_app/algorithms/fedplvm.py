@@ -35,8 +35,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
-        power = hparams.alpha, hparams.similarity_floor
-        similarity_BG = losses.sparse_similarity(batch.features, prototypes_GD, *power)
+        similarity_BG = losses.sparse_similarity(batch.features, prototypes_GD, hparams.alpha, hparams.similarity_floor)
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
             terms["contrast"] = hparams.lambda_ * losses.sparse_contrast(similarity_BG, own_BG, hparams.temperature)

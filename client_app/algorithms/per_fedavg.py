@@ -75,8 +75,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     def _adapted(self) -> SplitModel:
         model, training = deepcopy(self.model).train(), self.training
         seed = self.client.seed_for("adapt", self.round)
-        generator = torch.Generator().manual_seed(seed)
-        batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
+        batch = next(shuffled_batches(self.client.train_set, training.batch_size, torch.Generator().manual_seed(seed)))
         seed_torch(seed)  # dropout
         step = MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha)
         step.adapt(*batch)

@@ -137,8 +137,7 @@ class SecureSum:
             log("ERROR", f"run {self.run_id}: NaN or infinity in its upload; it sent zeros to hide it from the server")
         vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        digest = summary_of(self.client.content.array_records)["sha256"]
-        received = masks.received(digest, progress.keys, peers)
+        received = masks.received(summary_of(self.client.content.array_records)["sha256"], progress.keys, peers)
         sent = masks.masked(vector, progress.secret, self.name, peers, received).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
         following = masks.new_secret() if self.next_sum else b""

@@ -93,8 +93,7 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     data_dir, complete = data_dir_of(settings), dict[str, tuple[Path, ...]]()
     for name in DIGIT5:
         with suppress(DataError):
-            ours = name == "mnist-m"
-            paths = tuple(data_dir / file for file in MNIST_M) if ours else locate_public(name, settings)
+            paths = tuple(data_dir / file for file in MNIST_M) if name == "mnist-m" else locate_public(name, settings)
             complete |= {name: paths} if all(path.exists() for path in paths) else {}
     return complete
 

@@ -268,8 +268,7 @@ def _inputs(datasets: Any, whole: Any, label: str, name: str, settings: DataSett
     check_no_label(texts, whole[label][:], f"dataset = {name!r}")
     try:
         if images:
-            size = settings.image_size or DEFAULT_SIZE
-            return np.stack([square_rgb(image, size) for image in whole[images[0]]]), []
+            return np.stack([square_rgb(image, settings.image_size or DEFAULT_SIZE) for image in whole[images[0]]]), []
         if texts:
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), [*texts]

@@ -99,8 +99,7 @@ def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2
 def class_scores(distances_NP: Tensor, labels_P: Tensor, num_classes: int) -> Tensor:
     """−d² from the nearest prototype of each class [N, C], −∞ for classes without one (Snell et al., NeurIPS 2017)."""
     scores_NC = distances_NP.new_full((len(distances_NP), num_classes), -math.inf)
-    labels_NP = labels_P.expand(len(distances_NP), -1)
-    return scores_NC.scatter_reduce_(1, labels_NP, -distances_NP.square(), "amax")
+    return scores_NC.scatter_reduce_(1, labels_P.expand(len(distances_NP), -1), -distances_NP.square(), "amax")
 
 
 def fit_temperature(scores_NC: Tensor, labels_N: Tensor) -> float:

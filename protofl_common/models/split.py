@@ -107,5 +107,4 @@ class Generator(nn.Module):
     def sample(self, counts_C: Tensor, size: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Features [size, D], labels y ~ ``counts_C`` and noise ε ~ N(0, 1) drawn from ``random``, or torch's own."""
         labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
-        noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)
-        return self(noise_BN, labels_B), labels_B
+        return self(torch.randn(size, self.noise_dim, generator=random, device=counts_C.device), labels_B), labels_B

@@ -79,7 +79,7 @@ class TrainedModel:
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
             model.load_state_dict(self.weights)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, IndexError) as error:  # the last where a card has no input_shape
             raise SettingsError(f"the weights are not of the network on the model's card ({error})") from error
         return model.eval()
 

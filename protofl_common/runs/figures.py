@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 from rich.text import Text
 
-from protofl_common.basics.text import human_bytes
+from protofl_common.basics.text import human_bytes, printable
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
 from protofl_common.runs.over_clients import in_percent
 
@@ -41,10 +41,10 @@ class Table:
 
     def on_terminal(self) -> Shown:
         shown = Shown(title=self.title or None, caption=self.note or None)
-        for number, head in enumerate(self.heads):
-            shown.add_column(head, justify="left" if number in self.words else "right", overflow="fold")
+        for number, head in enumerate(map(printable, self.heads)):
+            shown.add_column(Text(head), justify="left" if number in self.words else "right", overflow="fold")
         for row in self.rows:
-            shown.add_row(*map(Text, row))
+            shown.add_row(*(Text(printable(text)) for text in row))  # a stranger's: no escapes, no markup
         return shown
 
     def as_text(self) -> str:

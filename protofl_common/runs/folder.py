@@ -185,7 +185,7 @@ def baseline_folder(run: Path, algo: str) -> Path:
 
 def checkpoints(run: Path) -> list[Path]:
     """The latest first."""
-    return sorted((path for path in (run / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
+    return sorted((path for path in (run / CHECKPOINTS).glob("*.safetensors") if path.stem.isdecimal()), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,11 @@ def _read(path: Path) -> Iterator[Any]:
     """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         for part in file if path.suffix == ".jsonl" else (file.read(),):
-            with suppress(json.JSONDecodeError):
-                if not isinstance(content := json.loads(part), dict):
-                    continue
+            content = None
+            with suppress(ValueError, RecursionError):  # of a stranger's file, also numbers and nests without end
+                content = json.loads(part)
+            if isinstance(content, dict):
                 if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
-                    later = f"{path} has format {number}, of a later version"
+                    later = f"{path} has format {number!r}, of a later version"
                     raise SettingsError(f"{later}; this one reads up to {FORMAT}")
                 yield content

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Accuracies, Best, ClientRow, RoundRow, Sites
+from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Best, ClientRow, RoundRow, Sites
 
 COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
 
@@ -59,12 +59,16 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
     where the run has any, else on test data: which of these, too. None where there is none.
     """
-    considered = [(_choosing(row), row) for row in of_all_sites(rows)]
-    validated = any(f"validation/{kind}" in figures for figures, _ in considered)
-    name = f"validation/{kind}" if validated else kind
-    of_kind = [(figures.get(name), row) for figures, row in considered]
-    candidates = [(figure.get("trimmed", figure["mean"]), row) for figure, row in of_kind if figure]
-    return max(candidates, key=lambda pair: pair[0], default=(0.0, None))[1], "validation" if validated else "test"
+    outvoting = [  # where sites may lie, the figures of enough sites to outvote them
+        (name, figure.get("trimmed", figure["mean"]), row)
+        for row in of_all_sites(rows)
+        for name, figure in figures_of(row).items()
+        if figure and ("trimmed" in figure or not row.get("liars"))
+    ]
+    validated = [entry for entry in outvoting if entry[0] == f"validation/{kind}"]
+    candidates = validated or [entry for entry in outvoting if entry[0] == kind]
+    best = max(candidates, key=lambda entry: entry[1], default=("", 0.0, None))[2]
+    return best, "validation" if validated else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
@@ -84,11 +88,6 @@ def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
     """By the names that a table gives them: ``head``, ``head/auc``, ``validation/head``."""
     validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
     return {**row["accuracy"], **row.get("metrics", {}), **validation}
-
-
-def _choosing(row: RoundRow) -> Accuracies:
-    """The figures by which a round may be chosen: where sites may lie, those of enough sites to outvote them."""
-    return {name: figure for name, figure in figures_of(row).items() if "trimmed" in figure or not row.get("liars")}
 
 
 def doubts_of_data(sites: Sites) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Look here first when Flower moves on.
 """
 
+import json
 import sys
 import time
 from collections import defaultdict
@@ -24,7 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)  # of shapes, JSON or bytes that are none
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError, DecodeError)  # of JSON that is none …
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
 
@@ -122,7 +123,18 @@ def _pull_present(parts: dict[str, bytes], object_ids: list[str], pull_object_fn
     with ThreadPoolExecutor(2) as threads:  # and for both: the next look must not ask for what is still on its way
         missing = [name for name in object_ids if name not in parts]
         list(threads.map(lambda name: parts.update({name: pull_object_fn(name)}), missing))
+    size = sum(map(len, parts.values()))
+    decoded = sum(_decoded(part, parts) for part in parts.values() if part.startswith(b"Array "))
+    if decoded > size + 2**28:  # less than that an array of zeros may be larger
+        raise ValueError(f"{size} bytes that would become arrays of {decoded}")
     return parts
+
+
+def _decoded(array: bytes, parts: dict[str, bytes]) -> int:
+    """Bytes that an array will have: it names its chunks of 5 MB by position, and may name one a million times."""
+    head, _, body = array.partition(b"\0")
+    chunks = head.decode().split(" ")[1].split(",")
+    return sum(len(parts[chunks[index]]) for index in json.loads(body)["arraychunk_ids"])
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:

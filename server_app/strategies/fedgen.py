@@ -30,8 +30,7 @@ class FedGen(FedAvg[FedGenHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        dim = self.settings.model.feature_dim
-        self.generator = Generator(self.num_classes, dim, self.hparams.noise_dim, self.seed)
+        self.generator = Generator(self.num_classes, self.settings.model.feature_dim, self.hparams.noise_dim, self.seed)
         trained = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=self.hparams.server_lr)
         self.random = torch.Generator().manual_seed(self.seed)

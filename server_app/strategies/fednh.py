@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
-from server_app.strategies.base import Federation, FederationError, Payload, Prototypes, Upload
+from server_app.strategies.base import Federation, FederationError, Prototypes, Upload, vectors_of
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -43,14 +43,11 @@ class FedNH(FedAvg[FedNHHparams]):
         return SplitModel(model.body, CosineHead(self.num_classes, self.settings.model.feature_dim, self.hparams.scale))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        means = self.merged([self._of_length_one(upload) for upload in uploads], "counts", None)
+        sent = vectors_of(uploads).items()
+        units = {site: replace(vectors, means=normalize(vectors.means, dim=1)) for site, vectors in sent}
+        means = self.merged([upload.having(prototypes=units[upload.site]) for upload in uploads], "counts", None)
         if means is not None:
             rho, previous_PD = self.hparams.smoothing, self.prototypes_CD[means.labels]
             moved_PD = rho * previous_PD + (1 - rho) * normalize(means.means, dim=1)
             self.prototypes_CD[means.labels] = normalize(moved_PD, dim=1)
         return super().merge(uploads)
-
-    def _of_length_one(self, upload: Upload) -> Upload:
-        means = upload.payload.vectors()
-        assert means is not None
-        return replace(upload, payload=Payload(prototypes=replace(means, means=normalize(means.means, dim=1))))

@@ -62,8 +62,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:
         count = min(len(self.centres), len({point.tobytes() for point in points}))
-        means = KMeans(count, n_init=10, random_state=self.seed % 2**32)
-        return [int(k) for k in means.fit_predict(points)]
+        return [int(k) for k in KMeans(count, n_init=10, random_state=self.seed % 2**32).fit_predict(points)]
 
     @property
     def global_weights(self) -> StateDict:

@@ -201,6 +201,7 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "another network": ({"arch": "resnet10"}, "the weights are not of the network on the model's card"),
     "a huge one": ({"feature_dim": 10**7}, "its prototypes are not of the model on its card"),
     "a huge input": ({"input_shape": [3, 2048, 2048]}, "the weights are not of the network on the model's card"),
+    "no input": ({"arch": "gaussian-lda", "input_shape": []}, "the weights are not of the network on the model's card"),
     "no network": ({"arch": None}, "its card is not one of a model (arch: Field required)"),
     "fewer classes": ({"classes": ["one"]}, "its prototypes are not of the model on its card"),
     "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),

@@ -53,8 +53,7 @@ def precious(tmp_path: Path) -> Path:
 
 
 def foreign_model(arch: str) -> TrainedModel:
-    facts: dict[str, Any] = {"run": "run", "flower_run": "", "site": "north", "domain": "", "algorithm": "fedavg",
-        "round": 1}  # fmt: skip
+    facts: dict[str, Any] = {"run": "run", "flower_run": "", "site": "north", "domain": "", "algorithm": "fedavg"}
     facts |= {"round": 1, "input_shape": (3,), "input_type": "float32", "mean": (0.0,) * 3, "std": (1.0,) * 3}
     facts |= {"backbones": (), "features_in": 0, "feature_dim": 2, "classes": ("a", "b"), "inference": "head"}
     facts |= {"similarity": "l2", "accuracy": {"head": 1.0}, "test_samples": 1, "temperature": 1.0}

@@ -109,9 +109,9 @@ def comparison(folders: list[Path]) -> Table:
     for key in dict.fromkeys(key for of_run in settings for key in of_run):
         values = [of_run.get(key) for of_run in settings]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
-            rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
+            rows.append([key, *("–" if value is None else str(value) for value in values)])
     note = f"Without a std: {HIDDEN}" * any("std" not in of for run in summaries for of in run["accuracy"].values())
-    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows, note)
+    return Table(["", *(folder.resolve().name for folder in folders)], rows, note)
 
 
 def _figures(summary: Summary) -> dict[str, str]:

@@ -84,9 +84,14 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
-    runs = runs_in(arguments.folder)
+    runs = []
+    for run in runs_in(arguments.folder):
+        try:
+            runs.append(_as_dict(run))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # a stranger's file hides no other run
+            Console(stderr=True).print(plain(f"left out: {run.path}: {type(error).__name__}: {error}"))
     if arguments.json:
-        print_json("runs", {"runs": [_as_dict(run) for run in runs]})
+        print_json("runs", {"runs": runs})
     else:
         Console().print(_table(runs))
 
@@ -110,16 +115,15 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
     }
 
 
-def _table(runs: list[KnownRun]) -> Table:
+def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
-    for known_run in runs:
-        run = _as_dict(known_run)
+    for run in runs:
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
         best = run["best"].replace(" (chosen on test data)", "*").replace(" (chosen on validation data)", "")
         figures = (plain(run["final"]).replace(", ", "\n"), plain(best).replace(", ", "\n"))
-        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{size}", *figures)
+        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{plain(size)}", *figures)
     return table
 
 

@@ -67,7 +67,9 @@ def act(arguments: argparse.Namespace) -> int | None:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
     if arguments.dry_run and arguments.json:
         raise SettingsError("--json: a plan has no JSON; leave it out, or --dry-run")
-    seeds, shard = _seeds(arguments.seeds), _shard(arguments.shard)
+    if not re.fullmatch(r"(\d+(, *\d+)*)?", arguments.seeds):
+        raise SettingsError(f"--seeds {arguments.seeds!r}: must be whole numbers of at least 0, such as 1,2,3")
+    seeds, shard = tuple(int(word) for word in arguments.seeds.split(",") if word), _shard(arguments.shard)
     rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
     chosen = [f"{key} = {value}" for key, value in overrides.items()]
     more = f"\n\nAll runs with {', '.join(chosen)}." if chosen else ""
@@ -206,9 +208,3 @@ def _shard(text: str) -> slice:
     if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
         raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
     return slice(int(numbers[1]) - 1, None, int(numbers[2]))
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"(\d+(, *\d+)*)?", text):
-        raise SettingsError(f"--seeds {text!r}: must be whole numbers of at least 0, such as 1,2,3")
-    return tuple(int(word) for word in text.split(",") if word)

@@ -3,8 +3,9 @@
 import time
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
@@ -16,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from server_app.network.flower_compat import find_messages_by_node, pull_each
+from tests.support.attacks import raw
 from tests.support.harness import LocalGrid
 
 NODES = 30
@@ -83,7 +85,8 @@ class Replies:
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=[get_object_tree(m) for m in found])
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
-        content = self.objects[request.object_id].replace(b"spoilt", b"\xff\xff\xff")
+        content = self.objects[request.object_id].replace(b"spoilt", b"\xff\xff\xff").replace(b'{"1"', b"[" * 10**5)
+        content = content.replace(b"[0]", b"[%b0]" % (b"0," * 299))
         there = request.object_id not in self.missing
         time.sleep(0.1 if there else 0.02)
         self.pulled += [request.object_id] * there
@@ -97,18 +100,19 @@ def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_or_
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    messages = [Message(RecordDict(), node, "train") for node in range(5)]
+    messages = [Message(RecordDict(), node, "train") for node in range(7)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
     contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "slow", "sound"]]
+    contents += [RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})}) for size in (1, 2**17)]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
     answered = pull_each(grid, messages)
-    assert [message for message, _ in answered] == [messages[0], messages[1], messages[3]]
-    assert [reply.has_error() or reply.content["said"]["word"] for _, reply in answered] == ["whole", True, "sound"]
-    assert "a reply that Flower cannot read" in answered[1][1].error.reason
-    assert pull_each(grid, [messages[2], messages[4]]) == pull_each(grid, []) == []
+    assert [message for message, _ in answered] == messages[:2] + messages[3:6]
+    assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
+    assert [answered[number][1].error.reason[33:38] for number in (1, 3, 4)] == ["Decod", "Recur", "Value"]
+    assert pull_each(grid, [messages[2], messages[6]]) == pull_each(grid, []) == []
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
     assert (message, reply.content["said"]["word"]) == (messages[2], "slow")

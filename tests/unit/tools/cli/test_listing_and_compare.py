@@ -84,15 +84,17 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
 def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
-    for name in ("one", "two"):
+    for name, rounds in {"one": "1", "[/b]two": "1", "odd": '"many"'}.items():
         of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
         write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
-        (tmp_path / name / "settings.toml").write_text(f"dataset = {json.dumps(EVIL)}\n")
-    for words in (["runs", str(tmp_path)], ["compare", str(tmp_path / "one"), str(tmp_path / "two")]):
+        (tmp_path / name / "settings.toml").write_text(f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n")
+        summary = json.loads((file := tmp_path / name / "summary.json").read_text())
+        file.write_text(json.dumps(summary | {"algorithm": EVIL, "rounds": EVIL}))
+    for words in (["runs", str(tmp_path)], ["compare", str(tmp_path / "one"), str(tmp_path / "[/b]two")]):
         assert main(words) == 0
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
         assert "owned" in out
-        assert "\x1b" not in out
+        assert ("\x1b" in out, "left out: " in err) == (False, words[0] == "runs")
 
 
 @pytest.fixture
