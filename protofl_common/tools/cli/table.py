@@ -71,8 +71,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         raise SettingsError(f"--seeds {arguments.seeds!r}: must be whole numbers of at least 0, such as 1,2,3")
     seeds, shard = tuple(int(word) for word in arguments.seeds.split(",") if word), _shard(arguments.shard)
     rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    chosen = [f"{key} = {value}" for key, value in overrides.items()]
-    more = f"\n\nAll runs with {', '.join(chosen)}." if chosen else ""
+    more = bool(overrides) * f"\n\nAll runs with {', '.join(f'{key} = {value}' for key, value in overrides.items())}."
     tables = [replace(table, note=(table.note + more).strip()) for table in map(read_table, map(file_named, files))]
     planned = [(table, plan(table, **rows)) for table in tables]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
@@ -126,7 +125,7 @@ def execute(
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
-    return 1 if runs.failed or not any(runs_of(cells) for _, cells in planned) else 0
+    return 1 if runs.failed or {not cell.runs for _, cells in planned for cell in cells if cell.asked} == {True} else 0
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
@@ -193,13 +192,14 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
         files = {
             ".json": json.dumps(render.as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results),
-            ".tex": re.sub("(?m)^", "% ", table.note) + "\n" + render.cells_of(table, results).as_latex(),
+            ".tex": render.cells_of(table, results).as_latex(),
             ".csv": render.csv_of_cells(table, results),
             ".long.csv": render.csv_of_seeds(results),
         }
         files |= {".against.tex": render.differences(table, results).as_latex()} if table.against else {}
         for suffix, text in files.items():
-            write_text(out / f"{table.name}{suffix}", text)
+            note = re.sub("(?m)^", "% ", table.note) + "\n" if table.note and suffix.endswith(".tex") else ""
+            write_text(out / f"{table.name}{suffix}", note + text)
 
 
 def _shard(text: str) -> slice:
