@@ -33,7 +33,7 @@ from protofl_common.experiment.node import NODE_KEYS, permission_problems
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.executor import Executor
+from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import installed_code
@@ -467,6 +467,11 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
     assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
+    monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
+    assert own_code()["no_proxy"] == "*"
+    monkeypatch.setattr("protofl_common.tools.executor.getproxies_environment", dict)  # as on macOS
+    monkeypatch.setattr("protofl_common.tools.executor.getproxies", lambda: {"https": "http://proxy"})
+    assert own_code()["https_proxy"] == "http://proxy"
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
