@@ -127,10 +127,10 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
     nearest, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
     mode = stat.S_IMODE(nearest.stat().st_mode)
-    if not writes and nearest != folder.absolute():
-        yield Finding(WRONG, topic, f"{name}: there is none")
-    elif not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
+    if not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
+    elif not writes and nearest != folder.absolute():
+        yield Finding(WRONG, topic, f"{name}: there is none")
     elif nearest != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
     else:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
@@ -260,7 +260,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
     ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
     ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
-    ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
+    ([], NODE.replace('"data"', f'"{300 * "x"}"'), "WRONG", "there is none"),  # pathlib's exists() raises for it
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], NODE.partition(" data-dir")[0], "warning", "approval none: a run takes part"),
@@ -469,9 +469,8 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
     monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
     assert own_code()["no_proxy"] == "*"
-    monkeypatch.setattr("protofl_common.tools.executor.getproxies_environment", dict)  # as on macOS
-    monkeypatch.setattr("protofl_common.tools.executor.getproxies", lambda: {"https": "http://proxy"})
-    assert own_code()["https_proxy"] == "http://proxy"
+    with patch.multiple(own_code.__module__, getproxies_environment=dict, getproxies=lambda: {"all": "mac"}):
+        assert own_code()["all_proxy"] == "mac"  # which has proxies without a variable
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
