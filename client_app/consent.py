@@ -72,10 +72,11 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
     study = Study.of(config)
     if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
-    if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
-        raise RefusedMessage(f"{study} does not name {name}, or names another key of it; `protofl site key` prints it")
     path = folder / FOLDER / f"{study.id}.json"
     try:
+        if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
+            why = f"{study} does not name {name}, or names another key of it; `protofl site key` prints it"
+            raise RefusedMessage(why)
         if approves:
             if not path.exists():
                 _check_room(config, study, folder)

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (CertificateError, OSError) as error:
         print(f"certificates: {error}", file=sys.stderr)
         return 1
-    except ValueError as error:  # of a library, which names no file
+    except (TypeError, ValueError) as error:  # of a library, which names no file; TypeError: the key has a password
         print(f"certificates: a name of --server, or a file in {options.folder}, is damaged: {error}", file=sys.stderr)
         return 1
     return 0
@@ -232,14 +232,16 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(private: dict[Path, bytes], public: dict[Path, bytes] | None = None) -> None:
     """Replace files when all of them are on the disk: a full one leaves both halves of a pair as they were.
 
-    ``private`` ones are readable by the owner only, from their first moment.
+    ``private`` ones are readable by the owner only, from their first moment. No node has a name that begins with a dot.
     """
-    beside = {path: path.with_name(f"{path.name}.new") for path in {**private, **(public or {})}}
+    beside = {path: path.with_name(f".{path.name}.new") for path in {**private, **(public or {})}}
     try:
         for path, content in {**private, **(public or {})}.items():
             beside[path].unlink(missing_ok=True)
             with os.fdopen(os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             beside[path].chmod(0o600 if path in private else 0o644)
         for path, new in beside.items():
             os.replace(new, path)

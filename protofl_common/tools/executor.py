@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
-from urllib.request import getproxies
+from urllib.request import getproxies, getproxies_environment
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
@@ -68,5 +68,7 @@ def asks_soon(module: Any, function: str) -> AbstractContextManager[object]:
 
 def own_code() -> dict[str, str]:
     """Return the environment with this process's code, not the working directory's, and no proxy for loopback."""
-    direct = ",".join(["127.0.0.1,localhost,::1", *filter(None, [getproxies().get("no")])])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path)), "no_proxy": direct}
+    named = getproxies_environment()  # without any macOS has its own, which no_proxy alone would switch off
+    system = {} if named else {f"{kind}_proxy": url for kind, url in getproxies().items()}
+    direct = "*" if named.get("no") == "*" else f"127.0.0.1,localhost,::1,{named.get('no', '')}".rstrip(",")
+    return system | os.environ | {"PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path)), "no_proxy": direct}

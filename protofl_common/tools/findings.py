@@ -1,5 +1,6 @@
 """Findings about a machine, as ``protofl doctor`` and ``protofl site check`` print them."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -33,4 +34,4 @@ def show(command: str, findings: list[Finding], as_json: bool) -> int:
 
 
 def existing(path: Path) -> Path:
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.exists(folder))

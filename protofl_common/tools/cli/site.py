@@ -44,7 +44,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", help=words)
     parser.add_argument("--until", type=day, metavar="DAY", help="approve: the last day, as 2027-06-30")
     parser.add_argument("--runs", type=int, metavar="N", help="approve: that many runs (the study's)")
-    parser.add_argument("--since", type=day, metavar="DAY", help="audit: only lines from that day on")
+    parser.add_argument("--since", type=day, metavar="DAY", help="audit: only the lines behind those of earlier days")
     parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
     forks = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork" if forks else "spawn", help=_START)

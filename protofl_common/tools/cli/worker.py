@@ -43,7 +43,7 @@ def act(arguments: argparse.Namespace) -> None:
 
     if not re.fullmatch(r"([\w.]+(, *|$))*", arguments.allow_python):
         raise SettingsError(f"--allow-python {arguments.allow_python}: must be names of modules, with commas")
-    make_private(out_dir := arguments.out_dir.absolute())
+    make_private(out_dir := arguments.out_dir.expanduser().absolute())
     if not (out_dir.is_dir() and os.access(out_dir, os.W_OK)):
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
     script = [__file__, str(out_dir), arguments.allow_python]
@@ -55,11 +55,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def installed_code(out_dir: str) -> AbstractContextManager[object]:
-    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names.
-
-    Flower would unpack and import the bundle that the run brought. Here settings are the installed defaults and what
-    the run says in their place, except its ``out-dir``.
-    """
+    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names."""
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,
         "get_fab_metadata": lambda _: ("", ""),
@@ -79,8 +75,7 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # The process of a run: python -P worker.py OUT-DIR MODULES, then flwr-serverapp's arguments. Its settings may name
-    # MODULES (with commas) and no others, and only this user can read what it writes.
+    # The process of a run: python -P worker.py OUT-DIR MODULES (with commas), then flwr-serverapp's arguments
     from flwr.superlink.cli import flwr_serverapp
 
     _, out_dir, modules, *sys.argv[1:] = sys.argv

@@ -6,6 +6,7 @@ from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,12 @@ def _asked_by(folder: Path, word: str) -> tuple[Path, Request | None]:
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the lines of a site's audit log from the day ``since`` on, and what is wrong with the log."""
+    """Return a site's audit log behind the last line before ``since``, but a clock's that went back; what is wrong."""
     if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
-    first = next((at for at, (_, row, _) in enumerate(lines) if str(row.get("time", "")) >= since), len(lines))
+    latest = enumerate(accumulate((str(row.get("time", "")) for _, row, _ in lines), max), 1)
+    first = max((at for at, time in latest if time == lines[at - 1][1].get("time") and time < since), default=0)
     return [row for _, row, _ in lines[first:]], [wrong for _, _, wrong in lines if wrong]
 
 

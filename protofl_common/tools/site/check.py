@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.constant import TIMESTAMP_TOLERANCE
+from flwr.common.constant import TIMESTAMP_TOLERANCE as MOST_SECONDS  # that a clock may be wrong
 from flwr.supercore.utils import get_flwr_home
 
 from client_app import protections
@@ -33,7 +33,6 @@ from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
-MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
 FEW_BYTES, FULL = 2**30, 10**6  # free on a disk: less is a warning, or wrong
 
 
@@ -128,10 +127,10 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
     nearest, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
     mode = stat.S_IMODE(nearest.stat().st_mode)
-    if not writes and nearest != folder.absolute():
-        yield Finding(WRONG, topic, f"{name}: there is none")
-    elif not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
+    if not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
+    elif not writes and nearest != folder.absolute():
+        yield Finding(WRONG, topic, f"{name}: there is none")
     elif nearest != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
     else:

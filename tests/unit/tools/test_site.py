@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
@@ -33,7 +33,7 @@ from protofl_common.experiment.node import NODE_KEYS, permission_problems
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.executor import Executor
+from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import installed_code
@@ -260,7 +260,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
     ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
     ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
-    ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
+    ([], NODE.replace('"data"', f'"{300 * "x"}"'), "WRONG", "there is none"),  # pathlib's exists() raises for it
     ([], NODE + " allow-download=true", "warning", "downloads a run may"),
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], NODE.partition(" data-dir")[0], "warning", "approval none: a run takes part"),
@@ -467,6 +467,10 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
     assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
+    monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
+    assert own_code()["no_proxy"] == "*"
+    with patch.multiple(own_code.__module__, getproxies_environment=dict, getproxies=lambda: {"all": "mac"}):
+        assert own_code()["all_proxy"] == "mac"  # which has proxies without a variable
 
 
 # -- what a site keeps ------------------------------------------------------------------------------------------------
