@@ -83,8 +83,7 @@ def prototype_contrast(
     against_BM = scaled_BMC.masked_fill(~against_BMC, -1e9).logsumexp(2)
     own_BM = (scaled_BMC * own_B1C).sum(2)
     loss_BM = torch.where(counted_BM, against_BM - own_BM, 0.0)
-    per_sample_B = loss_BM.sum(1) / counted_BM.sum(1).clamp(min=1)
-    return per_sample_B.mean()
+    return (loss_BM.sum(1) / counted_BM.sum(1).clamp(min=1)).mean()
 
 
 def supervised_contrast(features_BD: Tensor, labels_B: Tensor, temperature: float) -> Tensor:

@@ -95,8 +95,7 @@ class Group:
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
         keys = (*keys_of(DataSettings), "division", f"code of {module_of(str(self.settings.get('dataset')))}")
-        settings = {key: self.settings[key] for key in keys if key in self.settings}
-        return settings | {"clients": self.clients}
+        return {key: self.settings[key] for key in keys if key in self.settings} | {"clients": self.clients}
 
     def beyond(self, reference: "Group") -> tuple[Estimate | None, str]:
         """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
