@@ -65,8 +65,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     def fit(self) -> dict[str, float]:
         training = self.training
         step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=self.hparams.alpha)
-        passes = None if training.local_steps else 2 * training.local_epochs
-        return self.train(step, passes, 2 * training.batch_size)
+        return self.train(step, None if training.local_steps else 2 * training.local_epochs, 2 * training.batch_size)
 
     def evaluation_model(self) -> SplitModel:
         return self._adapted

@@ -83,8 +83,7 @@ def prototype_contrast(
     against_BM = scaled_BMC.masked_fill(~against_BMC, -1e9).logsumexp(2)
     own_BM = (scaled_BMC * own_B1C).sum(2)
     loss_BM = torch.where(counted_BM, against_BM - own_BM, 0.0)
-    per_sample_B = loss_BM.sum(1) / counted_BM.sum(1).clamp(min=1)
-    return per_sample_B.mean()
+    return (loss_BM.sum(1) / counted_BM.sum(1).clamp(min=1)).mean()
 
 
 def supervised_contrast(features_BD: Tensor, labels_B: Tensor, temperature: float) -> Tensor:
@@ -107,9 +106,7 @@ def sparse_similarity(features_BD: Tensor, prototypes_GD: Tensor, alpha: float, 
     ``floor`` > 0: cosines below it count as ``floor`` and pass no gradient. Features after a ReLU have cosines in
     [0, 1], and the slope of x^α at 0 is infinite; the paper is silent about it.
     """
-    z_BD = normalize(features_BD, dim=1)
-    g_GD = normalize(prototypes_GD, dim=1)
-    return (z_BD @ g_GD.T).clamp(min=floor).pow(alpha)
+    return (normalize(features_BD, dim=1) @ normalize(prototypes_GD, dim=1).T).clamp(min=floor).pow(alpha)
 
 
 def sparse_contrast(similarity_BG: Tensor, own_BG: Tensor, temperature: float) -> Tensor:
@@ -152,8 +149,7 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
     Client prototypes p with labels int64 in [0, K), a trainable prototype t_k per class, ``margin`` δ ≥ 0.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
-    own_PK = one_hot(labels_P, len(targets_KD), distances_PK.dtype)
-    return cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+    return cross_entropy(-(distances_PK + margin * one_hot(labels_P, len(targets_KD), distances_PK.dtype)), labels_P)
 
 
 def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:

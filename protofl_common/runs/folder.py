@@ -200,7 +200,7 @@ class RunFolder:
         return self.path.parent / f".{self.path.name}.lock"
 
     def settings(self) -> Config:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
         return {}
 

@@ -67,8 +67,7 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | Non
     ]
     validated = [entry for entry in outvoting if entry[0] == f"validation/{kind}"]
     candidates = validated or [entry for entry in outvoting if entry[0] == kind]
-    best = max(candidates, key=lambda entry: entry[1], default=("", 0.0, None))[2]
-    return best, "validation" if validated else "test"
+    return max(candidates, key=lambda entry: entry[1], default=("", 0, None))[2], "validation" if validated else "test"
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:

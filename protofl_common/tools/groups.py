@@ -95,8 +95,7 @@ class Group:
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
         keys = (*keys_of(DataSettings), "division", f"code of {module_of(str(self.settings.get('dataset')))}")
-        settings = {key: self.settings[key] for key in keys if key in self.settings}
-        return settings | {"clients": self.clients}
+        return {key: self.settings[key] for key in keys if key in self.settings} | {"clients": self.clients}
 
     def beyond(self, reference: "Group") -> tuple[Estimate | None, str]:
         """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
@@ -126,24 +125,26 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     """
     groups: dict[str, Group] = {}
     for folder in folders:
-        summary = RunFolder(folder).finished_summary()
-        settings, clients = experiment(summary["settings"]), len(summary["clients"])
-        settings["division"] = summary.get("division", 1)
-        if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
-            settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
-        versions = summary.get("versions", {}).items()  # of one's own code, too: an edited one is another experiment
-        settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
-        seed = int(settings.pop("seed", 0))
-        chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-        empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
-        group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
-        if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
-            continue
         try:
+            summary = RunFolder(folder).finished_summary()
+            settings, clients = experiment(summary["settings"]), len(summary["clients"])
+            settings["division"] = summary.get("division", 1)
+            if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
+                settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
+            versions = summary.get("versions", {}).items()  # edited code of one's own is another experiment
+            settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
+            seed = int(settings.pop("seed", 0))
+            chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
+            empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
+            group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
+            if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
+                continue
             group.values[seed] = chosen.read(folder)
+            group.runs[seed] = folder
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
-        group.runs[seed] = folder
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # a stranger's file
+            raise SettingsError(f"{folder}: not the figures of a run: {type(error).__name__}: {error}") from None
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 
 

@@ -26,6 +26,7 @@ from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError, DecodeError)  # of JSON that is none …
+MOST_VALUES = 2**20  # of a reply's records: one of a few MB may be there under a million names
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
 
@@ -121,25 +122,29 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
 def _pull_present(parts: dict[str, bytes], object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
     """Add to a reply's ``parts`` those that have come, and raise for the rest: Flower would wait for it two hours."""
     with ThreadPoolExecutor(2) as threads:  # and for both: the next look must not ask for what is still on its way
-        missing = [name for name in object_ids if name not in parts]
+        missing = {*object_ids} - parts.keys()  # a part may be named many times
         list(threads.map(lambda name: parts.update({name: pull_object_fn(name)}), missing))
     size = sum(map(len, parts.values()))
-    decoded = sum(_decoded(part, parts) for part in parts.values() if part.startswith(b"Array "))
+    chunks = {name: len(part) for name, part in parts.items() if part.startswith(b"ArrayChunk ")}
+    decoded = sum(_decoded(part, chunks) for part in parts.values() if part.startswith(b"Array "))
     if decoded > size + 2**28:  # less than that an array of zeros may be larger
         raise ValueError(f"{size} bytes that would become arrays of {decoded}")
     return parts
 
 
-def _decoded(array: bytes, parts: dict[str, bytes]) -> int:
-    """Bytes that an array will have: it names its chunks of 5 MB by position, and may name one a million times."""
+def _decoded(array: bytes, chunks: dict[str, int]) -> int:
+    """Bytes of an array, which may name a chunk of 5 MB a million times; KeyError where it names whole arrays."""
     head, _, body = array.partition(b"\0")
-    chunks = head.decode().split(" ")[1].split(",")
-    return sum(len(parts[chunks[index]]) for index in json.loads(body)["arraychunk_ids"])
+    names = head.decode().split(" ")[1].split(",")
+    return sum(chunks[names[index]] for index in json.loads(body)["arraychunk_ids"])
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
     try:
         replies = list(grid.pull_messages([id_of(message)]))
+        records = [record for reply in replies if reply.has_content() for record in reply.content.values()]
+        if (values := sum(map(len, records))) > MOST_VALUES:
+            raise ValueError(f"{values} values in {len(records)} records")
     except UNREADABLE as error:
         why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
         return [(message, Message(why, reply_to=message))]

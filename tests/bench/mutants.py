@@ -249,8 +249,8 @@ classes without a prototype count
 + distances_B.sum()
 @@ protofl_common/maths/losses.py: tests/unit/reference/test_fedtgp.py
 margin subtracted
-- distances_PK + margin * own_PK
-+ distances_PK - margin * own_PK
+- distances_PK + margin * one_hot(
++ distances_PK - margin * one_hot(
 @@ protofl_common/maths/losses.py: tests/unit/reference/test_fedplvm.py
 FedPLVM's denominator without the own class
 - torch.logsumexp(scaled_BG, dim=1) - own_B

@@ -20,5 +20,5 @@ def act(arguments: argparse.Namespace) -> None:
         folder = run_named(run)
         try:
             print(write_report(folder))
-        except OSError as error:
-            raise SettingsError(f"{folder}: the page cannot be written: {error}") from None
+        except (OSError, ArithmeticError, TypeError, LookupError, AttributeError) as error:  # wrong types
+            raise SettingsError(f"{folder}: the page cannot be written: {type(error).__name__}: {error}") from None

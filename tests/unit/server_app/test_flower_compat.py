@@ -96,23 +96,29 @@ class Replies:
         pass
 
 
-def test_the_superlink_is_asked_once_for_all_replies_and_one_that_is_garbled_or_unfinished_costs_only_itself() -> None:
+def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(monkeypatch: Any) -> None:
+    monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    messages = [Message(RecordDict(), node, "train") for node in range(7)]
+    messages = [Message(RecordDict(), node, "train") for node in range(9)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
     contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "slow", "sound"]]
     contents += [RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})}) for size in (1, 2**17)]
+    nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
+    outer, inner = (record["array"] for record in nested.values())
+    vars(outer)["_chunks"] = [(inner.object_id, inner)]
+    contents += [RecordDict(nested), RecordDict(dict.fromkeys("abc", ConfigRecord({"one": 1, "two": 2})))]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
     answered = pull_each(grid, messages)
-    assert [message for message, _ in answered] == messages[:2] + messages[3:6]
+    assert [message for message, _ in answered] == messages[:2] + messages[3:8]
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
-    assert [answered[number][1].error.reason[33:38] for number in (1, 3, 4)] == ["Decod", "Recur", "Value"]
-    assert pull_each(grid, [messages[2], messages[6]]) == pull_each(grid, []) == []
+    reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6))
+    assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError:"
+    assert pull_each(grid, [messages[2], messages[8]]) == pull_each(grid, []) == []
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
     assert (message, reply.content["said"]["word"]) == (messages[2], "slow")

@@ -75,16 +75,17 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
         assert line.split() in cells
     assert ["lost replies", "2", "2"] in cells, "a late one was missing before"
     assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
-    (two / "summary.json").unlink()
-    assert main(["compare", str(two)]) == 1
-    assert f"{two}: no summary.json in it" in capsys.readouterr().err
+    for text, why in {'{"settings": []}': "not the figures of a run: Attr", "": "no summary.json in it"}.items():
+        (two / "summary.json").write_text(text)
+        assert main(["compare", str(two)]) == 1
+        assert f"{two}: {why}" in capsys.readouterr().err
 
 
 EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
 def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
-    for name, rounds in {"one": "1", "[/b]two": "1", "odd": '"many"'}.items():
+    for name, rounds in {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}.items():
         of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
         write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
         (tmp_path / name / "settings.toml").write_text(f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n")
@@ -159,3 +160,6 @@ def test_no_run_and_no_page_to_write_are_named(tmp_path: Path, monkeypatch: Patc
     (folder / "report.html").mkdir()
     assert main(["report", str(folder)]) == 1
     assert "the page cannot be written" in capsys.readouterr().err
+    (folder / "metrics.jsonl").write_text('{"accuracy": 3}')
+    assert main(["report", str(folder)]) == 1
+    assert f"{folder}: the page cannot be written: KeyError: " in capsys.readouterr().err
