@@ -387,5 +387,8 @@ def test_an_unusable_ledger_stops_the_client_and_is_named(damage: str, tmp_path:
             (folder / "privacy" / f"{digest('', '', i)}.json").write_text("{")
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
     (row,) = rows_without_a_reply(config, nodes=real_sites(2, tmp_path / "disk"))
-    assert "LedgerError: its privacy ledger cannot be read or written; the log of the site says more" in str(row)
-    assert re.search(r"ERROR protofl: run .*: the privacy ledger /", capfd.readouterr().err)
+    state = "StateError (state-dir): its state (models, requests, counts)", "state-dir: /.*.answered cannot"
+    ledger = "LedgerError: its privacy ledger", "the privacy ledger /"
+    reason, logged = state if damage == "no folder" else ledger  # answers are looked up first
+    assert f"{reason} cannot be read or written; the log of the site says more" in str(row)
+    assert re.search(f"ERROR protofl: run .*: {logged}", capfd.readouterr().err)
