@@ -176,7 +176,8 @@ def cluster_classes(
     found = []
     for label in labels_N.unique().tolist():
         rows_ND = vectors_ND[labels_N == label]
-        of_class, sizes_K = cluster(rows_ND, method, math.ceil(ratio * len(rows_ND) * (1 - 1e-12)) or clusters)
+        share = math.ceil(ratio * len(rows_ND) * (1 - 1e-12))  # 0.07 of 100 is a little more than 7 in floating point
+        of_class, sizes_K = cluster(rows_ND, method, share or clusters)
         found.append(Prototypes(of_class, torch.full_like(sizes_K, label), sizes_K))
     return Prototypes.joined(found)
 

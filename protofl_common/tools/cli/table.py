@@ -125,7 +125,8 @@ def execute(
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
-    return 1 if runs.failed or {not cell.runs for _, cells in planned for cell in cells if cell.asked} == {True} else 0
+    nothing_ran = {not cell.runs for _, cells in planned for cell in cells if cell.asked} == {True}
+    return 1 if runs.failed or nothing_ran else 0
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:

@@ -55,7 +55,11 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def installed_code(out_dir: str) -> AbstractContextManager[object]:
-    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names."""
+    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names.
+
+    Flower would unpack and import the bundle that the run brought. Here settings are the installed defaults and what
+    the run says in their place, except its ``out-dir``.
+    """
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,
         "get_fab_metadata": lambda _: ("", ""),
@@ -75,7 +79,8 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # The process of a run: python -P worker.py OUT-DIR MODULES (with commas), then flwr-serverapp's arguments
+    # The process of a run: python -P worker.py OUT-DIR MODULES, then flwr-serverapp's arguments. Its settings may name
+    # MODULES (with commas) and no others, and only this user can read what it writes.
     from flwr.superlink.cli import flwr_serverapp
 
     _, out_dir, modules, *sys.argv[1:] = sys.argv

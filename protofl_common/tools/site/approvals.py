@@ -132,7 +132,7 @@ def _asked_by(folder: Path, word: str) -> tuple[Path, Request | None]:
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return a site's audit log behind the last line before ``since``, but a clock's that went back; what is wrong."""
+    """Return a site's audit log from the day ``since`` on, with what a wrong clock dated back, and what is wrong."""
     if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
     lines = [*audit.entries(path)]
