@@ -234,9 +234,10 @@ def _write(private: dict[Path, bytes], public: dict[Path, bytes] | None = None) 
 
     ``private`` ones are readable by the owner only, from their first moment. No node has a name that begins with a dot.
     """
-    beside = {path: path.with_name(f".{path.name}.new") for path in {**private, **(public or {})}}
+    contents = private | (public or {})
+    beside = {path: path.with_name(f".{path.name}.new") for path in contents}
     try:
-        for path, content in {**private, **(public or {})}.items():
+        for path, content in contents.items():
             beside[path].unlink(missing_ok=True)
             with os.fdopen(os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)

@@ -40,6 +40,7 @@ TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
 FEW_TESTED = "too few test samples of each class (min-class-samples), or not finite"  # why a metric is missing
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError)  # from figures of other types, as a stranger's
 DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
 ClientRow = TypedDict(

@@ -19,7 +19,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.folder import SUMMARY, RunFolder
+from protofl_common.runs.folder import MALFORMED, SUMMARY, RunFolder
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
@@ -143,7 +143,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
             group.runs[seed] = folder
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
-        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # a stranger's file
+        except MALFORMED as error:
             raise SettingsError(f"{folder}: not the figures of a run: {type(error).__name__}: {error}") from None
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 

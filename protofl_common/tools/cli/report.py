@@ -8,6 +8,7 @@ import argparse
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
+from protofl_common.runs.folder import MALFORMED
 from protofl_common.tools.cli.arguments import run_named
 
 
@@ -20,5 +21,5 @@ def act(arguments: argparse.Namespace) -> None:
         folder = run_named(run)
         try:
             print(write_report(folder))
-        except (OSError, ArithmeticError, TypeError, LookupError, AttributeError) as error:  # wrong types
+        except (OSError, *MALFORMED) as error:
             raise SettingsError(f"{folder}: the page cannot be written: {type(error).__name__}: {error}") from None

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.folder import CHECKPOINTS, METRICS, SETTINGS, RunFolder, checkpoints, troubles
+from protofl_common.runs.folder import CHECKPOINTS, MALFORMED, METRICS, SETTINGS, RunFolder, checkpoints, troubles
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
@@ -88,7 +88,7 @@ def act(arguments: argparse.Namespace) -> None:
     for run in runs_in(arguments.folder):
         try:
             runs.append(_as_dict(run))
-        except (ValueError, ArithmeticError, TypeError, LookupError, AttributeError) as error:  # hides no other run
+        except (ValueError, *MALFORMED) as error:  # hides no other run
             Console(stderr=True).print(plain(f"left out: {run.path}: {type(error).__name__}: {error}"))
     if arguments.json:
         print_json("runs", {"runs": runs})

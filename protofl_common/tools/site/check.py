@@ -119,9 +119,8 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
-    written = (*site_folders(node), get_flwr_home())
-    for key, folder in zip(("state-dir", "cache-dir", "FLWR_HOME"), written, strict=True):
-        yield from _folder("writes", key, folder, others=0o077)
+    for key, path in zip(("state-dir", "cache-dir", "FLWR_HOME"), (*site_folders(node), get_flwr_home()), strict=True):
+        yield from _folder("writes", key, path, others=0o077)
 
 
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
