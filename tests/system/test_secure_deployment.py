@@ -182,12 +182,12 @@ def chapter(title: str, of: str = "sh superlink") -> list[str]:
 
 
 def stopped_run(machines: Machines) -> str:
-    """The number of the README's run, made of four rounds, which is in its second."""
+    """The number of the README's run, made of eight rounds, which is in its second."""
     *_, run = blocks_of(README)
     folder = machines.checkout("superlink") / "runs" / "first"
     shutil.rmtree(folder, ignore_errors=True)
     command = next(line for line in re.split(r"(?<!\\)\n", run.text) if line.startswith("flwr run"))
-    machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=4"))
+    machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=8"))
     wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
     listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
     return next(str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished"))
@@ -225,12 +225,12 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
     done = federation.run("superlink", resume, timeout=400)
     summary = json.loads((federation.checkout("superlink") / "runs/first/summary.json").read_text())
-    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (4, 1), done.stdout + done.stderr
+    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (8, 1), done.stdout + done.stderr
     assert sum(summary["trouble"].values()) == 0
     assert "no model of an earlier round" not in federation.logs()
     assert "resuming with other code" in done.stdout
     assert all((federation.checkout(site) / "newer").exists() for site in SITES)
-    assert "round 1/4" in federation.run("superlink", f"flwr log {number} federation --show").stdout
+    assert "round 1/8" in federation.run("superlink", f"flwr log {number} federation --show").stdout
 
     federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
     kept = {site: list((federation.checkout(site) / "state").rglob("*.safetensors")) for site in SITES}
