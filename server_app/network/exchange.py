@@ -12,7 +12,7 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
 from server_app.log import tell_silence
-from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
+from server_app.network.flower_compat import TRIES, ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Records, RoundResult
 
@@ -128,8 +128,8 @@ class MessageExchange:
                     late[site] = f"its reply to round {message.metadata.group_id}"
                 continue
             del self._pending[site]
-            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-            if died and self._may_return(site, alive):
+            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE  # or only says so
+            if died and vars(message).get("tries", 1) < TRIES and self._may_return(site, alive):
                 self._away[site] = message, reply, time.monotonic() + PATIENCE
             else:
                 self._replies[site] = reply

@@ -91,6 +91,13 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
     assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
 
 
+def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(tmp_path: Path) -> None:
+    gone = when(lambda message, _: Message(Error(5, "gone"), reply_to=message), MessageType.TRAIN, 1001)
+    outcome = run_federation(run_config(tmp_path, **SMALL), tamper=gone)
+    assert [row["failed"] for row in outcome.rows] == 4 * [{"site-1": "gone"}] + [{}]
+    assert [len(outcome.exchanged(number=number)) for number in (1, 2, 3, 4)] == 4 * [6]
+
+
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
     nodes, gone = four(), Nodes()
     goes = on_round(2, 1002, lambda *_: gone.update({2002: nodes.pop(1002)}))
