@@ -51,11 +51,7 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
-    """RefusedMessage if the reply claims more samples or other classes than the site's introduction.
-
-    What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on: samples weigh
-    its model, counts its prototypes, and a class that it does not hold is one that it never declared.
-    """
+    """RefusedMessage if the reply claims more samples or other classes than the site's introduction."""
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
     for what in ("train_samples", "test_samples", "validation_samples"):

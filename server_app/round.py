@@ -12,7 +12,7 @@ from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED
-from protofl_common.wire.payloads import pack_payload
+from protofl_common.wire.payloads import largest_size, pack_payload
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
@@ -68,6 +68,7 @@ def _uploads(
     cards, kind = strategy.federation.cards, MessageType.EVALUATE if result.final else MessageType.TRAIN
     able, uploads = [site for site in result.asked if site not in result.failed], list[Upload]()
     opened = list(channel.opened_for(able).items())
+    exchange.arrays = max(exchange.arrays, largest_size(channel.declared, channel.limits))  # of late replies too
     for start in range(0, len(opened), at_once):
         with seeded(derive_seed(strategy.seed, "payload", result.number)):
             contents = _contents(strategy, dict(opened[start : start + at_once]), more, channel)

@@ -14,8 +14,6 @@ from client_app.state import record_in
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
-Answers = dict[str, tuple[int, int]]  # Flower run, algorithm -> last round answered, the final evaluation's; 0: none
-
 
 class OneReply(Protection):
     """RefusedMessage for a question that has been answered; StateError if the record cannot be read or written."""
@@ -33,7 +31,7 @@ class OneReply(Protection):
 
     def before(self) -> None:
         with self._answers():
-            pass
+            pass  # also where there is none yet: one that cannot be written refuses before anything is trained
 
     def after(self) -> None:
         """Record the answer. It is checked once more: the same question may have come twice at the same time."""
@@ -43,8 +41,8 @@ class OneReply(Protection):
             answers[self.key] = (number, final) if self.client.trains_now else (last, max(1, number))
 
     @contextmanager
-    def _answers(self) -> Iterator[Answers]:
-        """The record, in which this question has no answer yet."""
+    def _answers(self) -> Iterator[dict[str, tuple[int, int]]]:
+        """The record, key -> last round answered, the final evaluation's (0: none); it has not answered this yet."""
         number, training = self.client.instructions.round, self.client.trains_now
         with record_in(self.file, "what was answered") as answers:
             last, final = map(int, answers.get(self.key, (0, 0)))

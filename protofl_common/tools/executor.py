@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 from urllib.request import getproxies, getproxies_environment
@@ -56,14 +55,6 @@ def in_place_of_flowers(executor: Executor) -> AbstractContextManager[object]:
     """Have Flower's loop, which asks for tasks, hand them to ``executor``; an error where it has no such name."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     return patch.object(run_superexec, "get_executor", lambda *_, **__: executor)
-
-
-def asks_soon(module: Any, function: str) -> AbstractContextManager[object]:
-    """Let Flower's ``function``, which fetches a message's parts, wait 50 ms for one that is still on its way.
-
-    Flower waits a second, then longer: more than our processes take to begin, so every message would wait for it.
-    """
-    return patch.object(module, function, partial(getattr(module, function), initial_backoff=0.05))
 
 
 def own_code() -> dict[str, str]:

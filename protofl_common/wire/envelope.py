@@ -3,6 +3,9 @@
 Each of these parts costs a SuperLink two requests, and most messages are of a few kilobytes in ten parts.
 """
 
+import json
+from collections.abc import Mapping
+
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
@@ -39,3 +42,13 @@ def take_out(content: RecordDict) -> RecordDict:
         return recorddict_from_proto(RecordDictProto.FromString(text))
     except (DecodeError, TypeError, ValueError, LookupError, AttributeError):
         return RecordDict()
+
+
+def check_parts(parts: Mapping[str, bytes], most: int) -> None:
+    """ValueError for arrays of more bytes: one may name a chunk of 5 MB a million times. KeyError for one of arrays."""
+    size, chunks = 0, {name: len(part) for name, part in parts.items() if part.startswith(b"ArrayChunk ")}
+    for head, _, body in (part.partition(b"\0") for part in parts.values() if part.startswith(b"Array ")):
+        names = head.decode().split(" ")[1].split(",")
+        size += sum(chunks[names[index]] for index in json.loads(body)["arraychunk_ids"])
+    if size > most:
+        raise ValueError(f"{sum(map(len, parts.values()))} bytes that would become arrays of {size}")

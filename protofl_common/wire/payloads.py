@@ -90,11 +90,15 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
     return payload
 
 
+def largest_size(declared: Declared, limits: Limits) -> int:
+    """How many bytes the arrays of a valid message have at most."""
+    arrays = [array for name, entry in declared.items() for array in codec_of(name, entry, limits).template().values()]
+    return sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in arrays)
+
+
 def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    arrays = [array for name, entry in declared.items() for array in codec_of(name, entry, limits).template().values()]
-    largest = sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in arrays)
-    if (size := payload_bytes(content)) > largest:
+    if (size := payload_bytes(content)) > (largest := largest_size(declared, limits)):
         limit = " (max-prototypes-per-class)" * any(entry.several for entry in schema.vectors_in(declared).values())
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}{limit}")
 

@@ -1,15 +1,13 @@
 """Files for the report beside the metrics: the clients, and the prototypes that they sent.
 
-    ``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
-                                        training and test samples of each class
-    ``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
-                                        the global ones (FedTGP, Figure 1); null where a class has none
-    ``client-prototypes.safetensors``   the last round's client prototypes (of many clients, while a run goes on, those
-                                        of every tenth round): means [P, D], labels [P], owners [P], and in
-                                        the metadata the round and, as JSON, the sites that the owners number; beside
-                                        them the global ones after that round
-
-Nothing here changes the run; it costs the server milliseconds a round.
+``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
+                                    training and test samples of each class
+``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
+                                    the global ones (FedTGP, Figure 1); null where a class has none
+``client-prototypes.safetensors``   the last round's client prototypes (of many clients, while a run goes on, those
+                                    of every tenth round): means [P, D], labels [P], owners [P], and in
+                                    the metadata the round and, as JSON, the sites that the owners number; beside
+                                    them the global ones after that round
 """
 
 import json

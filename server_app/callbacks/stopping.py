@@ -38,7 +38,7 @@ class EarlyStopping(Callback):
             if max(after) - best["after"] >= patience:
                 since = f"{best['metric']} on validation data was the best after round {best['after']}"
                 return f"stopped early after round {number - 1} of {chosen.rounds}: {since} (early-stopping)"
-        if patience and (why := self._unmeasured(run)):
+        elif patience and (why := self._unmeasured(run)):
             how = "set validation-fraction, or mark a part `validation` in your own data"
             raise SettingsError(f"early-stopping = {patience}: {why}; {how}")
         return ""

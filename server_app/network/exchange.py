@@ -12,7 +12,7 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
 from server_app.log import tell_silence
-from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
+from server_app.network.flower_compat import TRIES, ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Records, RoundResult
 
@@ -29,6 +29,7 @@ class MessageExchange:
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
+        self.arrays = 0  # how many bytes the arrays of a valid reply have at most
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
         self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
         # the next sum of secure aggregation: its number, its sites' keys, and the shares of them that each has sealed
@@ -61,11 +62,7 @@ class MessageExchange:
         return answers
 
     def _replies_to(self, messages: Mapping[str, Message], result: RoundResult) -> dict[str, Message]:
-        """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late.
-
-        Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
-        waited, between 10 and 250 ms.
-        """
+        """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late."""
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
         self._replies, self._away, self._pending = {}, {}, {}
@@ -122,7 +119,7 @@ class MessageExchange:
     def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
         """Take in what was answered, to this exchange or ``late`` to one before; whether anything was."""
         site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
-        answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()])
+        answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()], self.arrays)
         for message, reply in answered:
             site = site_of[id_of(message)]
             if self._pending.get(site) is not message:
@@ -131,8 +128,8 @@ class MessageExchange:
                     late[site] = f"its reply to round {message.metadata.group_id}"
                 continue
             del self._pending[site]
-            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-            if died and self._may_return(site, alive):
+            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE  # or only says so
+            if died and vars(message).get("tries", 1) < TRIES and self._may_return(site, alive):
                 self._away[site] = message, reply, time.monotonic() + PATIENCE
             else:
                 self._replies[site] = reply

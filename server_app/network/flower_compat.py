@@ -1,9 +1,5 @@
-"""Flower's private names, and sending and fetching through it, so that a bad message costs no more than it must.
+"""Flower's private names, and sending and fetching through it, so that a bad message costs no more than it must."""
 
-Look here first when Flower moves on.
-"""
-
-import json
 import sys
 import time
 from collections import defaultdict
@@ -26,6 +22,7 @@ from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError, DecodeError)  # of JSON that is none …
+BESIDE = 2**24  # Bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each of its parts
 MOST_VALUES = 2**20  # of a reply's records: one of a few MB may be there under a million names
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
@@ -89,16 +86,19 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
 
 
 def copy_for(message: Message, node: int) -> Message:
-    return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
+    copy = Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
+    vars(copy)["tries"] = vars(message).get("tries", 1) + 1
+    return copy
 
 
-def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Message]]:
+def pull_each(grid: Grid, messages: Iterable[Message], arrays: int = 0) -> list[tuple[Message, Message]]:
     """Return the messages that have been answered, each with its reply; one that cannot be read is an error.
 
-    Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
-    garbled reply would end the run and lose the others. So each is taken in a call of its own, but the SuperLink is
-    asked once for all: most looks find nothing, and a request for every site that is still at work would keep it busy.
-    It names a reply once, as soon as a site begins to send it; the reply is left until all of its parts are there.
+    So is one that proves too large for so many bytes of ``arrays``. Flower decodes replies inside ``pull_messages`` and
+    hands over all of one call or none: the exception for one garbled reply would end the run and lose the others. So
+    each is taken in a call of its own, but the SuperLink is asked once for all: most looks find nothing, and a request
+    for every site that is still at work would keep it busy. It names a reply once, as soon as a site begins to send it;
+    the reply is left until all of its parts are there.
     """
     asked = {id_of(message): message for message in messages}
     client = _superlink_of(grid)
@@ -113,30 +113,24 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
     tell_silence(start)
     for message, (alone, parts) in [(each, vars(each)["begun"]) for each in asked.values() if "begun" in vars(each)]:
         ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
-        present = patch.object(sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts))
+        present = patch.object(
+            sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts, arrays + BESIDE)
+        )
         with suppress(ObjectUnavailableError), ours, present:
             answered += _pull(grid, message)
     return answered
 
 
-def _pull_present(parts: dict[str, bytes], object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
+def _pull_present(parts: dict[str, bytes], most: int, object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
     """Add to a reply's ``parts`` those that have come, and raise for the rest: Flower would wait for it two hours."""
     with ThreadPoolExecutor(2) as threads:  # and for both: the next look must not ask for what is still on its way
-        missing = {*object_ids} - parts.keys()  # a part may be named many times
-        list(threads.map(lambda name: parts.update({name: pull_object_fn(name)}), missing))
-    size = sum(map(len, parts.values()))
-    chunks = {name: len(part) for name, part in parts.items() if part.startswith(b"ArrayChunk ")}
-    decoded = sum(_decoded(part, chunks) for part in parts.values() if part.startswith(b"Array "))
-    if decoded > size + 2**28:  # less than that an array of zeros may be larger
-        raise ValueError(f"{size} bytes that would become arrays of {decoded}")
+        missing = [name for name in dict.fromkeys(object_ids) if name not in parts]  # a part may be named many times
+        size = sum(map(len, parts.values())) + 2**10 * len(missing)  # a request costs as much as a kilobyte more
+        for length in threads.map(lambda name: len(parts.setdefault(name, pull_object_fn(name))), missing):
+            if (size := size + length) > most:
+                raise ValueError(f"{len(missing)} parts of a reply with more than {most} bytes")
+    envelope.check_parts(parts, most)
     return parts
-
-
-def _decoded(array: bytes, chunks: dict[str, int]) -> int:
-    """Bytes of an array, which may name a chunk of 5 MB a million times; KeyError where it names whole arrays."""
-    head, _, body = array.partition(b"\0")
-    names = head.decode().split(" ")[1].split(",")
-    return sum(chunks[names[index]] for index in json.loads(body)["arraychunk_ids"])
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:

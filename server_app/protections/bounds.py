@@ -1,9 +1,4 @@
-"""The bounds that follow from ``liars``: they limit how far lying sites can move the server's aggregate.
-
-Sites with operators need not trust one another, so one of three or more may lie unless the run says otherwise.
-Simulated clients are one person's own: there the algorithms' equations hold as they stand, unless the run says
-otherwise. An expert's key counts in place of what would follow.
-"""
+"""The bounds that follow from ``liars`` (`server_app/README.md`): how far lying sites can move the aggregate."""
 
 import math
 from collections import Counter

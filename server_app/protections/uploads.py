@@ -29,8 +29,7 @@ def refuse_outliers(uploads: list[Upload], federation: Federation, result: Round
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
     """Return why each site is refused of which an entry is more than ``ratio`` times as long as the median.
 
-    The length is the largest norm of a prototype, and the norm of the model. The median over the replies is that of an
-    honest client while more than half of them are.
+    The median over the replies is that of an honest client while more than half of them are.
     """
     refused: dict[str, str] = {}
     for name in dict.fromkeys(name for payload in payloads.values() for name in payload.entries):

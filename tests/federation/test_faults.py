@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from server_app.checkpoint import Checkpoint, checkpoints
 from server_app.network.membership import FederationError
 from tests.support.accidents import fails, on_round
-from tests.support.attacks import both, interrupted, lost, report_with, when
+from tests.support.attacks import both, card_with, interrupted, lost, report_with, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Nodes, Tamper, run_config, run_federation
 from tests.support.results import assert_same
@@ -91,6 +91,13 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
     assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
 
 
+def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(tmp_path: Path) -> None:
+    gone = when(lambda message, _: Message(Error(5, "gone"), reply_to=message), MessageType.TRAIN, 1001)
+    outcome = run_federation(run_config(tmp_path, **SMALL), tamper=gone)
+    assert [row["failed"] for row in outcome.rows] == 4 * [{"site-1": "gone"}] + [{}]
+    assert [len(outcome.exchanged(number=number)) for number in (1, 2, 3, 4)] == 4 * [6]
+
+
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
     nodes, gone = four(), Nodes()
     goes = on_round(2, 1002, lambda *_: gone.update({2002: nodes.pop(1002)}))
@@ -110,6 +117,12 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(tmp_path: Pat
     said = capsys.readouterr().out
     assert "1 client cannot take part: extra: the sites differ in arch" in said
     assert "1 client cannot take part: site-2: the sites differ in arch" in said
+
+
+def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_stop_early(tmp_path: Path) -> None:
+    nodes, none = real_sites(3), when(card_with(validation_samples=0), MessageType.QUERY, 2002)
+    config = run_config(tmp_path, validation_fraction=0.3, early_stopping=4, **SMALL)
+    assert run_federation(config, nodes=nodes, tamper=both(restarts(nodes), none)).summary["rounds"] == 4
 
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path, capsys: Printed) -> None:

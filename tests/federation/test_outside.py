@@ -286,10 +286,7 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     ("max-update-ratio", 2.0, Weights(), "max-update-ratio = 2.0: the row of moon does not declare"),
 ])  # fmt: skip
 def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
-    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside.
-
-    Who writes a method reads what its row may say, in the words that the page explains.
-    """
+    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
     config = {"algo": "moon", key: value}
     assert settings_of(config).run.algo == "moon"
     several = sent == Vectors(several=True)

@@ -89,10 +89,7 @@ of_each = PrivateStep._of_each
 
 @pytest.mark.parametrize("algo", COVERED)
 def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """As often as each client's ledger was charged, and no class means without noise.
-
-    In the second round with the prototypes of the first, which some classes lack.
-    """
+    """As often as each client's ledger was charged, and no class means without noise."""
     taken, tables = list[str](), list[str]()
     one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
 

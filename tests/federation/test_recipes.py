@@ -1,7 +1,4 @@
-"""Every recipe takes two rounds: its algorithms, partition, models and losses, on a few embedded images.
-
-Prototypes come down from the second round on, and only then have the papers' losses something to do.
-"""
+"""Every recipe takes two rounds: its algorithms, partition, models and losses, on a few embedded images."""
 
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Every setting acts: changed alone, it changes what a small federation leaves behind.
-
-A function may be right, tested and called by nobody; then its setting does nothing, and only this notices.
-"""
+"""Every setting acts: changed alone, it changes what a small federation leaves behind."""
 
 import re
 import shutil

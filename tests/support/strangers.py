@@ -1,7 +1,4 @@
-"""Strangers at the door of a federation: they have no key, and try to use up what it has.
-
-Each comes from an address of its own on the loopback interface, or from few of them, as on a network.
-"""
+"""Strangers at the door of a federation: they have no key, and try to use up what it has."""
 
 import asyncio
 import ssl

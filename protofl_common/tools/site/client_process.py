@@ -1,12 +1,9 @@
 """The process that handles one message: ``flwr-clientapp``, but with the code that is installed at the site.
 
-    python -P client_process.py APP …
+    python -P client_process.py APP …    the folder of that code
 
 The rest are arguments of ``flwr-clientapp``. Without any it handles no message itself: it imports what every message
 needs and then forks for each line of its standard input, a list of such arguments in JSON.
-
-Flower would unpack and import the bundle that the run brought. Here nothing of it is used: the code is that of the
-folder APP.
 """
 
 import gc
@@ -17,16 +14,20 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 from unittest.mock import patch
 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
+from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
-from protofl_common.tools.executor import asks_soon
 
+LARGEST = 2**32 + 2**28  # Bytes of arrays in a message: two models of 2 GiB, and vectors
 AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")  # what each message would import: a third of its processor time
 
 
@@ -35,10 +36,28 @@ def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
     return get_load_client_app_fn("client_app.app:app", app, multi_app=False)
 
 
+def received(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any) -> Any:
+    """Fetch a message; end at once where it cannot be read: the SuperNode answers for a process that is gone.
+
+    Flower would end its task in order, without a reply, and the SuperNode would wait for that, and for nothing else.
+    """
+    try:
+        from protofl_common.wire.envelope import check_parts  # which imports PyTorch
+
+        names = list({part.object_id for part in iterate_object_tree(tree)})  # one may be there many times
+        parts = pull_objects(names, pull, initial_backoff=0.05)  # Flower's second is longer than our start takes
+        check_parts(parts, LARGEST)
+        confirm(tree.object_id)
+        return inflate_object_from_contents(tree.object_id, parts)
+    except Exception as error:
+        print(printable(f"protofl: a message that cannot be read: {type(error).__name__}: {error}"), file=sys.stderr)
+        os._exit(1)
+
+
 def handle(app: str, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
     with (  # an error where another version of Flower has no such names
-        asks_soon(run_clientapp, "pull_and_inflate_object_from_tree"),
+        patch.object(run_clientapp, "pull_and_inflate_object_from_tree", received),
         patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
         patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
     ):

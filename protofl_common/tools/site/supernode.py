@@ -10,12 +10,15 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import ExitCode, flwr_exit
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.utils import get_flwr_home
@@ -25,7 +28,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from protofl_common.basics.files import make_private
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import Executor, asks_soon, in_place_of_flowers, own_code
+from protofl_common.tools.executor import Executor, in_place_of_flowers, own_code
 
 HASTE = 0.1  # part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
@@ -45,11 +48,9 @@ def start(words: list[str], address: str, start_method: str) -> None:
     os.close(writing)
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", f"/dev/fd/{reading}"]
-    pauses = SimpleNamespace(sleep=Pauses())
-    with (  # an error where another version of Flower has no such names
-        asks_soon(start_client_internal, "pull_objects"),
-        patch.multiple(start_client_internal, time=pauses, get_fused_config_from_fab=settings_of),
-    ):
+    ours: dict[str, Any] = {"time": SimpleNamespace(sleep=Pauses()), "get_fused_config_from_fab": settings_of}
+    soon = partial(pull_objects, initial_backoff=0.05)  # Flower waits a second for a late part
+    with patch.multiple(start_client_internal, pull_objects=soon, **ours):  # an error where Flower has no such names
         flower_supernode()
     # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep the process, idle.
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink broke; the error above says why.")

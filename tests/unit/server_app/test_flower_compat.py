@@ -98,28 +98,32 @@ class Replies:
 
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(monkeypatch: Any) -> None:
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
+    monkeypatch.setattr("server_app.network.flower_compat.BESIDE", 2**17)
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    messages = [Message(RecordDict(), node, "train") for node in range(9)]
+    messages = [Message(RecordDict(), node, "train") for node in range(11)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
     contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "slow", "sound"]]
-    contents += [RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})}) for size in (1, 2**17)]
+    contents += [RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})}) for size in (1, 2**7)]
     nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
     outer, inner = (record["array"] for record in nested.values())
     vars(outer)["_chunks"] = [(inner.object_id, inner)]
     contents += [RecordDict(nested), RecordDict(dict.fromkeys("abc", ConfigRecord({"one": 1, "two": 2})))]
+    contents += [RecordDict({f"{i}": ConfigRecord({"i": i}) for i in range(128)})]
+    contents += [RecordDict({"zeros": contents[5]["said"]})]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
-    answered = pull_each(grid, messages)
-    assert [message for message, _ in answered] == messages[:2] + messages[3:8]
+    answered = pull_each(grid, messages[:9] + messages[10:])
+    assert [message for message, _ in answered] == messages[:2] + messages[3:9]
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
-    reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6))
-    assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError:"
-    assert pull_each(grid, [messages[2], messages[8]]) == pull_each(grid, []) == []
+    reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
+    assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
+    assert pull_each(grid, [messages[2], messages[10]]) == pull_each(grid, []) == []
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
     assert (message, reply.content["said"]["word"]) == (messages[2], "slow")
     assert (link.looks, sorted(link.pulled)) == (2, sorted(set(link.pulled)))
+    assert len(pull_each(grid, [messages[9]], 2**19)[0][1].content["zeros"]["128"].data) == 300 * 2**10

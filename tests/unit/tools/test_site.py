@@ -17,11 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
+import numpy as np
 import pytest
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
@@ -36,7 +38,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms
-from protofl_common.tools.site.client_process import installed_code
+from protofl_common.tools.site.client_process import installed_code, received
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
@@ -73,6 +75,20 @@ def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
     for identity in (IDENTITY, ("", "", "")):
         assert isinstance(installed_code(str(ROOT))(*identity), ClientApp)
         assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
+
+
+def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Patch, capfd: Printed) -> None:
+    """A task that ended in order would leave the SuperNode waiting for its reply, and for nothing else, for ever."""
+    monkeypatch.setattr("os._exit", ended := MagicMock())
+    sent = RecordDict({"round": ConfigRecord({"spoilt": 1}), "zeros": ArrayRecord([np.zeros(10**6)])})
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
+    assert received(get_object_tree(sent), parts.__getitem__, str) == sent
+    received(get_object_tree(sent), lambda name: parts[name].replace(b"spoilt", b"\xff" * 6), str)
+    monkeypatch.setattr("protofl_common.tools.site.client_process.LARGEST", 7 * 10**6)
+    received(get_object_tree(sent), parts.__getitem__, str)
+    assert ended.call_count == 2
+    texts = [f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")]
+    assert re.fullmatch("".join(texts), capfd.readouterr().err)
 
 
 def bomb() -> bytes:

@@ -42,10 +42,7 @@ def numbers(images: np.ndarray) -> list[int]:
 
 
 def test_the_official_test_part_for_everybody(open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path) -> None:
-    """Clients of two classes each are tested on all ten, and a client alone; training shares are as with official.
-
-    Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients.
-    """
+    """Clients of two classes each are tested on all ten, and a client alone; training shares are as with official."""
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
     everyone, own = (open_all(5, **same, test_from=part) for part in ("official-all", "official"))
     for client, narrow in zip(everyone, own, strict=True):
