@@ -26,7 +26,7 @@ LEGAL = {
 BYTES_PER_NUMBER = 4
 
 
-class NoFigure(ValueError):
+class NoFigure(SettingsError):
     """The run has no such figure."""
 
 

@@ -63,7 +63,7 @@ class Search:
                     make(run, self.runs)
                 self._add(number, settings)
             return self._best()
-        except (NoFigure, SettingsError) as error:
+        except SettingsError as error:
             return replace(self.cell, runs={}, skipped=f"search: {error}")
 
     def _add(self, number: int, settings: Config) -> None:
