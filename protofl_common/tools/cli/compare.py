@@ -66,7 +66,8 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if figure else "accuracy, %", arguments.figure)
+        unit = "\n".join(dict.fromkeys(group.figure + ", %" * (group.digits == 2) for group in groups))
+        draw_groups(groups, unit, arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 

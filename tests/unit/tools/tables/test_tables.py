@@ -505,7 +505,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
 
 def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
-    assert str(Figure()) == "final head"
+    assert [str(Figure()), Figure("last-9").described(folder)] == ["final head", "last-9 head, of 3 evaluations"]
     assert [Figure(what=what).digits for what in ("head", "head/new-clients", "head/auc", "numbers")] == [2, 2, 4, 1]
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
