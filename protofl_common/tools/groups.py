@@ -18,6 +18,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
+from protofl_common.runs.figures import counted
 from protofl_common.runs.folder import SUMMARY, RunFolder, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -105,6 +106,8 @@ class Group:
         left = len(self.values.keys() | reference.values.keys()) - than.n
         notes = [f"left out, without a partner: {left} of the seeds"] if left else []
         notes += ["one pair: may be chance"] if than.n == 1 else []
+        notes += [f"by {self.figure}"] if self.figure != reference.figure else []
+        notes += ["other networks"] if self.settings["networks"] != reference.settings["networks"] else []
         return than, "; ".join(notes)
 
 
@@ -126,6 +129,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
                 summary = RunFolder(folder).finished_summary()
                 settings, clients = experiment(summary["settings"]), len(summary["clients"])
                 settings["division"] = summary.get("division", 1)
+                settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
                 if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
                     settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
                 versions = summary.get("versions", {}).items()  # edited code of one's own is another experiment
@@ -152,7 +156,7 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()
-        if key != "algo" and any(other.settings.get(key, value) != value for other in groups)
+        if key not in ("algo", "networks") and any(other.settings.get(key, value) != value for other in groups)
     ]
     clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])

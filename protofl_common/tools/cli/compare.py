@@ -18,7 +18,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, reading
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
@@ -93,6 +93,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "name": group.name,
         "settings": group.settings,
         "clients": group.clients,
+        "figure": group.figure,
         "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
         "values": {str(seed): value for seed, value in group.values.items()},
         **Estimate.of(group.values.values()).as_dict(),
@@ -118,7 +119,7 @@ def _figures(folder: Path) -> dict[str, str]:
     with reading(f"{folder}: not the figures of a run"):
         summary = RunFolder(folder).finished_summary()
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
-        figures |= {"clients": str(len(summary["clients"]))}
+        figures |= {"clients": counted(client["arch"] for client in summary["clients"].values())}
         for kind in KINDS:
             texts = cells(summary["accuracy"].get(kind, {}))
             names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]

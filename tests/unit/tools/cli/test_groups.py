@@ -129,6 +129,10 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(tm
     for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
         assert main(["compare", str(tmp_path), *more]) == 0
         assert "difference" in capsys.readouterr().out
+    for path in local[0].glob("*.json*"):
+        path.write_text(path.read_text().replace('"head"', '"prototype"').replace("cnn4", "htcnn-1"))
+    other = compared(capsys, str(ours[0]), str(local[0]))[1]
+    assert (other["figure"], other["note"][25:]) == ("final prototype", "by final prototype; other networks")
 
 
 def test_the_files(tmp_path: Path, capsys: Printed) -> None:
