@@ -199,8 +199,7 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
         }
         files |= {".against.tex": render.differences(table, results).as_latex()} if table.against else {}
         for suffix, text in files.items():
-            note = re.sub("(?m)^", "% ", table.note) + "\n" if table.note and suffix.endswith(".tex") else ""
-            write_text(out / f"{table.name}{suffix}", note + text)
+            write_text(out / f"{table.name}{suffix}", text)
 
 
 def _shard(text: str) -> slice:

@@ -372,7 +372,7 @@ def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
     against = (small.parent / "small.against.tex").read_text(encoding="utf-8")
-    assert r"Local & few & 2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & -25.00 & -- & -- \\" in against.splitlines()
+    assert r"Local & few & 2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\" in against.splitlines()
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
     run_table(small, Launcher(broken=""))
     latex = (small.parent / "small.tex").read_text(encoding="utf-8")
