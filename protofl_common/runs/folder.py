@@ -37,7 +37,7 @@ Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
-FEW_TESTED = "too few test samples of each class (min-class-samples), or not finite"  # why a metric is missing
+FEW_TESTED = "too few test samples of each class (min-class-samples), all of one class, or not finite"  # no metric then
 MALFORMED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)  # of a stranger's figures
 DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
