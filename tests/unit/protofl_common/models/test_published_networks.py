@@ -160,7 +160,6 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
 
 
 def test_mnist_cnn_is_the_published_function() -> None:
-    """Written out as in the authors' forward pass, in evaluation mode."""
     model = build("mnist-cnn", 50, 1, size=28).eval()
     conv1, conv2 = (m for m in model.body.modules() if isinstance(m, nn.Conv2d))
     (fc1,) = (m for m in model.body.modules() if isinstance(m, nn.Linear))
