@@ -28,7 +28,7 @@ IN_LATEX = str.maketrans(
     | {"α": r"$\alpha$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$"}
 )
 """A row may not begin with [ or *, which would be an option of the row's end before."""
-IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>&"})
+IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[<&~"})
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 
 

@@ -120,7 +120,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
     for name in names_in(metrics):
         having = {site for site in tested if any(f"/{name}" in of for of in final["clients"][site].get("metrics", {}))}
         if bare := [site for site in tested if site not in having]:
-            yield f"no {name} of {', '.join(bare)} ({FEW_TESTED}): the others' alone are in the means"
+            yield f"no {name} of {', '.join(bare)} ({FEW_TESTED})"
     for kind, figures in final["accuracy"].items():
         best, at_end = best_of(rows, kind), figures["mean"]
         if best and best["mean"] - at_end >= COLLAPSE:

@@ -142,7 +142,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     facts |= {"classes": [str(digit) for digit in range(10)], "accuracy": run.summary["accuracy-of-clients"]["site-1"]}
     assert card | facts == card
     assert card["unknown-above"] > 0
-    assert r"| classes | \<male\>, a\|b, \_c\_ |" in [*export._table({"classes": "<male>, a|b, _c_"})]
+    assert r"| classes | \<male>, a\|b, \_c\_ |" in [*export._table({"classes": "<male>, a|b, _c_"})]
     about = (out / "README.md").read_text()
     for said in (
         "| network | htcnn-2 |",

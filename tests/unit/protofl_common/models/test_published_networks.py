@@ -184,7 +184,6 @@ def test_a_network_of_torchvision_trains_with_these_channels_and_classes(arch: s
 
 
 def test_it_is_the_network_of_that_name() -> None:
-    """ResNet-18 by torchvision's name is the one that the catalog calls resnet18-imagenet-stem."""
     archs = ("torchvision:resnet18", "resnet18-imagenet-stem")
     named, ours = (build_model(arch, input_shape=(3, 32, 32), **SHAPE).eval() for arch in archs)
     ours.load_state_dict(named.state_dict())
