@@ -1,9 +1,7 @@
 """The pictures of the page: each function takes the run and yields its drawings.
 
-Over the rounds: accuracies of the mean, the worst and every client, losses, time, privacy spent. Who has which training
-samples (FedTGP, Figures 7 to 11); prototypes: their margins, and a map of them, a t-SNE (van der Maaten and Hinton,
-2008; FedTGP, Figure 5) of few enough points, at random, that the page is drawn in seconds; all is seeded. So few points
-as a t-SNE says nothing of lie by their principal components.
+The captions say what each shows. A t-SNE (van der Maaten and Hinton, 2008) has few enough points, at random, that the
+page is drawn in seconds; all is seeded. So few points as a t-SNE says nothing of lie by their principal components.
 """
 
 import math
@@ -94,7 +92,6 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
 
 
 def losses(run: RecordedRun) -> Iterator[Markup]:
-    """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
     names = dict.fromkeys(name for row in rows for name in row["losses"])
     if {*names} == {"total", "cross-entropy"}:  # the same numbers twice
@@ -120,10 +117,7 @@ def samples(run: RecordedRun) -> Iterator[Markup]:
 
 
 def margins(run: RecordedRun) -> Iterator[Markup]:
-    """The least Euclidean distance of a class's prototype to those of other classes in the same set (FedTGP, Figure 1).
-
-    Averaging shrinks it, trained prototypes keep it. The paper normalises the margins of each method; these are not.
-    """
+    """Averaging shrinks margins, trained prototypes keep them. The paper normalises those of each method; not here."""
     clients_SC = np.array([*run.margins[-1]["clients"].values()] if run.margins else [], dtype=np.float64)
     if not np.isfinite(clients_SC).any():
         return
@@ -198,7 +192,6 @@ def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> 
 
 
 def numbers(run: RecordedRun) -> Iterator[Markup]:
-    """The mean over the classes that clients have prototypes of."""
     rows = [row for row in run.rounds if any("prototypes-of-classes" in client for client in row["clients"].values())]
     if len(rows) < 2:
         return
@@ -217,7 +210,6 @@ def numbers(run: RecordedRun) -> Iterator[Markup]:
 
 
 def time(run: RecordedRun) -> Iterator[Markup]:
-    """A round as the server sees it; and a client's part of it, by phase."""
     if rows := [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]:
         lines = {"whole round": [row["seconds"].get("total", math.nan) for row in rows]}
         lines["merging"] = [row["seconds"].get("aggregate", math.nan) for row in rows]

@@ -18,7 +18,7 @@ from protofl_common.report import charts
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table
+from protofl_common.runs.figures import MEASURES, Table
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.over_clients import best_of, fairness
 
@@ -108,7 +108,8 @@ def _result(run: RecordedRun) -> Markup:
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", costs))
     shown = Markup('<div class="tiles">{}</div>').format(each("<div><b>{}</b><span>{}</span></div>", tiles))
     if run.compared:
-        shown = _note(figures.sentence(run.compared), "note gain") + table(figures.side_by_side(run.compared)) + shown
+        text = figures.sentence(run.compared) + f"; baselines not found beside it: {run.absent}" * (run.absent > 0)
+        shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
     return shown + _accuracies(run) + _metrics(run)
 
 
@@ -135,18 +136,14 @@ def _accuracies(run: RecordedRun) -> Markup:
     note = (
         f"Test accuracy after round {next(iter(run.last.values()))['evaluated-after-round']} in percent, over the "
         "clients (their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean "
-        f"with its round, which was {figures.chosen(best.values())}.{_hidden(run)}"
+        f"with its round, which was {figures.chosen(best.values())}.{run.hidden}"
     )
     rows = figures.accuracy_rows(accuracy, best, validation, order)
     return table(Table(("", *((MEASURES | SPREAD)[name] for name in order), "best mean"), rows, note))
 
 
-def _hidden(run: RecordedRun) -> str:
-    return f" {HIDDEN}" if run.hides_clients else ""
-
-
 def _metrics(run: RecordedRun) -> Markup:
-    note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{_hidden(run)}"
+    note = f"Metrics beside accuracy at the last evaluation, over the clients that have them.{run.hidden}"
     rows = figures.metric_rows(next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {}), 4)
     return table(Table(("", *MEASURES.values()), rows, note)) if rows else Markup("")
 
@@ -177,7 +174,7 @@ def _clients(run: RecordedRun) -> Markup:
         rows.append([*line, *("–" if share is None else f"{100 * share:.1f}" for share in shares)])
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
     heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last)]
-    shown = table(Table(heads, rows, _hidden(run)), words=True)
+    shown = table(Table(heads, rows, run.hidden), words=True)
     return shown if len(rows) <= 20 else _folded(f"{len(rows)} clients", shown)
 
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.runs.figures import compared
+from protofl_common.runs.figures import HIDDEN, compared
 from protofl_common.runs.folder import KINDS, SETTINGS, RoundRow, RunFolder, SiteFacts
 
 AUDIT = "audit.json"
@@ -42,6 +42,7 @@ class RecordedRun:
         self.rows, self.summary = files.rows(), files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
+        self.hidden = f" {HIDDEN}" if self.hides_clients else ""
         self.whose = "all samples" if self.hides_clients else "the clients"  # over which a mean is
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
@@ -51,6 +52,7 @@ class RecordedRun:
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
+        self.absent = len(baselines) + 1 - len(self.compared)  # baselines without a result, as when a folder is renamed
         introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
         self.sites: dict[str, SiteFacts] = {site: every[site] for site in in_order(every)}

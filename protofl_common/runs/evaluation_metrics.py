@@ -39,11 +39,11 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean area under the ROC curve of each class that occurs, by its softmax share; 0.5 where only one does."""
+    """The mean area under the ROC curve of each class that occurs, by its softmax share; NaN where only one does."""
     from sklearn.metrics import roc_auc_score
 
     if len(present := np.unique(labels_N)) < 2:
-        return 0.5
+        return math.nan
     sides, none_N1 = (scores_NC[:, :-1], scores_NC[:, :0:-1]), np.full((len(labels_N), 1), -np.inf)
     before_NC, after_NC = (np.logaddexp.accumulate(np.hstack([none_N1, side]), axis=1) for side in sides)
     odds_NC = scores_NC - np.logaddexp(before_NC, after_NC[:, ::-1])  # of a class against all others: never 0 or 1

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ IN_LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
     | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
     | {"–": "--", "…": r"\ldots{}"}
+    | {"α": r"$\alpha$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$"}
 )
 """A row may not begin with [ or *, which would be an option of the row's end before."""
+IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[<&~"})
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
-"""Beside figures that are no more than a mean over all samples."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,16 @@ class Table:
         yield from (_line(self.heads), f"|{'|'.join(marks)}|", *map(_line, self.rows))
 
     def as_latex(self) -> str:
-        """A ``tabular`` for ``\\input``: with the rules of the package booktabs where that is loaded."""
+        """A ``tabular`` for ``\\input``, below the note: with the rules of the package booktabs where it is loaded."""
         columns = "".join("l" if number in self.words else "r" for number in range(len(self.heads)))
-        lines = [[text.translate(IN_LATEX) for text in row] for row in (self.heads, *self.rows)]
+        lines = [[re.sub(r"\B-\b", "−", cell).translate(IN_LATEX) for cell in row] for row in [self.heads, *self.rows]]
         for row, column in self.bold:
             lines[row + 1][column] = rf"\textbf{{{lines[row + 1][column]}}}"
         head, *rows = [" & ".join(line) + r" \\" for line in lines]
         rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
         begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
-        return "\n".join([*rules, begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end]) + "\n"
+        notes = [f"% {line}" for line in self.note.splitlines()]
+        return "\n".join([*notes, *rules, begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end]) + "\n"
 
 
 def _line(texts: Iterable[str]) -> str:

@@ -1,17 +1,15 @@
 """The files that a run leaves for readers, typed: who writes or reads them does it here.
 
-    ``metrics.jsonl``      `RoundRow`: a line per round, and one for the final evaluation
-    ``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
-    ``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
-    ``summary.json``       `Summary`: of a finished run
-
-Folders of versions before ``format`` was written have format 1. A folder of a later format is refused by its number.
+``metrics.jsonl``      `RoundRow`: a line per round, and one for the final evaluation
+``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
+``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
+``summary.json``       `Summary`: of a finished run
 """
 
 import json
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -39,8 +37,8 @@ Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
-FEW_TESTED = "too few test samples of each class (min-class-samples), or not finite"  # why a metric is missing
-MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError)  # from figures of other types, as a stranger's
+FEW_TESTED = "too few test samples of each class (min-class-samples), all of one class, or not finite"  # no metric then
+MALFORMED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)  # of a stranger's figures
 DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
 ClientRow = TypedDict(
@@ -170,6 +168,16 @@ Summary = TypedDict(
         "settings": dict[str, Scalar],
     },
 )
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise SettingsError, which begins with ``what``, for what figures of other types raise, as a stranger's."""
+    try:
+        yield
+    except MALFORMED as error:
+        text = f"{what}: {type(error).__name__}: {error}"
+        raise (error if isinstance(error, SettingsError) else SettingsError(text)) from None
 
 
 def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from protofl_common.basics.text import names_in
 from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Best, ClientRow, RoundRow, Sites
 
 COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
@@ -116,8 +117,10 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, m
         yield "no accuracy of any client (too few test samples)"
     elif tested and silent:
         yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
-    if bare := [site for site in tested if metrics and not final["clients"][site].get("metrics")]:
-        yield f"no {metrics} of {', '.join(bare)} ({FEW_TESTED})"
+    for name in names_in(metrics):
+        having = {site for site in tested if any(f"/{name}" in of for of in final["clients"][site].get("metrics", {}))}
+        if bare := [site for site in tested if site not in having]:
+            yield f"no {name} of {', '.join(bare)} ({FEW_TESTED})"
     for kind, figures in final["accuracy"].items():
         best, at_end = best_of(rows, kind), figures["mean"]
         if best and best["mean"] - at_end >= COLLAPSE:

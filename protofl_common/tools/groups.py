@@ -1,7 +1,6 @@
 """Runs that differ in nothing but their seeds, as one group; and groups against each other, seed by seed.
 
-The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n − 1 degrees of freedom. Two groups are
-compared by the differences at the n seeds that both have: their mean, its interval, and the two-sided paired t-test.
+The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n − 1 degrees of freedom.
 """
 
 import json
@@ -19,7 +18,8 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.folder import MALFORMED, SUMMARY, RunFolder
+from protofl_common.runs.figures import counted
+from protofl_common.runs.folder import SUMMARY, RunFolder, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
@@ -106,6 +106,8 @@ class Group:
         left = len(self.values.keys() | reference.values.keys()) - than.n
         notes = [f"left out, without a partner: {left} of the seeds"] if left else []
         notes += ["one pair: may be chance"] if than.n == 1 else []
+        notes += [f"by {self.figure}"] if self.figure != reference.figure else []
+        notes += ["other networks"] if self.settings["networks"] != reference.settings["networks"] else []
         return than, "; ".join(notes)
 
 
@@ -119,32 +121,29 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
-    """The groups in the order of their first runs, by ``figure``, or accuracy by head, or else prototype.
-
-    Of several runs with the same settings and seed the latest counts.
-    """
+    """The groups in the order of their first runs, by ``figure``, or the head's accuracy, or else the prototypes'."""
     groups: dict[str, Group] = {}
     for folder in folders:
         try:
-            summary = RunFolder(folder).finished_summary()
-            settings, clients = experiment(summary["settings"]), len(summary["clients"])
-            settings["division"] = summary.get("division", 1)
-            if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
-                settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
-            versions = summary.get("versions", {}).items()  # edited code of one's own is another experiment
-            settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
-            seed = int(settings.pop("seed", 0))
-            chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-            empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
-            group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
-            if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
-                continue
-            group.values[seed] = chosen.read(folder)
-            group.runs[seed] = folder
+            with reading(f"{folder}: not the figures of a run"):
+                summary = RunFolder(folder).finished_summary()
+                settings, clients = experiment(summary["settings"]), len(summary["clients"])
+                settings["division"] = summary.get("division", 1)
+                settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
+                if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
+                    settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
+                versions = summary.get("versions", {}).items()  # edited code of one's own is another experiment
+                settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
+                seed = int(settings.pop("seed", 0))
+                chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
+                empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
+                group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
+                if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
+                    continue  # of equal runs the latest counts
+                group.values[seed] = chosen.read(folder)
+                group.runs[seed] = folder
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
-        except MALFORMED as error:
-            raise SettingsError(f"{folder}: not the figures of a run: {type(error).__name__}: {error}") from None
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 
 
@@ -157,7 +156,7 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()
-        if key != "algo" and any(other.settings.get(key, value) != value for other in groups)
+        if key not in ("algo", "networks") and any(other.settings.get(key, value) != value for other in groups)
     ]
     clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])

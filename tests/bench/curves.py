@@ -6,8 +6,7 @@ The division is that of ``dataset/utils/dataset_utils.py`` in PFLlib, to which H
 pathological (2 classes a client) and practical (Dirichlet 0.1), 20 clients, three quarters of a client's samples for
 training; a seed is another division, and seed 1 is the scripts' own. Both engines get the same samples in the same
 scale and networks of the same shapes. Both test before they train, over all test samples, by the nearest prototype.
-Finished runs stay in ``OUT/curves.json``, so the command goes on where it stopped. Ours run in this process, HtFLlib's
-in another one, of one thread each. ``--images`` holds x_train uint8 [N, 32, 32, 3] and y_train [N].
+Finished runs stay in ``OUT/curves.json``. ``--images`` holds x_train uint8 [N, 32, 32, 3] and y_train [N].
 """
 
 import argparse

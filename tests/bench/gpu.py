@@ -6,8 +6,7 @@ A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (H
 content, on which speed does not depend. Printed are steps per second: the mean over a group's networks (the harmonic
 one, that is, of a round in which each takes as many steps), each after a first round that warms up. ``bare``: the same
 network under autograd and ``torch.optim.SGD``, nothing else; ``ours``: as clients train. Several at once are processes
-of their own. ``HtFLlib``: a round of its own loop, one client of each network, with its reading and writing of files.
-Last, a round of FedTGP's server with 100 classes.
+of their own. ``HtFLlib``: a round of its own loop. Last, a round of FedTGP's server with 100 classes.
 """
 
 import argparse

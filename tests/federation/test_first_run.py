@@ -19,6 +19,7 @@ from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import baselines_of, default_run_config
+from protofl_common.report.page import write_report
 from protofl_common.runs.figures import compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
@@ -118,6 +119,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(tmp_path: Path, cap
     assert re.fullmatch(rf"alone [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged", shown)
     assert f"result: {shown}" in said.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")
+    assert "baselines not found beside it: 3" in write_report(folder.rename(folder.with_name("new"))).read_text()
 
 
 def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:

@@ -387,12 +387,12 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
 
     def sends_none(message: Message, reply: Message) -> Message:
         report = reply.content.metric_records.get("report", {})
-        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.",)}.get(message.metadata.dst_node_id, ())
+        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}.get(message.metadata.dst_node_id, ())
         for name in [name for name in report if name.startswith(hidden)]:
             del report[name]
         return reply
 
-    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc", **DIGITS)
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc,macro-f1", **DIGITS)
     outcome = run_federation(config, nodes=real_sites(3), tamper=sends_none)
     for row in outcome.rows:
         shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]

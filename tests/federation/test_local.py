@@ -75,7 +75,6 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(tmp_path: Path, 
 
 @linux
 def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
-    """They are forked while this process has no thread that draws on the screen."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     assert (local.workers_for({CPUS: 2}, "cpu"), len(active_children())) == (2, 2)
     assert local.workers_for({CPUS: 8}, "cpu") == 1

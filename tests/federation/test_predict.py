@@ -21,7 +21,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
-from protofl_common.tools.cli import main, predict
+from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.checkpoint import alone_in
 from tests.support.fakes import write_run
@@ -142,6 +142,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     facts |= {"classes": [str(digit) for digit in range(10)], "accuracy": run.summary["accuracy-of-clients"]["site-1"]}
     assert card | facts == card
     assert card["unknown-above"] > 0
+    assert r"| classes | \<male>, a\|b, \_c\_ |" in [*export._table({"classes": "<male>, a|b, _c_"})]
     about = (out / "README.md").read_text()
     for said in (
         "| network | htcnn-2 |",

@@ -149,7 +149,7 @@ def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np
 
 
 def in_place_of_factors(sent: dict[str, np.ndarray], after: State, before: State) -> dict[str, np.ndarray]:
-    """The weights whose change was sent, without what two factors leave out: the smallest singular values."""
+    """The weights whose change was sent, without what two factors leave out: the smallest singular values, 5 %."""
     found = {}
     for name, value in after.items():
         change = (value - before[name]).numpy()

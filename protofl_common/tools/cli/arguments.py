@@ -2,9 +2,6 @@
 
 Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
 silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
-
-``--json`` prints an object on standard output, whose ``command`` and ``format`` tell readers what it is
-(`docs/reference/commands.schema.json`). What goes wrong goes to standard error, as without it.
 """
 
 import argparse
@@ -20,7 +17,7 @@ from protofl_common.config.options import Config, SettingsError, flatten, typed
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import app_folder, default_run_config
 
-FORMAT = 1  # of --json; to be increased when an entry changes its meaning, or goes
+FORMAT = 1  # of --json (docs/reference/commands.schema.json); to be increased when an entry changes meaning, or goes
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 RUNS = Path("runs")

@@ -18,8 +18,8 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells
-from protofl_common.runs.folder import KINDS, RunFolder, Summary
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
+from protofl_common.runs.folder import KINDS, RunFolder, reading
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
 from protofl_common.tools.tables.figure import LEGAL, Figure
@@ -66,7 +66,8 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
     if arguments.figure:
-        draw_groups(groups, f"{figure}{', %' * (figure.digits == 2)}" if figure else "accuracy, %", arguments.figure)
+        unit = "\n".join(dict.fromkeys(group.figure + ", %" * (group.digits == 2) for group in groups))
+        draw_groups(groups, unit, arguments.figure)
     for file in filter(None, (arguments.latex, arguments.figure)):
         print(file, file=sys.stderr)
 
@@ -92,6 +93,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "name": group.name,
         "settings": group.settings,
         "clients": group.clients,
+        "figure": group.figure,
         "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
         "values": {str(seed): value for seed, value in group.values.items()},
         **Estimate.of(group.values.values()).as_dict(),
@@ -102,8 +104,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
 
 def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
-    summaries = [RunFolder(folder).finished_summary() for folder in folders]
-    figures = [_figures(summary) for summary in summaries]
+    summaries, figures = [RunFolder(folder).finished_summary() for folder in folders], [*map(_figures, folders)]
     rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
     settings = [summary["settings"] | {"division": summary.get("division", 1)} for summary in summaries]
     for key in dict.fromkeys(key for of_run in settings for key in of_run):
@@ -114,14 +115,17 @@ def comparison(folders: list[Path]) -> Table:
     return Table(["", *(folder.resolve().name for folder in folders)], rows, note)
 
 
-def _figures(summary: Summary) -> dict[str, str]:
-    figures = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
-    for kind in KINDS:
-        texts = cells(summary["accuracy"].get(kind, {}))
-        names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
-        best = summary["best-accuracy"].get(kind)
-        figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
-    figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-    figures |= {name.replace("-", " "): human_seconds(summary[name]) for name in ("seconds", "seconds-per-round")}
-    lost = summary["trouble"] | {"late": 0}  # a late one was missing before
-    return figures | {"lost replies": str(sum(lost.values()))}
+def _figures(folder: Path) -> dict[str, str]:
+    with reading(f"{folder}: not the figures of a run"):
+        summary = RunFolder(folder).finished_summary()
+        figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
+        figures |= {"clients": counted(client["arch"] for client in summary["clients"].values())}
+        for kind in KINDS:
+            texts = cells(summary["accuracy"].get(kind, {}))
+            names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
+            best = summary["best-accuracy"].get(kind)
+            figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
+        figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
+        figures |= {name.replace("-", " "): human_seconds(summary[name]) for name in ("seconds", "seconds-per-round")}
+        lost = summary["trouble"] | {"late": 0}  # a late one was missing before
+        return figures | {"lost replies": str(sum(lost.values()))}

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import in_order, numbered
+from protofl_common.basics.text import in_order, numbered, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, module_of
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.runs.figures import Table
+from protofl_common.runs.figures import IN_MARKDOWN, Table
 from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder, Summary
 from protofl_common.tools import UNKNOWN_SHARE
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
@@ -170,4 +170,6 @@ def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
 
 
 def _table(facts: Mapping[str, str]) -> Iterator[str]:
-    return Table(("", ""), list(facts.items()), words=(0, 1)).as_markdown()
+    """The values are texts of a stranger, such as names of classes."""
+    rows = [(name, printable(value, len(value)).translate(IN_MARKDOWN)) for name, value in facts.items()]
+    return Table(("", ""), rows, words=(0, 1)).as_markdown()

@@ -6,9 +6,8 @@ protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
 
 import argparse
 
-from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
-from protofl_common.runs.folder import MALFORMED
+from protofl_common.runs.folder import reading
 from protofl_common.tools.cli.arguments import run_named
 
 
@@ -19,7 +18,5 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> None:
     for run in arguments.runs:
         folder = run_named(run)
-        try:
+        with reading(f"{folder}: the page cannot be written"):
             print(write_report(folder))
-        except (OSError, *MALFORMED) as error:
-            raise SettingsError(f"{folder}: the page cannot be written: {type(error).__name__}: {error}") from None

@@ -88,7 +88,7 @@ def act(arguments: argparse.Namespace) -> None:
     for run in runs_in(arguments.folder):
         try:
             runs.append(_as_dict(run))
-        except (ValueError, *MALFORMED) as error:  # hides no other run
+        except MALFORMED as error:  # hides no other run
             Console(stderr=True).print(plain(f"left out: {run.path}: {type(error).__name__}: {error}"))
     if arguments.json:
         print_json("runs", {"runs": runs})

@@ -107,10 +107,7 @@ def execute(
     trials: Runs | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of a shard of each table, and write the files after each, with what other runs have left.
-
-    With a search, a shard has whole cells: the trials of a cell follow one another.
-    """
+    """Make the runs of a shard (with a search, its cells) of each table, and write all files after each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
@@ -139,7 +136,8 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
 def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, trials: Runs | None, console: Console) -> None:
     """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
     for table, every in planned:
-        cells = [_searched(table, cell, trials, None) for cell in every if cell.asked]
+        asked = [cell for cell in every if cell.asked]
+        cells = [_searched(table, cell, trials, None) for cell in asked]
         heads = ("row", "column", "to run: seed", "finished", "clients", "rounds", Column("settings", overflow="fold"))
         shown = Table(*heads, box=None, pad_edge=False)
         for cell in cells:
@@ -154,6 +152,10 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, trials: R
         rounds, finished = sum(run.settings.run.rounds for run in todo), len(runs_of(cells)) - len(todo)
         text = f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished"
         console.print(text, highlight=False)
+        if trials and (waiting := [cell for cell, now in zip(asked, cells, strict=True) if cell.runs and not now.runs]):
+            tried = sum(len(Search(table, cell, trials).made) for cell in waiting)
+            left = (len(waiting) * table.trials - tried) * len(table.trial_seeds)
+            console.print(f"to search: {left} runs of trials; then {len(runs_of(waiting))} runs of what they choose")
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
@@ -199,8 +201,7 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
         }
         files |= {".against.tex": render.differences(table, results).as_latex()} if table.against else {}
         for suffix, text in files.items():
-            note = re.sub("(?m)^", "% ", table.note) + "\n" if table.note and suffix.endswith(".tex") else ""
-            write_text(out / f"{table.name}{suffix}", note + text)
+            write_text(out / f"{table.name}{suffix}", text)
 
 
 def _shard(text: str) -> slice:

@@ -6,7 +6,6 @@ from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +134,12 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     """Return a site's audit log from the day ``since`` on, with what a wrong clock dated back, and what is wrong."""
     if not (path := site_folder(node) / audit.FILE).exists():
         raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
-    lines = [*audit.entries(path)]
-    latest = enumerate(accumulate((str(row.get("time", "")) for _, row, _ in lines), max), 1)
-    first = max((at for at, time in latest if time == lines[at - 1][1].get("time") and time < since), default=0)
-    return [row for _, row, _ in lines[first:]], [wrong for _, _, wrong in lines if wrong]
+    lines, latest, earlier = [*audit.entries(path)], "", 0
+    for number, (_, row, _) in enumerate(lines, 1):
+        latest = max(latest, str(row.get("time", "")))
+        if latest == row.get("time") and latest < since:  # a time before `latest` is dated back, and tells nothing
+            earlier = number
+    return [row for _, row, _ in lines[earlier:]], [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:

@@ -26,7 +26,7 @@ LEGAL = {
 BYTES_PER_NUMBER = 4
 
 
-class NoFigure(ValueError):
+class NoFigure(SettingsError):
     """The run has no such figure."""
 
 
@@ -64,14 +64,10 @@ class Figure:
     def read(self, folder: Path) -> float:
         """The figure of the finished run in ``folder``; NoFigure when it has none."""
         run = RunFolder(folder)
-        rows = run.rows()
-        if self.what in COUNTS:
-            values = [self._count(row) for row in rows if row["kind"] == "round"]
-        else:
-            domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
-            if self.when == "best":
-                rows = self._candidates(rows)
-            values = [self._accuracy(row, domains) for row in rows if self.what in over_clients.figures_of(row)]
+        rows = self._candidates(run.rows()) if self.when == "best" else run.rows()
+        domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
+        counts = self.what in COUNTS
+        values = [self._count(row) if counts else self._accuracy(row, domains) for row in rows if self._is_in(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -84,11 +80,17 @@ class Figure:
         run = RunFolder(folder)
         hidden = any("std" not in accuracy for accuracy in run.finished_summary()["accuracy"].values())
         name = f"{self} over all samples" if hidden and self.what not in COUNTS else str(self)  # not over the clients
-        rows = run.rows() if self.when == "best" else []
+        rows = run.rows() if self.when != "final" else []
+        if self.when != "best":
+            many = sum(map(self._is_in, rows))
+            return f"{name}, of {many} evaluations" if rows and many < int(self.when.removeprefix("last-")) else name
         rows = [row for row in rows if self._kind in over_clients.figures_of(row)]
         on, many = over_clients.best_evaluation(rows, self._kind)[1], len(over_clients.of_all_sites(rows))
         few = f", among the {many} of {len(rows)} evaluations that all clients made" if many < len(rows) else ""
         return f"{name}, its round chosen on {on} data{few}" if rows else name
+
+    def _is_in(self, row: RoundRow) -> bool:
+        return row["kind"] == "round" if self.what in COUNTS else self.what in over_clients.figures_of(row)
 
     @property
     def _kind(self) -> str:

@@ -1,8 +1,7 @@
 """From a table to runs: every cell's settings checked, equal runs made once, missing data named.
 
 A run's folder is named after its settings and the place of its data, and of a file of one's own after its size and
-time. So tables share runs, and a table that is started again finds those that are finished; what was interrupted goes
-on after its last round. Several processes, on several machines too, may work on one folder: each run has a lock.
+time: so tables share runs, and find them again. Several processes may work on one folder: each run has a lock.
 """
 
 import shutil
@@ -151,10 +150,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 
 @cache
 def own_files(data: DataSettings) -> list[int]:
-    """Return the bytes and times of files of one's own data: with others a run is another run, as with `own_code`.
-
-    Folders, as those of images, are not looked through; a Python function is code, which `own_code` covers.
-    """
+    """Return the bytes and times of files of one's own data, not of images in folders: with others a run is another."""
     try:
         paths = source_of(data.dataset).locate(data) if data.dataset in OWN_FORMATS else (Path(data.data_dir),)
     except DataError:  # they are missing, and the cell is skipped

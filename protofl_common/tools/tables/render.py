@@ -87,7 +87,7 @@ def cells_of(table: TableFile, results: Results) -> Table:
             bold += [(number, len(texts))] if result and len(ranks) > 1 and result.rank == max(ranks) else []
             texts += [result.text if result else "–", *(row.paper.get(column, "") for _ in beside)]
         rows.append(texts)
-    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows, bold=bold)
+    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows, table.note, bold=bold)
 
 
 def markdown(table: TableFile, results: Results) -> str:
@@ -120,7 +120,7 @@ def differences(table: TableFile, results: Results) -> Table:
     rows = [[*place, *estimated(result.values.values(), than, result.decimals)] for place, result, than in shown]
     for row, (_, result, than) in zip(rows, shown, strict=True):
         row[2] += f" ({than.n} paired)" if than and than.n < len(result.values) else ""
-    return Table(("", "column", *ESTIMATED), rows, words=(0, 1))
+    return Table(("", "column", *ESTIMATED), rows, table.note, words=(0, 1))
 
 
 def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:

@@ -1,9 +1,8 @@
 """``protofl table --search``: the settings of each cell, chosen on validation data before its runs are made.
 
-A trial is a run for each trial seed. Its value is the cell's figure on the clients' validation data, the mean over
-these seeds. The first trial is of the row's own settings, where they lie inside the ranges. Optuna suggests the others
-from those before (tree of Parzen estimators, Bergstra et al. 2011), with a random seed for each: a search that was
-stopped goes on as if it had not been. Every cell has as many trials. Each search is a file in OUT/trials.
+A trial is a run for each trial seed (docs/tables.md). After the first Optuna suggests them from those before (tree of
+Parzen estimators, Bergstra et al. 2011), with a random seed for each: a search that was stopped goes on as if it had
+not been. Each search is a file in OUT/trials.
 """
 
 import json
@@ -63,7 +62,7 @@ class Search:
                     make(run, self.runs)
                 self._add(number, settings)
             return self._best()
-        except (NoFigure, SettingsError) as error:
+        except SettingsError as error:
             return replace(self.cell, runs={}, skipped=f"search: {error}")
 
     def _add(self, number: int, settings: Config) -> None:

@@ -1,7 +1,4 @@
-"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe (docs/tables.md).
-
-What is nearer to the run wins: recipe, settings of the table, of the column, of the row, of the command line, seed.
-"""
+"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe (docs/tables.md)."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,7 @@
 Each engine other than ours gets a virtual environment of its own with the released package, in ``--environments``.
 ``many``: 1,000 users of 50 images, 50 asked, batches of 10 (pfl-research's own benchmark, on Fashion-MNIST).
 ``all``: 100 users of 500 images, all asked, batches of 50. Prints milliseconds per visit, the ratio to the bare loop,
-accuracy, and memory. Engines draw differently: on ``many`` the bare loop's own accuracy spreads over four points with
-its seed, and what differs by more is other work. The first two rounds are left out. Nothing here passes or fails.
+accuracy, and memory, without the first two rounds. Engines draw differently. Nothing here passes or fails.
 """
 
 import argparse

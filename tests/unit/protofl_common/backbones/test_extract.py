@@ -51,7 +51,6 @@ def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
 
 
 def test_written_out(images: Images) -> None:
-    """Enlarged, normalised, through the network in evaluation mode."""
     backbone = load_backbone("scenes", CPU)
     pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear", antialias=True) / 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))

@@ -160,7 +160,6 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
 
 
 def test_mnist_cnn_is_the_published_function() -> None:
-    """Written out as in the authors' forward pass, in evaluation mode."""
     model = build("mnist-cnn", 50, 1, size=28).eval()
     conv1, conv2 = (m for m in model.body.modules() if isinstance(m, nn.Conv2d))
     (fc1,) = (m for m in model.body.modules() if isinstance(m, nn.Linear))
@@ -185,7 +184,6 @@ def test_a_network_of_torchvision_trains_with_these_channels_and_classes(arch: s
 
 
 def test_it_is_the_network_of_that_name() -> None:
-    """ResNet-18 by torchvision's name is the one that the catalog calls resnet18-imagenet-stem."""
     archs = ("torchvision:resnet18", "resnet18-imagenet-stem")
     named, ours = (build_model(arch, input_shape=(3, 32, 32), **SHAPE).eval() for arch in archs)
     ours.load_state_dict(named.state_dict())

@@ -129,6 +129,10 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(tm
     for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
         assert main(["compare", str(tmp_path), *more]) == 0
         assert "difference" in capsys.readouterr().out
+    for path in local[0].glob("*.json*"):
+        path.write_text(path.read_text().replace('"head"', '"prototype"').replace("cnn4", "htcnn-1"))
+    other = compared(capsys, str(ours[0]), str(local[0]))[1]
+    assert (other["figure"], other["note"][25:]) == ("final prototype", "by final prototype; other networks")
 
 
 def test_the_files(tmp_path: Path, capsys: Printed) -> None:
@@ -152,8 +156,9 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
     rows = latex.read_text(encoding="utf-8").splitlines()
     head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
-    assert rows[3:6] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
-    assert r"{[}1] & 2 \\" in Table(("a", "b"), [["[1]", "2"]]).as_latex(), "\\[1] would be a space between rows"
+    assert rows[0] == "% Over the clients, of test data unless it says otherwise: final head."
+    assert rows[4:7] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
+    assert r"{[}1] & $-$2 $\alpha$-3 \\" in Table(("a", "b"), [["[1]", "-2 α-3"]]).as_latex(), "\\[1] is a space"
     assert r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & " in "\n".join(rows)
     assert rows[-2:] == [r"\bottomrule", r"\end{tabular}"]
     pdf = figure.read_bytes()

@@ -75,7 +75,10 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
         assert line.split() in cells
     assert ["lost replies", "2", "2"] in cells, "a late one was missing before"
     assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
-    for text, why in {'{"settings": []}': "not the figures of a run: Attr", "": "no summary.json in it"}.items():
+    summary, no_run = json.loads((two / "summary.json").read_text()), "not the figures of a run: "
+    wrong = ({"settings": []}, "Attr"), ({"settings": {"seed": "x"}}, "Value"), ({"best-accuracy": 3}, "Attr")
+    texts = {json.dumps(summary | changes): f"{no_run}{error}" for changes, error in wrong}
+    for text, why in {**texts, "": "no summary.json in it"}.items():
         (two / "summary.json").write_text(text)
         assert main(["compare", str(two)]) == 1
         assert f"{two}: {why}" in capsys.readouterr().err

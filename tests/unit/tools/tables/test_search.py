@@ -201,7 +201,9 @@ def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     assert main(["table", str(table), "--search", "--seeds", "11", "--dry-run"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
     assert main(["table", str(table), "--search", "--dry-run", "--out", str(table.parent)]) == 0
-    assert "7 of 7 trials are to be made first" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "7 of 7 trials are to be made first" in out
+    assert out.endswith("to search: 56 runs of trials; then 8 runs of what they choose")
     search(table, Launcher())
     for more, said in (([], True), (["--search"], False)):
         assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
@@ -226,9 +228,7 @@ PLANTED = "site{site},{split},{x:.3f},{y:.3f},{label}\n"
 
 @pytest.mark.slow
 def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path: Path) -> None:
-    """A real federation on rows whose labels are turned round in the test part: who learns is right on validation data,
-    and wrong on test data.
-    """
+    """A real federation on rows whose labels are turned round in the test part."""
     rows = "client,split,x,y,label\n"
     for number in range(160):
         split, label = ("train", "train", "validation", "test")[number % 4], number // 4 % 2

@@ -372,7 +372,7 @@ def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
     against = (small.parent / "small.against.tex").read_text(encoding="utf-8")
-    assert r"Local & few & 2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & -25.00 & -- & -- \\" in against.splitlines()
+    assert r"Local & few & 2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\" in against.splitlines()
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
     run_table(small, Launcher(broken=""))
     latex = (small.parent / "small.tex").read_text(encoding="utf-8")
@@ -505,7 +505,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
 
 def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
-    assert str(Figure()) == "final head"
+    assert [str(Figure()), Figure("last-9").described(folder)] == ["final head", "last-9 head, of 3 evaluations"]
     assert [Figure(what=what).digits for what in ("head", "head/new-clients", "head/auc", "numbers")] == [2, 2, 4, 1]
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
