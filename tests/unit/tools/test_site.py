@@ -193,6 +193,8 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
     ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
     ("key", "", "", "node config without a site-name"),
+    ("key", NODE.replace('"state"', '"~not-here/x"'), "", "state-dir = '~not-here/x': this machine has no"),
+    ("run", "marked.toml", "", "'marked.toml': Invalid statement (at line 1, column 1); save it as UTF-8 without a"),
     ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
     ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
     ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
@@ -201,6 +203,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
 def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
     action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
+    (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
     assert main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
     assert reason in capsys.readouterr().err
     assert not [*site.rglob("sites")]
