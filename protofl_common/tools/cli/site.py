@@ -68,8 +68,9 @@ def act(arguments: argparse.Namespace) -> int | None:
         if odd := [word for word in others if word.startswith("-")]:
             raise SettingsError(f"site {action}: {odd[0]}: unknown option")
         arguments.words += others
-        site_folders(arguments.node)  # of another node config it would be another site
-        folder, writes = existing(site_folder(arguments.node)), action in ("approve", "deny", "key", "purge")
+    if action != "check":
+        (site_settings if action == "run" else site_folders)(arguments.node)  # of another it would be another site
+        folder, writes = existing(site_folder(arguments.node)), action in ("run", "approve", "deny", "key", "purge")
         if writes and not os.geteuid() and (owner := folder.stat().st_uid):  # who could not read what root writes
             how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
             raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: {how}")
@@ -85,7 +86,6 @@ def run(arguments: argparse.Namespace) -> None:
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
 
-    site_settings(arguments.node)
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.flowers):
             raise SettingsError(f"{option}: not together with protofl site run")

@@ -365,7 +365,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Pa
     monkeypatch.setattr("os.geteuid", lambda: 0)
     if os.getuid() == 0:
         os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
-    for words in ("approve first.toml", "deny first.toml", "key", "purge first"):
+    for words in ("approve first.toml", "deny first.toml", "key", "purge first", "run"):
         assert main(["site", *words.split(), "--node-config", NODE]) == 1
         assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
 
