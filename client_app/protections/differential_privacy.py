@@ -2,8 +2,7 @@
 
 A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator has
 two over all runs, by its name and by its data, which ``require-dp`` in its node config bounds: neither another name nor
-a copy of the data is new. A simulated client has one for each run. A message is charged before its evaluation or
-training begins: one that is repeated is charged twice, for its noise is new.
+a copy of the data is new. A simulated client has one for each run. A repeated message is charged twice.
 """
 
 import json

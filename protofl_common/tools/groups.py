@@ -1,7 +1,6 @@
 """Runs that differ in nothing but their seeds, as one group; and groups against each other, seed by seed.
 
-The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n − 1 degrees of freedom. Two groups are
-compared by the differences at the n seeds that both have: their mean, its interval, and the two-sided paired t-test.
+The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n − 1 degrees of freedom.
 """
 
 import json

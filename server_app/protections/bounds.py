@@ -1,8 +1,7 @@
 """The bounds that follow from ``liars``: they limit how far lying sites can move the server's aggregate.
 
-Sites with operators need not trust one another, so one of three or more may lie unless the run says otherwise.
-Simulated clients are one person's own: there the algorithms' equations hold as they stand, unless the run says
-otherwise. An expert's key counts in place of what would follow.
+Unless the run says otherwise, one of three or more sites with operators may lie, and in simulation, whose clients are
+one person's own, the algorithms' equations hold as they stand. An expert's key counts in place of what would follow.
 """
 
 import math

@@ -381,7 +381,6 @@ DEMANDS = {
 
 
 def strict(site: Path, demand: str) -> str:
-    """The node config of a site with that demand, and all algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
     return f'{node} state-dir="{site / "state"}" {DEMANDS[demand]}'
 
