@@ -118,7 +118,7 @@ def purge(arguments: argparse.Namespace) -> None:
 
 def key(arguments: argparse.Namespace) -> None:
     path = site_folder(arguments.node).absolute() / KEY_FILE
-    existed, public = path.exists(), in_text(site_key(path.parent).public_key())
+    existed, public = path.exists(), in_text(site_key(path.parent, make=True).public_key())
     print(f"{path}{' is new' * (not existed)}", file=sys.stderr)
     print(f"{site_name(arguments.node)}:{public}")
 

@@ -397,6 +397,9 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     (site / "state/first/clients/north").mkdir(parents=True)
     run_site(monkeypatch, flower, node)
     flower.assert_called_once()
+    unknown = "has neither a privacy ledger nor a key of north: mount its disk, or restore it; if the site is new"
+    assert ("dp" in DEMANDS[demand]) == (unknown in capsys.readouterr().err)
+    assert main(["site", "key", "--node-config", node]) == 0
     assert main(["site", "check", "--node-config", node]) == 0
     assert "WRONG" not in (said := capsys.readouterr().out)
     assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
