@@ -1,8 +1,7 @@
 """The answer to a message: a reply, or an error with its reason. Either way the server need not wait any longer.
 
-The whole error goes to the client's own log, and the server gets what may leave this machine. Errors about data,
-weights and states may name files, folders and classes, or quote their content. A site says of those only the kind, and
-the setting that they are about. A simulated client's log is the server's, so it says the whole text.
+Errors about data, weights and states may name files, folders and classes, or quote their content. A site says of those
+only the kind, and the setting that they are about. A simulated client's log is the server's: it says the whole text.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
 It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
-shown: other settings are another study, and after an upgrade of the code the site asks again about what was approved.
-So it does after one of a package that the settings name for a method, a network or a metric.
+shown: other settings are another study, and after an upgrade of the code (`code_of`) the site asks again.
 """
 
 import json
@@ -165,10 +164,12 @@ def write(path: Path, request: Request) -> None:
     write_text(path, json.dumps(asdict(request), indent=1), private=True)
 
 
-def site_key(folder: Path) -> Ed25519PrivateKey:
-    """Return the site's own key; it is made when it is asked for first."""
+def site_key(folder: Path, *, make: bool = False) -> Ed25519PrivateKey:
+    """Return the site's own key; where it has none, a fresh one, which no study names and only ``make`` stores."""
     path = folder / KEY_FILE
     with locked(path):
+        if not (make or path.exists()):
+            return Ed25519PrivateKey.generate()
         if not path.exists():
             write_text(path, Ed25519PrivateKey.generate().private_bytes_raw().hex(), private=True)
     with suppress(ValueError):

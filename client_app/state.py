@@ -2,8 +2,7 @@
 
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
 round again, or for the one before it where its newest checkpoint is damaged, and the client must then start from where
-it stood before. So the state that a round started from, and the one before that, stay until the next round is over.
-Older ones are removed: at rest there are three files, after the final evaluation one.
+it stood before. So two older ones stay (`StateFolder.save`): at rest there are three files, at last one.
 On a site with an operator, the server's word alone removes nothing of other Flower runs: a run that was stopped and
 resumed leaves up to three more files there each time.
 """

@@ -2,8 +2,7 @@
 
 A ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator has
 two over all runs, by its name and by its data, which ``require-dp`` in its node config bounds: neither another name nor
-a copy of the data is new. A simulated client has one for each run. A message is charged before its evaluation or
-training begins: one that is repeated is charged twice, for its noise is new.
+a copy of the data is new. A simulated client has one for each run. A repeated message is charged twice.
 """
 
 import json
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from client_app.audit import FILE, START, entries
 from client_app.client import Client
+from client_app.consent import KEY_FILE
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
@@ -171,6 +171,13 @@ def read_ledger(file: Path) -> Ledger:
         raise LedgerError(f"the privacy ledger {file} cannot be read ({error}): what was spent is not known") from error
 
 
+def unknown_site(root: Path, name: str) -> str:
+    """Say that ``state-dir`` has neither a ledger nor a key of a site, as before its disk is mounted; else ""."""
+    recorded = (root / "privacy" / f"{name}.json").exists() or (root / "sites" / name / KEY_FILE).exists()
+    cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
+    return "" if recorded else f"state-dir: {root} has neither a privacy ledger nor a key of {name}: {cure}"
+
+
 def lacking(root: Path, name: str, *, marks: bool = False) -> str:
     """Say what a lost or older ``privacy/`` lacks: rounds that are in the audit log, charges to ledgers; "" for none.
 
@@ -196,7 +203,8 @@ def lacking(root: Path, name: str, *, marks: bool = False) -> str:
 
 def _check_all_runs(client: Client, used: Spending) -> None:
     if client.node.required_dp is not None:
-        if lost := lacking(client.root, client.name, marks=True):
+        root, name = client.root, client.name
+        if lost := unknown_site(root, name) or lacking(root, name, marks=True):
             raise LedgerError(lost)
         cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
         _check(used, *client.node.required_dp, "require-dp, over all runs,", cure)

@@ -9,8 +9,7 @@
 The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
 Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
 sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. Two sums of the same uploads, one with a site and one without, would show that site's: so each site
-remembers whom it was summed with. The symbols, and what is added, stand in `privacy/masks.py`.
+what they hide. So would some pairs of sums (`_remember`). The symbols, and what is added: `privacy/masks.py`.
 """
 
 import re

@@ -22,8 +22,7 @@ from protofl_common.wire.records import Report
 class SmallClasses(Protection):
     """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
 
-    Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
-    evaluation, and losses. Weights do not.
+    Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not.
     """
 
     name = "small classes"

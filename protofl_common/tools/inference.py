@@ -65,11 +65,9 @@ class Predictor:
     def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = "") -> Self:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
-        ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
-        ``allow_python``: modules, with commas, whose code may run here, for a network of the model's makers' own.
+        ``allow_backbones`` and ``allow_python`` are those options of ``protofl predict``: names with commas.
 
-        SettingsError if it is not all there, does not fit together, or asks for a backbone or a module that is not
-        allowed; for a device that is not there.
+        SettingsError for parts that are missing or do not fit, and for a backbone, module or device that is refused.
         """
         folder = Path(folder)
         try:

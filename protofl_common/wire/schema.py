@@ -1,7 +1,6 @@
 """The exchange of an algorithm: named entries, declared once per direction in its row of the catalog.
 
-The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration alone: what is not declared cannot
-be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
+Which clients must have equal models follows from the declared parts of weights.
 """
 
 import math

@@ -51,7 +51,7 @@ from tests.support.harness import (
     run_federation,
 )
 from tests.support.pages import drawn
-from tests.support.sites import real_sites
+from tests.support.sites import named, real_sites
 
 TABLE: dict[str, Any] = {"dataset": "breast-cancer", "models": "mlp-1", "partition": "iid", "feature_dim": 8}
 SMALL = TABLE | {"train_samples": 20, "test_samples": 10, "batch_size": 10, "dp": "sample", "norm": "group"}
@@ -156,8 +156,6 @@ class PlainLoop(FedAvg[Any]):
 
 
 class Twice(FedAvg[Any]):
-    """Makes more private steps than a round's."""
-
     def fit(self) -> dict[str, float]:
         self.train(self.step())
         return self.train(self.step(), purpose="again")
@@ -227,7 +225,6 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 
 
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
-    """And another of the same seed has other noise."""
     outcome, other = (private(tmp_path / name, "fedproto", rounds=3, evaluate_every=2) for name in "ab")
     sent = [one.grid.log[2][1].content["prototypes"]["means"].data for one in (outcome, other)]
     assert sent[0] != sent[1]
@@ -324,6 +321,7 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo: str, t
     demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
     first, second = (run_config(tmp_path / name, algo=algo, run_name=name, **more) for name in ("first", "second"))
     nodes = real_sites(2, tmp_path / "disk", **demand)
+    named(zero=tmp_path / "disk-0/sites/site-0", one=tmp_path / "disk-1/sites/site-1")
     assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
     refusal = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller dp-epsilon may still fit"
     older = {"site-1.json": r"\(charges to site-1.json\)", "site-1.answered": rf"\(1 {algo} round 1\)"}

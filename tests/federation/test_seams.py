@@ -19,6 +19,7 @@ from protofl_common.wire.records import Instructions, pack_instructions, pack_se
 from tests.support.attacks import interrupted
 from tests.support.given import Patch
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, refusal, run_config
+from tests.support.sites import named
 
 PATIENTS = 120
 
@@ -37,7 +38,6 @@ def records(folder: Path, rare: int = 0, tested: int | None = None, sign: int = 
 
 
 def site(folder: Path, rare: int = 0, *of_tests: int, **more: Any) -> dict[str, Any]:
-    """The node config of a hospital with a table of its own."""
     node = {"site-name": "north", "dataset": "arrays", "classes": "0,1,2"}
     node |= {"data-dir": str(records(folder, rare, *of_tests))}
     return node | {"test-from": "official-own", "state-dir": str(folder / "state"), **CACHE, **more}
@@ -52,7 +52,6 @@ def asked(
     node: Any, config: Any, kind: str, number: int = 1, history: str = "", run_id: int = RUN_ID, name: str = "study",
     **records: Any,
 ) -> Message:  # fmt: skip
-    """The reply to a message of a round of a run that says what came before it."""
     instructions = pack_instructions(Instructions(number, name, RunHistory.parse(history or str(run_id))))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
     return LocalGrid(config, {7: node}, run_id=run_id).asked(Message(content, 7, kind, group_id=str(number)))
@@ -150,6 +149,7 @@ def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path:
     epsilon = 0.2
     config = table(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
     node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
+    named(north=tmp_path / "state/sites/north")
     answered = []
     for number in range(1000):
         kind = MessageType.EVALUATE if number % 2 else MessageType.TRAIN

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from client_app.answers import reason_of
 from client_app.client import Client
 from client_app.protections.differential_privacy import charge, ledgers_of
-from client_app.state import StateFolder
+from client_app.state import LedgerError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import catalog as plugins
@@ -34,7 +34,7 @@ from server_app.network.admission import FederationError, check_fit
 from tests.support.attacks import interrupted
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, refusal, run_config, run_federation, settings_of
-from tests.support.sites import images
+from tests.support.sites import images, named
 
 SITE: dict[str, Any] = {"site-name": "north"}
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
@@ -54,12 +54,10 @@ def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Mes
 
 
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
-    """A client's reply to a message, or to the question who it is."""
     return LocalGrid(config, {7: node}).asked(message or question(config))
 
 
 def sharing(folder: Path) -> dict[str, Any]:
-    """The node config of a site that has a share of a data set, and keeps its state in the folder."""
     return SITE | SIMULATED | {"state-dir": str(folder / "state")}
 
 
@@ -409,6 +407,9 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
     assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
     assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [True, True, False]
     nearly_all = [Mechanism(1.0, 3.0, 1)]
+    with pytest.raises(LedgerError, match="state has neither a privacy ledger nor a key of north"):  # a disk is missing
+        charge(client(), "first", nearly_all)
+    named(**{at: tmp_path / at for at in ("state/sites/north", "state/sites/south", "free/sites/north")})
     charge(client(), "first", nearly_all)
     for facts in (south, copy):
         before = [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]

@@ -51,8 +51,6 @@ JANES = "SHA256:pYg5bp6PIZ6ZlFg5lb6kFY3WQZisoGTA7FSkeU5bgAo"  # as `ssh-keygen -
 
 
 class Hospitals(Three):
-    """Three sites whose operators approve each run, and settings of runs that wait a second for them."""
-
     def __init__(self, folder: Path, capsys: Printed) -> None:
         super().__init__(folder)
         self.capsys = capsys
@@ -272,7 +270,6 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
 
 
 def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hospitals: Hospitals) -> None:
-    """The study ends before the approval does, and has fewer runs."""
     limits = {"until": str(TODAY + timedelta(days=1)), "runs": 2}
     config = signed(hospitals.config(study_runs=2), until=limits["until"], purpose="which valves leak")
     hospitals.nodes[2]["min-class-samples"] = 2

@@ -16,7 +16,6 @@ from tests.support.harness import CACHE, Tamper, run_config, run_federation
 
 
 def images(folder: Path, *names: str) -> Path:
-    """Random images at these places."""
     for index, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -76,7 +75,7 @@ JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
 
 def named(**folders: Path) -> str:
     """The setting study-sites for sites with these state folders."""
-    return ",".join(f"{site}:{in_text(site_key(folder).public_key())}" for site, folder in folders.items())
+    return ",".join(f"{site}:{in_text(site_key(folder, make=True).public_key())}" for site, folder in folders.items())
 
 
 def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:

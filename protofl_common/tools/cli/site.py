@@ -1,17 +1,14 @@
 """A machine with data of its own: run its SuperNode with code that its operator chose.
 
-  protofl site run --superlink my.host:8000 --node-config '…' …     options as of flower-supernode
-  protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
-  protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
-  protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
-  protofl site key --node-config '…'                                NAME:KEY, by which a study names this site
-  protofl site requests --node-config '…'                           which runs ask for this site's data, and what for
-  protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]     let runs of these settings take part
-  protofl site deny ID|FILE.toml --node-config '…'                  refuse them, from the next message on
-  protofl site audit --node-config '…' [--since DAY] [--against RUN]    what was answered, checked line by line
-
-With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
-the code that is installed here, whatever a run brings.
+protofl site run --superlink my.host:8000 --node-config '…' …     options as of flower-supernode
+protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
+protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
+protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
+protofl site key --node-config '…'                                NAME:KEY, by which a study names this site
+protofl site requests --node-config '…'                           which runs ask for this site's data, and what for
+protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]     let runs of these settings take part
+protofl site deny ID|FILE.toml --node-config '…'                  refuse them, from the next message on
+protofl site audit --node-config '…' [--since DAY] [--against RUN]    what was answered, checked line by line
 """
 
 import argparse
@@ -40,8 +37,7 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    words = "check: settings of a run; purge: runs, or caches/; approve, deny: a request's id, or a run's file"
-    parser.add_argument("words", nargs="*", help=words)
+    parser.add_argument("words", nargs="*", help="settings of a run, runs, an id or a file, as above")
     parser.add_argument("--until", type=day, metavar="DAY", help="approve: the last day, as 2027-06-30")
     parser.add_argument("--runs", type=int, metavar="N", help="approve: that many runs (the study's)")
     parser.add_argument("--since", type=day, metavar="DAY", help="audit: only the lines behind those of earlier days")
@@ -68,8 +64,9 @@ def act(arguments: argparse.Namespace) -> int | None:
         if odd := [word for word in others if word.startswith("-")]:
             raise SettingsError(f"site {action}: {odd[0]}: unknown option")
         arguments.words += others
-        site_folders(arguments.node)  # of another node config it would be another site
-        folder, writes = existing(site_folder(arguments.node)), action in ("approve", "deny", "key", "purge")
+    if action != "check":
+        (site_settings if action == "run" else site_folders)(arguments.node)  # of another it would be another site
+        folder, writes = existing(site_folder(arguments.node)), action in ("run", "approve", "deny", "key", "purge")
         if writes and not os.geteuid() and (owner := folder.stat().st_uid):  # who could not read what root writes
             how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
             raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: {how}")
@@ -85,7 +82,6 @@ def run(arguments: argparse.Namespace) -> None:
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
 
-    site_settings(arguments.node)
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.flowers):
             raise SettingsError(f"{option}: not together with protofl site run")
@@ -122,7 +118,7 @@ def purge(arguments: argparse.Namespace) -> None:
 
 def key(arguments: argparse.Namespace) -> None:
     path = site_folder(arguments.node).absolute() / KEY_FILE
-    existed, public = path.exists(), in_text(site_key(path.parent).public_key())
+    existed, public = path.exists(), in_text(site_key(path.parent, make=True).public_key())
     print(f"{path}{' is new' * (not existed)}", file=sys.stderr)
     print(f"{site_name(arguments.node)}:{public}")
 

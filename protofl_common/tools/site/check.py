@@ -8,6 +8,7 @@ import ssl
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from protofl_common.tools.federation import FEW_DAYS, shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
+from protofl_common.tools.site.stored import ledgers_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 FEW_BYTES, FULL = 2**30, 10**6  # free on a disk: less is a warning, or wrong
@@ -119,6 +121,8 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
+    with suppress(OSError, RuntimeError):  # of a state-dir or a ledger that cannot be read: no message passes it
+        yield from [Finding(WRONG, "ledger", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
     for key, path in zip(("state-dir", "cache-dir", "FLWR_HOME"), (*site_folders(node), get_flwr_home()), strict=True):
         yield from _folder("writes", key, path, others=0o077)
 
@@ -188,6 +192,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         return
     with tempfile.TemporaryDirectory() as cache:
         config, open_node = openly({**default_run_config(), **asked}, {**node, "cache-dir": cache, "state-dir": cache})
+        open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
         grid = LocalGrid(config, {1: open_node}, run_id=1)  # first: a message asks Flower which run it is of
         message = Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY)
         (reply,) = grid.send_and_receive([message])

@@ -67,8 +67,7 @@ def handle(app: str, arguments: list[str]) -> None:
 def fork_for_each_message(app: str) -> None:
     """Until standard input ends, which it does when the executor does.
 
-    A child begins with PyTorch and the installed code imported, and with nothing of any run: this process sees no
-    message and no bundle. It must have one thread only, and never use CUDA, for neither survives a fork.
+    This process sees no message and no bundle. It must have one thread only and never use CUDA: no fork survives these.
     """
     with suppress(Exception):  # the child will meet the error again, and answer with it
         for name in AHEAD:

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Mapping
+from os.path import expanduser
 from pathlib import Path
 
 from click import ClickException
@@ -14,6 +15,8 @@ from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, NODE_KEYS, allowed_by, has_own_data, is_site, site_folder
 from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
+
+NO_SITE = "node config without a site-name, or a file not called .toml: taken for a simulated client"
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -36,15 +39,21 @@ def node_config(text: str) -> dict[str, Scalar]:
     try:
         node: dict[str, Scalar] = parse_config_args([text] if text else None)
     except (ClickException, OSError, ValueError) as error:
-        raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}") from error
+        is_marked = isinstance(error, ValueError) and Path(text).expanduser().read_bytes()[:1] > b"\x7f"
+        cure = "; save it as UTF-8 without a byte order mark" * is_marked
+        raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}{cure}") from error
     if not text.endswith(".toml") and re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=") > len(node):
         raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
+    for key, at in node.items():
+        if key.endswith("-dir") and str(at).startswith("~") and expanduser(str(at)) == at:
+            raise SettingsError(f"node-config: {key} = {at!r}: this machine has no such user; write the whole path")
     return node
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
     """The settings of a run that asks for these, or of the most modest one that is accepted; SettingsError if none."""
-    _check_is_site(node)
+    if not is_site(node):
+        raise SettingsError(NO_SITE)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
     refusals = []
@@ -70,14 +79,10 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
         return error
 
 
-def _check_is_site(node: Mapping[str, Scalar]) -> None:
-    if not is_site(node):
-        raise SettingsError("node config without a site-name, or a file not called .toml: taken for a simulated client")
-
-
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
     """Return the folders of a site's models (one below it per run) and of its caches, by its node config alone."""
-    _check_is_site(node)
+    if not is_site(node):
+        raise SettingsError(NO_SITE)
     if problems := unknown_keys(node, NODE_KEYS):
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
     return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))

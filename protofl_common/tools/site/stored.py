@@ -11,7 +11,7 @@ from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
-from protofl_common.tools.findings import existing
+from protofl_common.tools.findings import WRONG, existing
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
@@ -46,9 +46,11 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
-    from client_app.protections.differential_privacy import lacking, spent
+    from client_app.protections.differential_privacy import lacking, spent, unknown_site
 
-    yield from (f"WRONG: {line}" for line in [lacking(site_folders(node)[0], site_name(node))] if line)
+    whose = site_folders(node)[0], site_name(node)
+    if lost := lacking(*whose) or ("require-dp" in node and unknown_site(*whose)):
+        yield f"{WRONG}: {lost}"
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
         share = f" of {most:g}" if most else ""

@@ -2,8 +2,7 @@
 
     python -m protofl_common.tools.site.supernode ADDRESS fork|spawn SUPERNODE-PID    the secret on standard input
 
-The command is the executor (`tools/executor.py`): it takes tasks of a ClientApp only, and starts `client_process`.
-The SuperNode is Flower's, in the process of the command, with ``--isolation process``: it starts nothing.
+That is the executor (`tools/executor.py`). The SuperNode is Flower's, in the process of the command: it starts nothing.
 """
 
 import os
@@ -68,8 +67,7 @@ def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
 class Pauses:
     """Shorten the SuperNode's sleep: at first to a tenth of Flower's, later to a tenth of what it has waited.
 
-    Flower asks for work every 3 seconds and looks for the reply every 0.5, which each round waits for. So a site that
-    waits long asks as seldom as Flower's own, and what a round waits for a site is at most a tenth of what it did wait.
+    Flower asks for work every 3 seconds and looks for the reply every 0.5, which each round waits for.
     """
 
     def __init__(self) -> None:

@@ -209,6 +209,8 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ("run", NODE, "--allow-runtime-dependency-installation", "-installation: not together with protofl site"),
     ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
     ("key", "", "", "node config without a site-name"),
+    ("key", NODE.replace('"state"', '"~not-here/x"'), "", "state-dir = '~not-here/x': this machine has no"),
+    ("run", "marked.toml", "", "'marked.toml': Invalid statement (at line 1, column 1); save it as UTF-8 without a"),
     ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
     ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
     ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
@@ -217,6 +219,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
 def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
     action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
+    (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
     assert main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
     assert reason in capsys.readouterr().err
     assert not [*site.rglob("sites")]
@@ -378,7 +381,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Pa
     monkeypatch.setattr("os.geteuid", lambda: 0)
     if os.getuid() == 0:
         os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
-    for words in ("approve first.toml", "deny first.toml", "key", "purge first"):
+    for words in ("approve first.toml", "deny first.toml", "key", "purge first", "run"):
         assert main(["site", *words.split(), "--node-config", NODE]) == 1
         assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
 
@@ -394,7 +397,6 @@ DEMANDS = {
 
 
 def strict(site: Path, demand: str) -> str:
-    """The node config of a site with that demand, and all algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
     return f'{node} state-dir="{site / "state"}" {DEMANDS[demand]}'
 
@@ -411,6 +413,9 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     (site / "state/first/clients/north").mkdir(parents=True)
     run_site(monkeypatch, flower, node)
     flower.assert_called_once()
+    unknown = "has neither a privacy ledger nor a key of north: mount its disk, or restore it; if the site is new"
+    assert ("dp" in DEMANDS[demand]) == (unknown in capsys.readouterr().err)
+    assert main(["site", "key", "--node-config", node]) == 0
     assert main(["site", "check", "--node-config", node]) == 0
     assert "WRONG" not in (said := capsys.readouterr().out)
     assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
