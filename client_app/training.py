@@ -194,9 +194,8 @@ def for_epochs(settings: TrainingSettings, epochs: int) -> TrainingSettings:
 def train(step: Step, data: Samples, settings: TrainingSettings, seed: int, checks: bool = True) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``local-epochs`` epochs of batches of ``batch-size``.
 
-    With ``local-steps`` it ends after as many batches, in the midst of an epoch or after several.
-    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
-    stops being finite, or the loss of a step that is not private; not without ``checks``.
+    With ``local-steps`` it ends after as many batches. Returns the mean over all samples seen of each loss term and of
+    their ``total``. With ``checks``, TrainingError if a weight, or the loss of a step not private, stops being finite.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)

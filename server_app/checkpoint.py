@@ -70,10 +70,7 @@ class Checkpoint:
 
 
 def newest_whole(folder: Path, without: str) -> Checkpoint:
-    """The newest checkpoint that is not damaged, with a line for each that is.
-
-    TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
-    """
+    """The newest undamaged checkpoint; TensorFileError if all are damaged, SettingsError (``without`` …) for none."""
     if not (paths := checkpoints(folder)):
         raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
     for path in paths[:-1]:

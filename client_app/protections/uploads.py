@@ -65,10 +65,7 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed.
-
-    Noise on images is added in `Client.data`.
-    """
+    """Noise of papers, on images in `Client.data`, else here. It guarantees nothing: a server knows the seed."""
 
     name = "a paper's noise"
 

@@ -45,10 +45,7 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
-
-    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
-    """
+    """A CSV file ``file,label,client,split``, the last two optional: paths of images, which are read as in folders."""
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     files, first = [rows.file.parent / name for name in rows.columns["file"]], dict[str, int]()

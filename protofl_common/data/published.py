@@ -50,10 +50,7 @@ class PublicSet(NamedTuple):
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
-
-    DataError says which are missing, and where they are from.
-    """
+    """The files and folders of data set ``name``, with ``download`` fetched first; DataError for missing ones."""
     row = PUBLIC[name]
     download = row.download if settings.download else None
     if download and settings.data_dir:

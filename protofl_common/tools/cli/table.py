@@ -107,15 +107,12 @@ def execute(
     trials: Runs | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of a shard of each table, and write the files after each, with what other runs have left.
-
-    With a search, a shard has whole cells: the trials of a cell follow one another.
-    """
+    """Make the runs of a shard of each table, and write the files after each, with what other runs have left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
             make = partial(_one, launch=launch, progress=progress)
-            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]
+            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]  # their trials in turn
             cells = [_searched(table, replace(cell, asked=cell in mine), trials, make) for cell in planned_cells]
             todo = runs_of(cells)[ALL if trials else shard]
             write = partial(_write, table, cells, runs, out)

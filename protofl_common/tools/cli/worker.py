@@ -55,11 +55,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def installed_code(out_dir: str) -> AbstractContextManager[object]:
-    """Put the installed code and settings in the bundle's place; an error where another Flower has no such names.
-
-    Flower would unpack and import the bundle that the run brought. Here settings are the installed defaults and what
-    the run says in their place, except its ``out-dir``.
-    """
+    """Put the installed code and defaults in the bundle's place; an error where another Flower has no such names."""
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,
         "get_fab_metadata": lambda _: ("", ""),
