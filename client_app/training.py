@@ -114,11 +114,7 @@ class Step:
 
 
 class FusedStep(Step):
-    """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
-
-    Only for losses that depend on the weights through the layers' outputs alone and use each layer once; any other is
-    a RuntimeError (`fused_linears`). There is no moment at which gradients could be corrected.
-    """
+    """The same with `fused_linears`, which is faster on a CPU: no moment is left in which to correct gradients."""
 
     def session(self) -> AbstractContextManager[object]:
         return fused_linears(self.model, self.optimizer)

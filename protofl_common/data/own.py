@@ -83,10 +83,7 @@ def read_arrays(settings: DataSettings) -> RawData:
 
 
 def read_text(settings: DataSettings) -> RawData:
-    """CSV files of texts: columns ``label`` and any others, joined; or without a header, the label first.
-
-    A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
-    """
+    """CSV files of texts: columns ``label`` and any others, joined (`tokens`); or without a header, the label first."""
     parts = [_with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, settings.data_dir)
     if differ := set(parts[0].names) ^ set(parts[-1].names):
@@ -104,7 +101,7 @@ def read_text(settings: DataSettings) -> RawData:
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
-    """One CSV file, or ``test.csv`` and ``train.csv``."""
+    """One CSV file, or ``test.csv`` and ``train.csv``, which give the split."""
     both = tuple(Path(settings.data_dir).expanduser().absolute() / name for name in ("test.csv", "train.csv"))
     return both if all(file.is_file() for file in both) else (file_of(settings, (".csv",)),)
 
