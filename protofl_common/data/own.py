@@ -1,6 +1,4 @@
-"""Data of the user's own: a ``manifest`` of image files, ``arrays`` (NumPy, CSV or Parquet), ``text-csv``; data of a
-function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
-"""
+"""Data of the user's own: images of a manifest, arrays, tables and texts; those of a function, and of Hugging Face."""
 
 import os
 import re

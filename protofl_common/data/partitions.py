@@ -1,8 +1,7 @@
 """The division of a data set among clients: one function for each legal value of ``partition``.
 
 Every function takes the pool of samples, the settings, the number of clients and a random generator, and returns for
-each client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says
-otherwise.
+each client the positions (int64) of its share in the pool. Shares are disjoint, but for `n_way_k_shot`.
 """
 
 import math

@@ -131,8 +131,7 @@ def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False)
 def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor) -> Tensor:
     """2 (cos(z, mean of G^y) − 1)², averaged; a scalar. So the authors' code has it, without α (867b5f1)."""
     centres_BD = own_BG.to(prototypes_GD.dtype) @ prototypes_GD / own_BG.sum(dim=1, keepdim=True).clamp(min=1)
-    cosine_B = cosine_similarity(features_BD, centres_BD)
-    return _over_present(2 * (cosine_B - 1).square(), own_BG)
+    return _over_present(2 * (cosine_similarity(features_BD, centres_BD) - 1).square(), own_BG)
 
 
 def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
