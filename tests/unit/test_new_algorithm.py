@@ -1,7 +1,4 @@
-"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; a test says which of them is forgotten.
-
-Most other tests that run over algorithms take them from the catalog or from `declared`, which finds the declarations.
-"""
+"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; a test says which of them is forgotten."""
 
 from dataclasses import replace
 
