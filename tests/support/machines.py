@@ -1,7 +1,4 @@
-"""The machines of a federation, and the README of separate machines as what is run on them.
-
-The README's blocks are run as they stand, with the substitutions that `Machines` declares.
-"""
+"""The machines of a federation, and the README of separate machines as what is run on them."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Faults that only real processes have, each at a site of its own: who is named where, and who goes on.
-
-`tests/federation/test_site_faults.py` has in one process what else is wrong with a site that gets in.
-"""
+"""Faults that only real processes have, each at a site of its own: who is named where, and who goes on."""
 
 import datetime
 import re
