@@ -82,10 +82,7 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
 
 
 def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[torch.Tensor, float]:
-    """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities.
-
-    T, and when an input is unknown, are chosen on validation samples, where there are any, else on test samples.
-    """
+    """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities."""
     algorithm, client = evaluated.algorithm, evaluated.algorithm.client
     own = client.validation_set if len(client.validation_set) else client.test_set
     if prototypes is None or not len(own):

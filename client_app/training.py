@@ -114,11 +114,7 @@ class Step:
 
 
 class FusedStep(Step):
-    """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
-
-    Only for losses that depend on the weights through the layers' outputs alone and use each layer once; any other is
-    a RuntimeError (`fused_linears`). There is no moment at which gradients could be corrected.
-    """
+    """The same with `fused_linears`, which is faster on a CPU: no moment is left in which to correct gradients."""
 
     def session(self) -> AbstractContextManager[object]:
         return fused_linears(self.model, self.optimizer)
@@ -194,9 +190,8 @@ def for_epochs(settings: TrainingSettings, epochs: int) -> TrainingSettings:
 def train(step: Step, data: Samples, settings: TrainingSettings, seed: int, checks: bool = True) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``local-epochs`` epochs of batches of ``batch-size``.
 
-    With ``local-steps`` it ends after as many batches, in the midst of an epoch or after several.
-    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
-    stops being finite, or the loss of a step that is not private; not without ``checks``.
+    With ``local-steps`` it ends after as many batches. Returns the mean over all samples seen of each loss term and of
+    their ``total``. With ``checks``, TrainingError if a weight, or the loss of a step not private, stops being finite.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)

@@ -60,7 +60,6 @@ def federate(grid: Grid, context: Context) -> Path:
                 check_free(place)
         if settings.run.resume and (folder / SUMMARY).exists():
             check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
-            RunFolder(folder).check_division(settings.data.partition)
             say(f"{folder.name} is complete: nothing of it is left to do")
         else:
             one_run(grid, settings, folder, context.run_id, len(baselines))

@@ -70,10 +70,7 @@ class Checkpoint:
 
 
 def newest_whole(folder: Path, without: str) -> Checkpoint:
-    """The newest checkpoint that is not damaged, with a line for each that is.
-
-    TensorFileError if all are damaged; SettingsError where there is none, which begins with ``without``.
-    """
+    """The newest undamaged checkpoint; TensorFileError if all are damaged, SettingsError (``without`` …) for none."""
     if not (paths := checkpoints(folder)):
         raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
     for path in paths[:-1]:
@@ -98,7 +95,6 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
     newest = newest_whole(folder, without="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
-    RunFolder(folder).check_division(settings.data.partition)
     if newest.code != code:
         say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code}")
     config = to_run_config(settings)
@@ -115,6 +111,7 @@ def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> N
         lines = [f"resume = true: the run {folder.name!r} was started with other settings"]
         lines += [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
         raise SettingsError("\n".join(lines))
+    RunFolder(folder).check_division(settings.data.partition)
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:

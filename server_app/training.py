@@ -35,8 +35,7 @@ def train(
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
     ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which may be on another device; a minibatch of
-    less than ``fewest`` is left out.
-    ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
+    less than ``fewest`` is left out. ``passed``: how many rows pass through what is trained, if not the minibatch.
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = trained[0].device

@@ -116,12 +116,7 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def labelled_loss(self) -> Loss:
-        """`loss` as a step needs it, of the labelled samples; where labels are few, with FedPU's term for the rest.
-
-        Without ``pu-weight`` a batch may have no terms: nothing to learn. Source of that risk:
-        "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
-        5.4); the risk itself is `maths/losses.py`.
-        """
+        """`loss` of the labelled samples; where labels are few, with FedPU's term for the rest (`maths/losses.py`)."""
         data, settings = self.client.train_set, self.training
         if (hidden := data.unlabelled) is None:
             return self.loss
@@ -129,7 +124,7 @@ class ClientAlgorithm(Generic[H]):
 
         def both(batch: Batch) -> LossTerms:
             known_B = batch.labels != UNLABELLED
-            terms = self.loss(batch.only(known_B)) if bool(known_B.any()) else {}
+            terms = self.loss(batch.only(known_B)) if bool(known_B.any()) else {}  # nothing to learn from the batch
             if settings.pu_weight > 0:
                 bounded = settings.pu_risk == "non-negative"
                 risk = positive_unlabelled_risk(batch.logits, batch.labels, counts_C, len(hidden), bounded)
@@ -164,11 +159,7 @@ class ClientAlgorithm(Generic[H]):
         purpose: str = "train",
         data: Samples | None = None,
     ) -> dict[str, float]:
-        """The training loop over `training_set`, or over ``data`` made of it.
-
-        A second one in a round needs another ``purpose`` (its seed). SettingsError where differential privacy is asked
-        for, and this is not what its ledger was charged for.
-        """
+        """Train on `training_set`, or ``data`` made of it; a second time in a round with another ``purpose`` (seed)."""
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
         if batch_size:
@@ -178,10 +169,7 @@ class ClientAlgorithm(Generic[H]):
 
     # -- after training ------------------------------------------------------------------------------------------
     def upload(self) -> Payload:
-        """Return what goes to the server after training: prototypes and weights, as far as they are declared and due.
-
-        Prototypes come with their counts, which protections need; they do not leave where the row declares none.
-        """
+        """Return the prototypes, with counts for the protections, and the weights that are declared and due."""
         declared = self.settings.due_up(self.round)
         prototypes = self.local_prototypes() if "prototypes" in declared else None
         return Payload(prototypes=prototypes, **{name: self.weights(name) for name in weights_in(declared)})

@@ -11,11 +11,10 @@ from protofl_common.config.options import SettingsError
 
 
 def open_device(name: str, precision: str) -> torch.device:
-    """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU.
+    """The device of the setting, SettingsError if it is not usable; ``auto``: CUDA where PyTorch sees it, else the CPU.
 
     On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
     warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
-    SettingsError when the device is not usable.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -43,8 +43,7 @@ def option(
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
 
     Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
-    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages; this project's
-    stand in ``pyproject.toml``.
+    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages.
     """
     legal: dict[str, Any] = {**locals(), "choices": None if choices is None else tuple(choices)}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)

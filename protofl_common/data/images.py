@@ -133,11 +133,8 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
-
-    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
-    """
-    if image.mode.startswith(("I", "F")):
+    """A PIL image as uint8 [3, size, size], stretched (bilinear); ValueError for more than 8 bits, or several pages."""
+    if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
         cure = "save it with 8 bits, or bring arrays of floating point"
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # a photo of a phone, with its parts

@@ -1,6 +1,4 @@
-"""Data of the user's own: a ``manifest`` of image files, ``arrays`` (NumPy, CSV or Parquet), ``text-csv``; data of a
-function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
-"""
+"""Data of the user's own: images of a manifest, arrays, tables and texts; those of a function, and of Hugging Face."""
 
 import os
 import re
@@ -45,10 +43,7 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
-
-    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
-    """
+    """A CSV file ``file,label,client,split``, the last two optional: paths of images, which are read as in folders."""
     rows = Rows(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     files, first = [rows.file.parent / name for name in rows.columns["file"]], dict[str, int]()
@@ -86,10 +81,7 @@ def read_arrays(settings: DataSettings) -> RawData:
 
 
 def read_text(settings: DataSettings) -> RawData:
-    """CSV files of texts: columns ``label`` and any others, joined; or without a header, the label first.
-
-    A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
-    """
+    """CSV files of texts: columns ``label`` and any others, joined (`tokens`); or without a header, the label first."""
     parts = [_with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, settings.data_dir)
     if differ := set(parts[0].names) ^ set(parts[-1].names):
@@ -107,7 +99,7 @@ def read_text(settings: DataSettings) -> RawData:
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
-    """One CSV file, or ``test.csv`` and ``train.csv``."""
+    """One CSV file, or ``test.csv`` and ``train.csv``, which give the split."""
     both = tuple(Path(settings.data_dir).expanduser().absolute() / name for name in ("test.csv", "train.csv"))
     return both if all(file.is_file() for file in both) else (file_of(settings, (".csv",)),)
 

@@ -1,8 +1,7 @@
 """The division of a data set among clients: one function for each legal value of ``partition``.
 
 Every function takes the pool of samples, the settings, the number of clients and a random generator, and returns for
-each client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says
-otherwise.
+each client the positions (int64) of its share in the pool. Shares are disjoint, but for `n_way_k_shot`.
 """
 
 import math
@@ -63,10 +62,7 @@ def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Ge
 
 
 def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
-    """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest.
-
-    Which samples of a class a client gets is random, as files are in the order of looks, patients or dates.
-    """
+    """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest."""
     sizes = np.unique(pool.labels, return_counts=True)[1].tolist()
     for _ in range(TRIES):
         counts_CN, drawn_CN = _counts_drawn(sizes, np.full(clients, alpha), rng, full)
@@ -75,6 +71,7 @@ def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: in
     else:
         counts_CN = _filled_up(counts_CN, drawn_CN + TINY * rng.random(drawn_CN.shape), least)
     owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
+    # at random within a class: files are in the order of looks, patients or dates
     dealt = np.concatenate(shuffled_by_class(pool.labels, rng))[np.argsort(owners, kind="stable")]
     return np.split(dealt, np.cumsum(counts_CN.sum(0))[:-1])
 

@@ -50,10 +50,7 @@ class PublicSet(NamedTuple):
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
-
-    DataError says which are missing, and where they are from.
-    """
+    """The files and folders of data set ``name``, with ``download`` fetched first; DataError for missing ones."""
     row = PUBLIC[name]
     download = row.download if settings.download else None
     if download and settings.data_dir:
@@ -136,11 +133,7 @@ def _torchvision(
 
 
 def _decoded(cls: str, parts: tuple[Pieces, Pieces], root: Path, settings: DataSettings) -> RawData:
-    """Decode a data set of torchvision: official training part first, then the official test part.
-
-    Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
-    training. EMNIST's images, stored on their side, are turned upright.
-    """
+    """Decode a data set of torchvision: official training part first, then the official test part."""
     import torchvision
 
     pieces = [(arguments, official) for official, part in enumerate(parts) for arguments in part]
@@ -166,11 +159,11 @@ def _downloaded(cls: str, parts: Pieces, root: Path) -> None:
 
 
 def _images(dataset: Any, size: int) -> Images:
-    """uint8 [N, channels, H, W] from torchvision's [N, H, W], [N, H, W, 3] or [N, 3, H, W], or from image files."""
+    """uint8 [N, channels, H, W] from torchvision's [N, H, W], [N, H, W, 3] or [N, 3, H, W], or files of any size."""
     if not hasattr(dataset, "data"):
         return np.stack([square_rgb(image, size) for image, _ in dataset])
     pixels = np.asarray(dataset.data)
-    if type(dataset).__name__ == "EMNIST":
+    if type(dataset).__name__ == "EMNIST":  # whose images lie on their side
         pixels = pixels.transpose(0, 2, 1)
     if pixels.ndim == 3:
         return pixels[:, None]

@@ -108,8 +108,7 @@ class Settings(Sections):
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
         start, received = self.model.initial_weights, weights_in(self.exchange.down).values()
-        shared = any(entry.of == "model" for entry in received)
-        return shared if start == "auto" else start == "shared"
+        return start == "shared" or (start == "auto" and any(entry.of == "model" for entry in received))
 
     @property
     def hides_samples(self) -> bool:

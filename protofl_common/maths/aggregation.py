@@ -44,8 +44,7 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """One prototype per class: the mean over the clients that have the class (FedProto Eq. 4), at least one of any.
 
     ``weighting``: ``"counts"`` by the samples behind each prototype, which gives the mean over all clients' samples of
-    the class; ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it a
-    prototype would shrink with the number of clients (the weights already sum to 1).
+    the class; ``"uniform"``: every client weighs the same.
     """
     every = Prototypes.joined(sets)
     counts_P = torch.ones(len(every)) if weighting == "uniform" else every.counts

@@ -121,10 +121,7 @@ class ClassMoments(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): features [B, F] to logits [B, C]; linear for ``lda``.
-
-    Features longer than ``longest`` are cut to that length, as those were of which its moments are.
-    """
+    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): features [B, F] to logits [B, C]; linear for ``lda``."""
 
     weight: Tensor
     bias: Tensor
@@ -142,7 +139,7 @@ class GaussianHead(nn.Module):
         self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * (self.longest / x.norm(dim=1, keepdim=True)).clamp(max=1)
+        x = x * (self.longest / x.norm(dim=1, keepdim=True)).clamp(max=1)  # as long as those of its moments, at most
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         away_BCF = x[:, None, :] - self.mean

@@ -131,8 +131,7 @@ def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False)
 def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor) -> Tensor:
     """2 (cos(z, mean of G^y) − 1)², averaged; a scalar. So the authors' code has it, without α (867b5f1)."""
     centres_BD = own_BG.to(prototypes_GD.dtype) @ prototypes_GD / own_BG.sum(dim=1, keepdim=True).clamp(min=1)
-    cosine_B = cosine_similarity(features_BD, centres_BD)
-    return _over_present(2 * (cosine_B - 1).square(), own_BG)
+    return _over_present(2 * (cosine_similarity(features_BD, centres_BD) - 1).square(), own_BG)
 
 
 def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
@@ -142,11 +141,9 @@ def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
 
 # -- losses over client prototypes, at the server (FedTGP, FedORGP)
 def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
-    """FedTGP's contrastive loss with margin (Eq. 10), averaged over client prototypes; a scalar.
+    """FedTGP's contrastive loss with ``margin`` δ ≥ 0 (Eq. 10), averaged over client prototypes p; a scalar.
 
     −log [ e^{−(φ(p, t_y)+δ)} / ( e^{−(φ(p, t_y)+δ)} + Σ_{k≠y} e^{−φ(p, t_k)} ) ], φ the Euclidean distance.
-
-    Client prototypes p with labels int64 in [0, K), a trainable prototype t_k per class, ``margin`` δ ≥ 0.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
     return cross_entropy(-(distances_PK + margin * one_hot(labels_P, len(targets_KD), distances_PK.dtype)), labels_P)
@@ -197,11 +194,9 @@ def adaptive(distance: Tensor, own: Tensor, other: Tensor) -> Tensor:
 
 
 def class_distillation(logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
-    """FD's distillation regulariser φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c of a batch, without its weight γ; a scalar.
+    """FD's regulariser φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c, F = softmax(logits), averaged over the batch; a scalar.
 
-    It is averaged over the batch; F = softmax(logits). ``labels_B`` int64 in [0, C). ``targets_CC`` has F̂_y in row y,
-    the class probabilities that samples of class y shall have, and ``known_C`` says which classes have such a row;
-    samples of the others contribute nothing.
+    ``targets_CC`` has F̂_y in row y for each class of ``known_C``; samples of the others contribute nothing.
     """
     entropy_B = -(targets_CC[labels_B] * log_softmax(logits_BC, dim=1)).sum(1)
     return (entropy_B * known_C[labels_B]).sum() / len(labels_B)

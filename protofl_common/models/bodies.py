@@ -4,18 +4,12 @@ A text becomes a signal by an embedding of its tokens. ResNets, GoogLeNet and Mo
 
 Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs. The
 convolutions are unpadded, as published, where the image is large enough, else (two of them below 16×16) padded by 2.
+``mnist-cnn`` is McMahan et al.'s (2017) scaled down, as in FedProto's code, which fixes D = 50; ``htcnn-1`` … HtCNN8 of
+FedTGP, as in HtFLlib, with D = 512, and ``cnn4`` the "4-layer CNN" of its HtFE groups.
 
-- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in FedProto's code, which fixes D = 50. With 18, 20 or 22
-  channels in the second convolution it is FedProto-mh.
-- ``htcnn-1`` …: HtCNN8 of FedTGP, as in HtFLlib, with D = 512; ``cnn4``: the "4-layer CNN" of its HtFE groups.
-
-ResNets (He et al., 2016). Those of 4, 6 and 8 layers are ResNet-10 cut after its first, second and third stage: 64,
-128, 256 features; the others end in 512, or in 2048 with bottlenecks (50 layers and more).
-
-- ``resnet10``, ``resnet18``: a 3×3 stem of stride 1 and no max-pooling, for small images.
-- ``…-imagenet-stem``: torchvision's own, 7×7 and max-pooling, both of stride 2: FedTGP's, for 32×32 images too.
-- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4, as in FedProto's code.
-- ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
+ResNets (He et al., 2016), with the stems that `config/architectures.py` describes. Those of 4, 6 and 8 layers end in
+64, 128 and 256 features; the others in 512, or in 2048 with bottlenecks (50 layers and more). FedTGP has the ImageNet
+stem for 32×32 images too; that of stride 1 is as in FedProto's code, the 5×5 one (padding 1) as in FedPLVM's.
 
 BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
 ImageNet stem, of up to 32×32. GoogLeNet and MobileNet_v2 keep their dropout inside the body: features are noisy in
@@ -174,8 +168,7 @@ class Embedded(nn.Module):
             self.vectors.weight.mul_(0.1)  # torch's N(0, 1) drowns what a few thousand words can teach
 
     def forward(self, x: Tensor) -> Tensor:
-        vectors: Tensor = self.vectors(torch.where(x > 0, 1 + (x - 1) % (VOCABULARY - 1), 0))
-        return vectors.transpose(1, 2)
+        return torch.transpose(self.vectors(torch.where(x > 0, 1 + (x - 1) % (VOCABULARY - 1), 0)), 1, 2)
 
 
 class MeanOfSteps(nn.Module):
@@ -200,8 +193,7 @@ class Gru(nn.Module):
         self.gru = nn.GRU(channels, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        states: Tensor = self.gru(x.transpose(1, 2))[0]
-        return states.transpose(1, 2)
+        return torch.transpose(self.gru(x.transpose(1, 2))[0], 1, 2)
 
 
 class SmallTransformer(nn.Module):
@@ -214,8 +206,7 @@ class SmallTransformer(nn.Module):
         self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        steps: Tensor = self.layer(self.project(x.transpose(1, 2)) + self.positions)
-        return steps.mean(dim=1)
+        return torch.mean(self.layer(self.project(x.transpose(1, 2)) + self.positions), dim=1)
 
 
 def _cnn_of_steps(channels: int) -> nn.Module:

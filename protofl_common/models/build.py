@@ -33,10 +33,7 @@ HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, sma
 def initial_model(
     arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    """``owner``'s model before round 1, on the CPU: the same of seed, arch and owner on the server and a client.
-
-    With the ``input_shape`` () it has a head and no body, whose code need not be here.
-    """
+    """``owner``'s model before round 1, on the CPU, the same on server and client; of the ``input_shape`` () a head."""
     shared = owner == "global" and arch in ARCHITECTURES  # a network of the user's own need not bear to be copied
     model = (_shared_model if shared else build_model)(
         arch,
@@ -80,8 +77,7 @@ def build_model(
 
     ``head`` is as the setting. A frozen last layer is drawn from ``head_seed``, so that clients of different bodies can
     have the same one, as in FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH.
-
-    Raises ValueError for an unknown architecture, for inputs that it cannot have, and for too many parameters.
+    ValueError for an unknown architecture, for inputs that it cannot have, and for too many parameters.
     """
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))

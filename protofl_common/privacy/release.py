@@ -66,10 +66,7 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
 
 
 def noised(values: Tensor, noise: str, seed: int) -> Tensor:
-    """(1 − P) · values + e, with e of scale S (FedPCL, Appendix A.4): ``noise`` is "gaussian S P" or "laplace S P".
-
-    The seed is known to whoever knows the run's, so this guarantees nothing: it repeats a paper's experiment.
-    """
+    """(1 − P) · values + e, with e of scale S (FedPCL, Appendix A.4): ``noise`` is "gaussian S P" or "laplace S P"."""
     kind, scale, part = noise.split()
     draw = getattr(np.random.default_rng(seed), "normal" if kind == "gaussian" else "laplace")
     drawn = torch.from_numpy(draw(0.0, float(scale), tuple(values.shape))).to(values)

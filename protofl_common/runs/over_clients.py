@@ -91,10 +91,7 @@ def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
 
 
 def doubts_of_data(sites: Sites) -> Iterator[str]:
-    """Yield a line for classes that are trained on, but tested nowhere.
-
-    Class counts are those in ``sites.json``: of clients that divide a data set, where the server can divide it too.
-    """
+    """Yield a line for classes that are trained on, but tested nowhere, as far as the server can count samples."""
     counted = [counts for counts in sites.get("sites", {}).values() if "test-classes" in counts]
     columns = (zip(*(counts[part] for counts in counted), strict=True) for part in ("train-classes", "test-classes"))
     trained, tested = ([sum(column) for column in part] for part in columns)

@@ -18,10 +18,7 @@ LARGEST = 2**20  # Bytes of arrays; more goes in Flower's parts, of which it sto
 
 
 def put_in(content: RecordDict, alike: dict[bytes, bytes] | None = None) -> RecordDict:
-    """Return the content as one record, or as it is where it is large, or is one record already.
-
-    Bytes that are among those ``alike`` are in memory once: a payload may go to a thousand sites.
-    """
+    """Return the content as one record, of which equal ones are in memory once (``alike``); as it is where large."""
     if NAME in content or payload_bytes(content) > LARGEST:
         return content
     text: bytes = recorddict_to_proto(content).SerializeToString()
@@ -30,10 +27,7 @@ def put_in(content: RecordDict, alike: dict[bytes, bytes] | None = None) -> Reco
 
 
 def take_out(content: RecordDict) -> RecordDict:
-    """Return the records inside, or the content as it is if it is in none; nothing where these cannot be read.
-
-    Whoever reads a message refuses one without the records that it must have.
-    """
+    """Return the records inside, or the content as it is if it is in none; nothing, which all refuse, if unreadable."""
     if NAME not in content:
         return content
     try:

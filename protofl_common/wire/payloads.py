@@ -73,11 +73,7 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
 
 
 def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, required: bool) -> Payload:
-    """The checked payload of a message; ``required``: every declared entry must be there.
-
-    RefusedMessage for an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of
-    range or twice, a count below 1, a norm above the limit, probabilities that are none.
-    """
+    """The payload of a message, RefusedMessage for what is not as declared; ``required``: every entry must be there."""
     records, payload = content.array_records, Payload()
     if odd := [name for name in records if name not in declared]:
         raise RefusedMessage(f"an undeclared array record {odd[0]!r}")

@@ -175,11 +175,7 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
 def unpack_report(
     content: RecordDict, expected_round: int, losses: Collection[str], metrics: Collection[str] = ()
 ) -> Report:
-    """The record ``report``, checked; ``losses`` and ``metrics``: the names that these may have.
-
-    RefusedMessage if it is missing or malformed, from another round (a replay), has a number that is not finite or a
-    name that is not declared, or claims more correct predictions than test samples, or validation without samples.
-    """
+    """The record ``report``; RefusedMessage for odd numbers, undeclared names, and that of another round (a replay)."""
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage("records other than a report")
     names = report_names(losses, metrics)

@@ -92,7 +92,6 @@ class Federation:
         divided_among = self.start.num_partitions
         while time.monotonic() < deadline:
             self._look()
-            self._resolve()
             reasons = {name: self.problems.get(self.owners.get(name, 0), "") for name in absent - self.cards.keys()}
             absent = {name for name, why in reasons.items() if not why or _waits(why)}
             if self.simulated:
@@ -177,7 +176,6 @@ class Federation:
         """Greet who is new, for the next round, and know again who is back, under whatever node id."""
         cards, problems = set(self.cards), set(self.problems)
         self._look()
-        self._resolve()
         for name in in_order(self.cards.keys() - cards):
             card, node = self.cards.pop(name), self.node_of.pop(name)
             if self._admit(name, node, card):
@@ -222,7 +220,7 @@ class Federation:
 
     # -- introductions -------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
+        """Ask new nodes who they are, `AT_ONCE` at a time, take in what was answered by now, and settle the names."""
         self.online, now = set(self.grid.get_node_ids()), time.monotonic()
         waiting = {message.metadata.dst_node_id for message in self._waiting.values()}
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
@@ -245,6 +243,7 @@ class Federation:
                         say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
             else:
                 self._take_card(node, reply.content)
+        self._resolve()
 
     def _reason(self, text: str) -> str:
         """Return why a site refuses, without its signature; without one of the study's key, it says so."""

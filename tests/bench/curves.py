@@ -12,7 +12,6 @@ Finished runs stay in ``OUT/curves.json``. ``--images`` holds x_train uint8 [N, 
 import argparse
 import importlib
 import json
-import statistics
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -23,6 +22,7 @@ import torch
 from protofl_common.config.architectures import architecture_of
 from protofl_common.experiment.settings import Settings, default_run_config
 from tests.bench import htfllib
+from tests.bench.printing import of_seeds
 from tests.bench.round_speed import CLIENTS, METHODS
 from tests.support.harness import run_federation
 
@@ -85,12 +85,8 @@ def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
         }
         rows["difference"] = [list(np.subtract(*cells)) for cells in zip(*rows.values(), strict=True)]
         for engine, cells in rows.items():
-            print(f"| {name.replace('/', ', ')}, {engine} | {len(runs)} | " + " | ".join(map(spread, cells)) + " |")
-
-
-def spread(shares: list[float]) -> str:
-    deviation = f" ± {100 * statistics.stdev(shares):.1f}" if len(shares) > 1 else ""
-    return f"{100 * statistics.mean(shares):.1f}{deviation}"
+            texts = [of_seeds([100 * share for share in shares]) for shares in cells]
+            print(f"| {name.replace('/', ', ')}, {engine} | {len(runs)} | {' | '.join(texts)} |")
 
 
 def main() -> None:

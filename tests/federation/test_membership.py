@@ -9,8 +9,8 @@ import pytest
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
 from protofl_common.runs.folder import SITES, RunFolder
-from protofl_common.tools.cli import main
 from protofl_common.tools.cli.audit import Candidates, audit, finding
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
@@ -59,8 +59,7 @@ def test_a_run_without_protection_names_members_in_red(tmp_path: Path, capsys: P
     page = Page(write_report(run))
     assert any("name training samples above chance" in text for text in page.texts)
     assert any(attributes.get("class") == "note leak" for _, attributes in page.tags)
-    assert main(["audit", str(run)]) == 0
-    assert "likeliest" in capsys.readouterr().out
+    assert "likeliest" in output(capsys, "audit", run).out
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:

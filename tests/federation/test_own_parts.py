@@ -14,6 +14,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
 
@@ -96,13 +97,10 @@ def test_weights_are_averaged_exported_and_predict(tmp_path: Path, kinds: Any, k
     right = np.mean([one.label == label for one, label in zip(found, site.data.test_labels, strict=True)])
     assert right == run.summary["accuracy-of-clients"]["site-1"]["head"]
     np.save(tmp_path / "x.npy", site.data.test_inputs)
-    capsys.readouterr()
-    assert main(["predict", str(out), str(tmp_path / "x.npy"), "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [json.loads(line) for line in output(capsys, "predict", out, tmp_path / "x.npy", "--json").out.splitlines()]
     assert [one["label"] for one in told] == [one.label for one in found]
     np.save(tmp_path / "y.npy", np.zeros((1, 99)))
-    assert main(["predict", str(out), str(tmp_path / "y.npy")]) == 1
-    assert "a sample is [99]; the model takes" in capsys.readouterr().err
+    assert "a sample is [99]; the model takes" in output(capsys, "predict", out, tmp_path / "y.npy", status=1).err
 
 
 def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(tmp_path: Path, kinds: Any, capsys: Printed) -> None:
@@ -120,9 +118,8 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(tmp_path: Path
     for head, line in (("label,title,body", "{0},{1}"), ("id,body,title,label", "7,{1},{2},{3}"), ("body", "{1}")):
         values = [(title, body, *reversed(title.split(","))) for title, body in rows]
         (tmp_path / "new.csv").write_text("\n".join([head, *(line.format(*each) for each in values)]))
-        capsys.readouterr()
-        assert main(["predict", str(tmp_path / "model"), str(tmp_path / "new.csv"), "--json"]) == (head == "body")
-        told.append(capsys.readouterr())
+        words = ("predict", tmp_path / "model", tmp_path / "new.csv", "--json")
+        told.append(output(capsys, *words, status=head == "body"))
     assert len(told[0].out.splitlines()) == 90
     assert told[1].out == told[0].out
     assert "has no column 'title'; the model takes title, body" in told[2].err
@@ -174,9 +171,8 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path: Path, me
     tested = [line for line in lines if ",north,test," in line]
     mixed = [",".join(reversed(line.split(",")[1:])) for line in (lines[0], *tested)]  # other order, without names
     (tmp_path / "new.csv").write_text("\n".join(mixed) + "\n")
-    capsys.readouterr()
-    assert main(["predict", str(out), str(tmp_path / "new.csv"), "--by", "head", "--json"]) == 0
-    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+    told = output(capsys, "predict", out, tmp_path / "new.csv", "--by", "head", "--json").out.splitlines()
+    names = [json.loads(line)["name"] for line in told]
     right = np.mean([line.endswith(name) for line, name in zip(tested, names, strict=True)])
     assert right == run.summary["accuracy-of-clients"]["site-0"]["head"]
     raw = np.array([[1, 0, 50, np.nan]], np.float32)

@@ -24,6 +24,7 @@ from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.checkpoint import alone_in
+from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
@@ -113,17 +114,14 @@ def test_the_command_line_says_what_python_says(outcome: Outcome, tmp_path: Path
     folder.mkdir()
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
-    capsys.readouterr()
-    assert main(["predict", str(out), str(folder), "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [json.loads(line) for line in output(capsys, "predict", out, folder, "--json").out.splitlines()]
     known = Predictor.load(out).predict(pixels)
     assert [one["file"] for one in told] == sorted(str(file) for file in folder.iterdir())
     for name in ("label", "distance", "unknown"):
         assert [one[name] for one in told] == [getattr(one, name) for one in known]
     assert 0 < sum(one["unknown"] for one in told) <= 0.05 * len(told)
     assert all(0 < one["probability"] <= 1 for one in told)
-    assert main(["predict", str(out), str(folder / "0000.png")]) == 0
-    assert known[0].name in capsys.readouterr().out
+    assert known[0].name in output(capsys, "predict", out, folder / "0000.png").out
     assert main(["predict", str(out), *[str(folder / "0000.png")] * 2, "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1  # a file that is named twice
     (out / "model.onnx").touch()
@@ -168,8 +166,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
 
 def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path: Path, capsys: Printed) -> None:
     write_run(tmp_path / "runs" / "first", {"algo": "local"}, [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2)
-    assert main(["export", str(tmp_path / "runs" / "first")]) == 1
-    said = capsys.readouterr().err
+    said = output(capsys, "export", tmp_path / "runs" / "first", status=1).err
     assert "they stayed with its sites, north, south: on a site's own machine\n" in said
     assert "protofl export STATE-DIR/first --out model" in said
     assert main(["predict", str(tmp_path / "runs" / "first")]) == 1
@@ -219,26 +216,21 @@ def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_pa
     whole = (out / WEIGHTS).read_bytes()
     for name, (changes, said) in CRAFTED.items():
         crafted(out, changes)
-        capsys.readouterr()
-        assert main(["predict", str(out), image]) == 1, name
-        assert said in (told := capsys.readouterr().err), (name, told)
+        assert said in (told := output(capsys, "predict", out, image, status=1).err), (name, told)
         assert "\x1b" not in told
         (out / WEIGHTS).write_bytes(whole)
     before = (client := run / "clients" / "site-0" / WEIGHTS).read_bytes()
     crafted(client.parent, CRAFTED["a file as a backbone"][0])
     for command in ("predict", "audit"):
-        assert main([command, str(run)]) == 1
-        assert CRAFTED["a file as a backbone"][1] in capsys.readouterr().err
+        assert CRAFTED["a file as a backbone"][1] in output(capsys, command, run, status=1).err
     client.write_bytes(before)
     tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
     write_tensors(out / WEIGHTS, tensors | {"prototypes.labels": tensors["prototypes.labels"][None]}, facts)
-    assert main(["predict", str(out), image]) == 1
-    assert "its prototypes are not of the model on its card" in capsys.readouterr().err
+    assert "its prototypes are not of the model on its card" in output(capsys, "predict", out, image, status=1).err
     (out / WEIGHTS).write_bytes(whole)
     for file, content in ((CARD, b'{"unknown-above": [1]}'), (WEIGHTS, b"nothing")):
         (out / file).write_bytes(content)
-        assert main(["predict", str(out), image]) == 1
-        assert f"{out / file}" in capsys.readouterr().err
+        assert f"{out / file}" in output(capsys, "predict", out, image, status=1).err
 
 
 def test_class_scores_and_the_limit_of_the_unknown_by_hand() -> None:
@@ -265,9 +257,7 @@ def card_of(shape: tuple[int, ...]) -> Any:
 def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
     """Lines of JSON name what was left out, too."""
     out = tmp_path / "classes.csv"
-    capsys.readouterr()
-    assert main(["predict", str(model), str(images), "--out", str(out)]) == 3
-    told = capsys.readouterr()
+    told = output(capsys, "predict", model, images, "--out", out, status=3)
     assert told.out == ""
     *reasons, count = told.err.splitlines()
     broken = sorted([*BROKEN, "cut.png", "bomb.png"])
@@ -282,8 +272,7 @@ def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp
     assert [int(row["label"]) for row in rows[:5]] == [one.label for one in wanted]
     assert [float(row["distance"]) for row in rows[:5]] == pytest.approx([one.distance for one in wanted], rel=1e-5)
     files = [str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png")]
-    assert main(["predict", str(model), *files, "--json"]) == 3
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [json.loads(line) for line in output(capsys, "predict", model, *files, "--json", status=3).out.splitlines()]
     assert [line["file"] for line in told] == [files[0], files[2], files[1]]
     assert "is not a readable image" in told[2]["error"]
 
@@ -292,8 +281,7 @@ def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys
     monkeypatch.setenv("COLUMNS", "40")
     strange, out = images.parent / "two\nlines.png", images.parent / "a.csv"
     strange.write_bytes((images / "0000.png").read_bytes())
-    assert main(["predict", str(model), str(images / "0000.png"), str(strange)]) == 0
-    _, first, second = capsys.readouterr().out.splitlines()
+    _, first, second = output(capsys, "predict", model, images / "0000.png", strange).out.splitlines()
     assert first.endswith(f"  {images / '0000.png'}")
     assert second.endswith("two\\nlines.png")
     name = images.parent / b"\xc3\xbc\xff.png".decode(errors="surrogateescape")
@@ -330,8 +318,7 @@ def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, t
         (["predict", str(tmp_path), good], f"{tmp_path / WEIGHTS}"),
         (["predict", str(model)], "FILE: which files?"),
     ):
-        assert main(words) == 1, words
-        assert said in capsys.readouterr().err, words
+        assert said in output(capsys, *words, status=1).err, words
         assert out.read_text() == "old"
 
 
@@ -343,10 +330,9 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     (tmp_path / "good.csv").write_text(f"{header}\n" + "\n".join([",".join(["1.5"] * 13)] * 3))
     (tmp_path / "few.csv").write_text("a,b\n1,2\n")
     np.save(tmp_path / "texts.npy", np.array([["a"] * 13]))
-    capsys.readouterr()
     files = [str(tmp_path / name) for name in ("good.csv", "few.csv", "texts.npy")]
-    assert main(["predict", str(tmp_path / "model"), *files, "--json"]) == 3
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = output(capsys, "predict", tmp_path / "model", *files, "--json", status=3).out.splitlines()
+    told = [json.loads(line) for line in lines]
     assert [line["file"] for line in told] == [*(f"{files[0]}:{row}" for row in range(3)), *files[1:]]
     assert "a sample is [2]; the model takes [13]" in told[3]["error"]
 
@@ -365,9 +351,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
 def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path, capsys: Printed, algo: str) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
-    capsys.readouterr()
-    assert main(["predict", str(run.folder), "--json"]) == 0
-    told = capsys.readouterr()
+    told = output(capsys, "predict", run.folder, "--json")
     facts = {"file": str(run.folder / "predictions.csv"), "rows": 150, "clients": ["site-0", "site-1", "site-2"]}
     assert (json.loads(told.out), told.err) == ({"command": "predict", "format": 1, **facts}, "")
     rows = list(csv.DictReader((run.folder / "predictions.csv").open(encoding="utf-8")))
@@ -386,15 +370,12 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path,
 def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
     with alone_in(run):
-        assert main(["predict", str(run)]) == 1
-        assert f"another process is at work on {run}" in capsys.readouterr().err
+        assert f"another process is at work on {run}" in output(capsys, "predict", run, status=1).err
     settings = (run / "settings.toml").read_text()
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))
-    assert main(["predict", str(run)]) == 0
-    assert "the data, or what computes, are not the same" in capsys.readouterr().err
+    assert "the data, or what computes, are not the same" in output(capsys, "predict", run).err
     (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
-    assert main(["predict", str(run)]) == 1
-    assert "7 test samples, not" in capsys.readouterr().err
+    assert "7 test samples, not" in output(capsys, "predict", run, status=1).err
     (run / "summary.json").write_text((run / "summary.json").read_text().replace('"division": 1', '"division": 2'))
     assert main(["predict", str(run)]) == main(["audit", str(run)]) == 1
     assert capsys.readouterr().err.count(f"{run}: its clients had other samples: 'feature-shift' has changed") == 2

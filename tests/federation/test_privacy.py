@@ -41,15 +41,7 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
 from tests.support.given import Patch, Printed
-from tests.support.harness import (
-    LocalGrid,
-    Outcome,
-    client_of,
-    refusal,
-    rows_without_a_reply,
-    run_config,
-    run_federation,
-)
+from tests.support.harness import Outcome, client_of, refusal, rows_without_a_reply, run_config, run_federation
 from tests.support.pages import drawn
 from tests.support.sites import named, real_sites
 
@@ -206,7 +198,7 @@ def test_what_only_a_run_shows_is_refused_before_any_client_trains(tmp_path: Pat
     """Batch normalisation when a client introduces itself, and an ε too small for any noise."""
     with pytest.raises(FederationError, match="2 clients cannot take part: norm = 'batch': this network has batch"):
         private(tmp_path, "fedpcl", norm="batch")
-    grids: list[LocalGrid] = []
+    grids = list[Any]()
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
         run_federation(run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001}), 2, on_grid=grids.append)
     assert not [sent for sent, _ in grids[0].log if sent.metadata.message_type == MessageType.TRAIN]

@@ -108,7 +108,6 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
     node = site(tmp_path, 1, **{"min-class-samples": 5})
     config = table(tmp_path, algo="fedproto")
     reply = asked(node, config, MessageType.TRAIN, **prototypes_of(2))
-    assert not reply.has_error()
     assert not [name for name in reply.content["report"] if name.startswith("losses.")]
     free = asked(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
     assert "losses.prototype" in free.content["report"]
@@ -127,7 +126,6 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
     assert not asked(node, free, MessageType.TRAIN).has_error()
     private = free | {"dp": "sample", "dp-epsilon": 8.0}
     reply = asked(node | {"require-dp": "epsilon<=8"}, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712)
-    assert reply.has_error()
     assert "StateError" in reply.error.reason
 
 
@@ -155,7 +153,6 @@ def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path:
         kind = MessageType.EVALUATE if number % 2 else MessageType.TRAIN
         reply = asked(node, config, kind, 1 + number // 2 % 4, run_id=RUN_ID + number // 10)
         answered += [] if reply.has_error() else [number]
-    assert answered
     assert len(answered) < 50
     assert answered[-1] < 500
 
@@ -189,7 +186,6 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypa
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
     node = site(tmp_path, **{"allow-python": "talkative"})
     reply = asked(node, table(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
-    assert reply.has_error()
     assert "numbers [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]" in reply.error.reason
 
 

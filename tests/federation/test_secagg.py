@@ -27,7 +27,6 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SHARE, SIGNATURE
 from protofl_common.runs.figures import HIDDEN
-from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
 from protofl_common.wire.schema import RefusedMessage
@@ -38,6 +37,7 @@ from tests.support import harness
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -61,12 +61,7 @@ def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
 
 def begun_anew(tamper: Tamper) -> Tamper:
     """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
-
-    def without(_: Message, reply: Message) -> Message:
-        del reply.content[NEXT_SUM]
-        return reply
-
-    return both(when(without, "query.unmask", 1001), tamper)
+    return both(when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001), tamper)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -161,10 +156,8 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, caps
         with pytest.raises(NoFigure, match="secure aggregation hides single clients"):
             Figure(**hidden).read(folder)
     assert Figure(what="validation/head").read(folder) >= 0
-    assert main(["compare", str(folder), f"{folder}-local"]) == 0
-    assert f"Without a std: {HIDDEN}" in " ".join(capsys.readouterr().out.split())
-    assert main(["compare", str(folder), "--what", "head"]) == 0
-    assert "final head over all samples." in " ".join(capsys.readouterr().out.split())
+    assert f"Without a std: {HIDDEN}" in " ".join(output(capsys, "compare", folder, f"{folder}-local").out.split())
+    assert "final head over all samples." in " ".join(output(capsys, "compare", folder, "--what", "head").out.split())
 
 
 @pytest.mark.parametrize("stage", STAGES)

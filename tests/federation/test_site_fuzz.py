@@ -123,7 +123,8 @@ class SiteOnDisk:
         for name in ("x.json", "x.csv", "x.npz", "x.pth", "x.safetensors", f"packages/{MODULE}.py", "home/.netrc"):
             (self.outside / name).write_text(f"{SECRET}\n{{}}")
         self.model = self._write_model()
-        self.pixels = self._pixels()
+        images = [np.asarray(Image.open(file)).transpose(2, 0, 1) for file in sorted(self.data.rglob("*.png"))]
+        self.pixels = [image.tobytes()[:32] for image in images]  # four rows: one is not enough, two might be alike
 
     @staticmethod
     def _write_data(folder: Path) -> None:
@@ -138,11 +139,6 @@ class SiteOnDisk:
         states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
-
-    def _pixels(self) -> list[bytes]:
-        """Of each image as it is stored, four rows; the first is not enough, two might be alike."""
-        files = sorted(self.data.rglob("*.png"))
-        return [np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes()[:32] for file in files]
 
     @property
     def node(self) -> dict[str, Any]:

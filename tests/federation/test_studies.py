@@ -38,6 +38,7 @@ from protofl_common.wire.records import NEXT_SUM, SECAGG, Instructions, pack_ins
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
 from tests.support.attacks import by, when
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, LocalGrid, run_config, run_federation
 from tests.support.sites import JANE, NAMES, Three, named, signed
@@ -480,8 +481,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals: Hospitals, tm
     (tmp_path / "id").write_bytes(key)
     text = f'study = "heart"\nalgo = "fedtgp"\nrounds = 3\nstudy-sites = "{hospitals.keys(*NAMES)}"\n'
     (file := tmp_path / "study.toml").write_text(text + 'study-purpose = "which valves leak"\nstudy-runs = 2\n')
-    assert main(["study", "show", str(file)]) == 1
-    assert "not signed" in capsys.readouterr().err
+    assert "not signed" in output(capsys, "study", "show", file, status=1).err
     for _ in range(2):  # the second signature takes the place of the first
         assert main(["study", "sign", str(file), "--key", str(tmp_path / "id"), "--by", "jane"]) == 0
     shown = capsys.readouterr().out
@@ -489,12 +489,9 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals: Hospitals, tm
         assert line in shown
     assert file.read_text().count("study-signature") == 1
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
-    assert main(["study", "show", str(file)]) == 1
-    assert "study-signature: not jane:" in capsys.readouterr().err
-    assert main(["study", "sign", str(file)]) == 1
-    assert "give --key" in capsys.readouterr().err
-    assert main(["study", "sign", str(file), "--key", str(file), "--by", "jane"]) == 1
-    assert f"--key {file}:" in capsys.readouterr().err
+    assert "study-signature: not jane:" in output(capsys, "study", "show", file, status=1).err
+    assert "give --key" in output(capsys, "study", "sign", file, status=1).err
+    assert f"--key {file}:" in output(capsys, "study", "sign", file, "--key", file, "--by", "jane", status=1).err
 
 
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:

@@ -1,6 +1,7 @@
 """What a hostile or broken client may send: changes of its honest reply, for the in-process federation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,20 @@ from tests.support.harness import Tamper
 
 Change = Callable[[Message, Message], Message]
 """(message, honest reply) -> what it sends instead."""
+
+
+def maker(work: Callable[..., object]) -> Callable[..., Change]:
+    """``work`` changes a reply in place; what it takes beside the message and the reply makes a change of it."""
+
+    @wraps(work)
+    def made(*values: Any, **named: Any) -> Change:
+        def change(message: Message, reply: Message) -> Message:
+            work(message, reply, *values, **named)
+            return reply
+
+        return change
+
+    return made
 
 
 def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
@@ -66,17 +81,15 @@ def values_of(array: Array) -> np.ndarray:
     return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
 
 
-def prototypes_with(record_name: str = "prototypes", **changes: Callable[[Any], Any]) -> Change:
+@maker
+def prototypes_with(
+    message: Message, reply: Message, record_name: str = "prototypes", **changes: Callable[[Any], Any]
+) -> None:
     """Replace arrays of the prototypes by what a function makes of them: an Array, or values."""
-
-    def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records[record_name]
-        for name, make in changes.items():
-            made = make(values_of(record[name]) if name in record else None)
-            record[name] = made if isinstance(made, Array) else raw(made)
-        return reply
-
-    return change
+    record = reply.content.array_records[record_name]
+    for name, make in changes.items():
+        made = make(values_of(record[name]) if name in record else None)
+        record[name] = made if isinstance(made, Array) else raw(made)
 
 
 def scaled(factor: float, record_name: str = "prototypes") -> Change:
@@ -92,32 +105,25 @@ def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
 
 
-def weights_scaled(factor: float, entry: str = "weights") -> Change:
-    def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records[entry]
-        for name, array in record.items():
-            if array.dtype.startswith("float"):
-                kind = np.dtype(array.dtype)
-                record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
-        return reply
-
-    return change
+@maker
+def weights_scaled(message: Message, reply: Message, factor: float, entry: str = "weights") -> None:
+    record = reply.content.array_records[entry]
+    for name, array in record.items():
+        if array.dtype.startswith("float"):
+            kind = np.dtype(array.dtype)
+            record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
 
 
-def reversed_update(factor: float) -> Change:
+@maker
+def reversed_update(message: Message, reply: Message, factor: float) -> None:
     """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
-
-    def change(message: Message, reply: Message) -> Message:
-        if reply.has_error():  # its own training may diverge from what it has done
-            return reply
-        received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
-        for name, array in sent.items():
-            if array.dtype == "float32":
-                start, end = values_of(received[name]), values_of(array)
-                sent[name] = raw((start - np.float32(factor) * (end - start)).astype(np.float32))
-        return reply
-
-    return change
+    if reply.has_error():  # its own training may diverge from what it has done
+        return
+    received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
+    for name, array in sent.items():
+        if array.dtype == "float32":
+            start, end = values_of(received[name]), values_of(array)
+            sent[name] = raw((start - np.float32(factor) * (end - start)).astype(np.float32))
 
 
 def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
@@ -151,32 +157,24 @@ def everywhere(prototypes: Change, weights: Change) -> Change:
     return change
 
 
-def flipped_head(num_classes: int) -> Change:
+@maker
+def flipped_head(message: Message, reply: Message, num_classes: int) -> None:
     """The model of a client that has learnt j as C-1-j: the rows of its last layer, the other way round."""
-
-    def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["weights"]
-        for name, array in record.items():
-            if name.startswith("head.") and array.shape[0] == num_classes:
-                record[name] = raw(values_of(array)[::-1].copy())
-        return reply
-
-    return change
+    record = reply.content.array_records["weights"]
+    for name, array in record.items():
+        if name.startswith("head.") and array.shape[0] == num_classes:
+            record[name] = raw(values_of(array)[::-1].copy())
 
 
-def flooding(rows: int) -> Change:
+@maker
+def flooding(message: Message, reply: Message, rows: int) -> None:
     """Its prototypes again and again, a little different each time, until there are so many."""
-
-    def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["prototypes"]
-        means, labels = values_of(record["means"]), values_of(record["labels"])
-        copies = np.arange(rows) % len(labels)
-        noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
-        record["means"] = raw((means[copies] * noise).astype(np.float32))
-        record["labels"] = raw(labels[copies])
-        return reply
-
-    return change
+    record = reply.content.array_records["prototypes"]
+    means, labels = values_of(record["means"]), values_of(record["labels"])
+    copies = np.arange(rows) % len(labels)
+    noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
+    record["means"] = raw((means[copies] * noise).astype(np.float32))
+    record["labels"] = raw(labels[copies])
 
 
 class Colluding:
@@ -220,34 +218,23 @@ class Colluding:
         record["means"] = raw(means)
 
 
-def card_with(**values: Any) -> Change:
+@maker
+def card_with(message: Message, reply: Message, **values: Any) -> None:
     """Change or add entries of the introduction."""
-
-    def change(message: Message, reply: Message) -> Message:
-        for key, value in values.items():
-            reply.content.config_records["site"][key] = value
-        return reply
-
-    return change
+    for key, value in values.items():
+        reply.content.config_records["site"][key] = value
 
 
-def extra(name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Change:
-    def change(message: Message, reply: Message) -> Message:
-        reply.content[name] = record
-        return reply
-
-    return change
+@maker
+def extra(message: Message, reply: Message, name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> None:
+    reply.content[name] = record
 
 
-def report_with(**entries: Any) -> Change:
+@maker
+def report_with(message: Message, reply: Message, **entries: Any) -> None:
     """Change or add entries of the report; ``losses__x`` is ``losses.x``."""
-
-    def change(message: Message, reply: Message) -> Message:
-        for name, value in entries.items():
-            reply.content.metric_records["report"][name.replace("__", ".")] = value
-        return reply
-
-    return change
+    for name, value in entries.items():
+        reply.content.metric_records["report"][name.replace("__", ".")] = value
 
 
 def replayed() -> Change:

@@ -1,4 +1,4 @@
-"""What a command prints with ``--json``."""
+"""What a command prints."""
 
 import json
 from typing import Any
@@ -12,8 +12,15 @@ from protofl_common.tools.cli.arguments import ROOT
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8"))
 
 
+def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:
+    """What a command prints, as ``out`` and ``err``; its exit status is this."""
+    capsys.readouterr()
+    assert main([*map(str, words)]) == status, words
+    return capsys.readouterr()
+
+
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """What a command prints, which is all of it one object of the schema."""
+    """With ``--json``, whatever its exit status: all of it is one object of the schema."""
     capsys.readouterr()
     main([*words, "--json"])
     content: dict[str, Any] = json.loads(capsys.readouterr().out)

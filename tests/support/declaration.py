@@ -65,10 +65,5 @@ class Declared:
             return False
         return not self.averages_models or self.own != self.of or bool(self.stays)
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether a client stores anything for its next round."""
-        return self.keeps_model or bool(self.keeps)
-
 
 PLAIN, COUNTED = ("means", "labels"), ("means", "labels", "counts")

@@ -98,7 +98,6 @@ class Outcome:
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     """The defaults, small, with 30 training and 30 test samples of one domain each, in ``tmp_path``.
 
-    The images of the default data set are of 16×16 pixels, those of another one as they are.
     ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
     """
     small = {"rounds": 2, "local-epochs": 1, "out-dir": str(tmp_path / "runs"), **CACHE, **SHORT,

@@ -38,8 +38,8 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
     return approving(folders, lambda site, study: done(folder, "approve", study, "--node-config", nodes[site]))
 
 
-def study(folder: Path, name: str, sites: Mapping[str, str], more: str) -> Path:
-    """A study that Jane has signed, and the run ``name`` of it."""
+def study(folder: Path, name: str, sites: Mapping[str, str]) -> Path:
+    """A study that Jane has signed, and the run ``name`` of it, which keeps what strict sites demand."""
     settings = f'''study = "{name}"
 study-sites = "{",".join(sites.values())}"
 study-purpose = "who is sick"
@@ -56,7 +56,12 @@ threads = 1
 norm = "group"
 join-timeout = 90.0
 seed = 9
-{more}
+secagg = true
+dp = "sample"
+dp-epsilon = 8.0
+dp-delta = 1e-4
+train-samples = 7
+train-fraction = 0.5
 '''
     if not (key := folder / "jane").exists():
         output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], environment(folder / "home"))

@@ -18,7 +18,7 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form", "vid
 
 
 class Page(HTMLParser):
-    """Parses strictly: every tag is closed in order; AssertionError otherwise."""
+    """Every tag is closed in order, and nothing is loaded from anywhere; AssertionError otherwise."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -32,6 +32,7 @@ class Page(HTMLParser):
         self.feed(self.source)
         self.close()
         assert not self.open, f"not closed: {self.open}"
+        self.assert_self_contained()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {name: value or "" for name, value in attrs}

@@ -42,20 +42,22 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
-def output_of(words: Sequence[str], env: dict[str, str], cwd: Path = ROOT) -> str:
-    """What a command prints, which must succeed."""
+def output_of(words: Sequence[str], env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
+    """What a command prints, which must succeed; with this process's environment, or another."""
     ended = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
     return ended.stdout
 
 
 def wait_until(
-    condition: Callable[[], Any], logs: Callable[[], str] = str, timeout: float = 240, pause: float = 0.2
-) -> Any:
-    """What a condition returns once that is true; an error with the logs if it takes too long."""
+    condition: Callable[[], Any], logs: Callable[[], str] = str, timeout: float = 240, pause: float = 0.2,
+    started: subprocess.Popen[Any] | None = None,
+) -> Any:  # fmt: skip
+    """What a condition returns once that is true; an error with the logs if it takes too long, or a process ends."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, logs()
+        assert started is None or started.poll() is None, logs()
         time.sleep(pause)
     return found
 
@@ -68,12 +70,7 @@ def listens(port: int) -> bool:
 
 def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
     """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
-
-    def listens_now() -> bool:
-        assert started.poll() is None, log.read_text()
-        return listens(port)
-
-    wait_until(listens_now, log.read_text, timeout=120)
+    wait_until(lambda: listens(port), log.read_text, timeout=120, started=started)
 
 
 @contextmanager

@@ -96,8 +96,8 @@ class Standing:
         text = metrics.read_text() if metrics.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> None:
-        processes.wait_until(condition, self.logs, timeout, pause)
+    def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
+        return processes.wait_until(condition, self.logs, timeout, pause)
 
     def wait_for_rounds(self, run: str, number: int) -> None:
         """Until a run has acknowledged that many rounds: they are in its checkpoint, not only among its rows."""
@@ -110,14 +110,9 @@ class Standing:
 
     def wait_for_client(self, site: str) -> psutil.Process:
         """The client process that a site starts next."""
-        known, found = {one.pid for one in self.family(site, "flwr-clientapp")}, list[psutil.Process]()
-
-        def new_one() -> bool:
-            found[:] = [one for one in self.family(site, "flwr-clientapp") if one.pid not in known]
-            return bool(found)
-
-        self.wait(new_one, pause=0.05)
-        return found[0]
+        before = set(self.family(site, "flwr-clientapp"))
+        new: set[psutil.Process] = self.wait(lambda: {*self.family(site, "flwr-clientapp")} - before, pause=0.05)
+        return new.pop()
 
     def finished(self, timeout: float = 300) -> str:
         """The status of the last run once it is over."""

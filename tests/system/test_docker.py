@@ -1,7 +1,4 @@
-"""`make demo` for real: image, SuperLink, three sites in networks of their own, a FedTGP run, its result.
-
-Skipped unless PROTOFL_DOCKER=1. BUILD_OPTIONS, SKIP_BUILD and DOCKER_HOST are the caller's.
-"""
+"""`make demo` for real: image, SuperLink, three sites in networks of their own, a FedTGP run, its result."""
 
 import json
 import os
@@ -12,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import ROOT
-from tests.support.processes import wait_until
+from tests.support.processes import output_of, wait_until
 
 pytestmark = [
     pytest.mark.docker,
@@ -24,15 +21,13 @@ SITES = {"north": ("cnn4", "scanned"), "south": ("htcnn-3", "photo"), "east": ("
 
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A target of the Makefile, in a compose project of the test's own."""
+    """A target of the Makefile, in a compose project of the test's own; BUILD_OPTIONS and the like are the caller's."""
     return subprocess.run(["make", target], cwd=ROOT, env=os.environ | {"PROJECT": PROJECT} | variables,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600)  # fmt: skip
 
 
 def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(("docker", *arguments))
 
 
 def of_the_project(*arguments: str) -> list[str]:

@@ -1,7 +1,6 @@
 """`flwr run .`: all algorithms in one run, each alone by 2 and 10 SuperNodes (long), and wrong settings."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
-from tests.support.processes import BIN, Connection
+from tests.support.processes import BIN, Connection, output_of
 from tests.support.results import digests, without_times
 
 pytestmark = pytest.mark.system
@@ -28,7 +27,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
     simulation.simulate(2, settings | {"out-dir": str(folders["flower"])})
     words = [f"{key}={value}" for key, value in settings.items()]
     words += [f"out-dir={folders['local']}", "--clients", "2"]
-    subprocess.run([str(BIN / "protofl"), "run", *words], check=True, timeout=600, capture_output=True)
+    output_of((str(BIN / "protofl"), "run", *words))
     for algo in CATALOG:
         runs = [out / "mine" if algo == first else baseline_folder(out / "mine", algo) for out in folders.values()]
         for run in runs:

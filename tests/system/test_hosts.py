@@ -1,7 +1,4 @@
-"""Three hosts with addresses of their own: network namespaces behind a bridge, and the README's commands on them.
-
-Skipped unless PROTOFL_HOSTS=1 and this is root. Nothing outside the namespaces is changed.
-"""
+"""The README's commands on three hosts with addresses of their own: network namespaces, outside which all stays."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The wheel and Flower's bundle, each alone: a Python that has what they depend on, and an empty folder."""
+"""The wheel and Flower's bundle, each alone: in an empty folder, by a Python that has only what they depend on."""
 
 import json
 import os

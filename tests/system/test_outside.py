@@ -1,7 +1,4 @@
-"""A package of somebody else's for real: it is installed beside this one, and never named in its code.
-
-The simulation is the command of the page docs/extend.md, stopped in the middle and resumed.
-"""
+"""A package of somebody else's for real: it is installed beside this one, and never named in its code."""
 
 import json
 import os
@@ -49,16 +46,6 @@ def env(short: str) -> dict[str, str]:
     return os.environ | {"TMPDIR": short, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
-def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
-    """Until a run has written it."""
-
-    def written() -> bool:
-        assert process.poll() is None, process.communicate()[0]
-        return file.exists() and bool(file.read_text())
-
-    wait_until(written, timeout=600)
-
-
 @pytest.mark.long
 def test_the_pages_command_resumes_and_predicts(tmp_path: Path, site_packages: Path, env: dict[str, str]) -> None:
     folder, held = tmp_path / "runs" / RUN, site_packages / "held"
@@ -68,7 +55,9 @@ def test_the_pages_command_resumes_and_predicts(tmp_path: Path, site_packages: P
     command = [*shlex.split(of_the_page[0].replace("\\\n", " ")), *places]
     process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
-    wait_for(held, process)
+    wait_until(
+        lambda: held.exists() and held.read_text(), lambda: process.communicate(timeout=9)[0], 600, started=process
+    )
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output

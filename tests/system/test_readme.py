@@ -6,7 +6,6 @@
 
 import os
 import re
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from PIL import Image
 
 from tests.support import ROOT
 from tests.support.machines import write_digits
-from tests.support.processes import BIN, free_port, process, wait_for
+from tests.support.processes import BIN, free_port, output_of, process, wait_for
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(sh|sh service|)\n(.*?)^```$", re.M | re.S)
@@ -58,11 +57,7 @@ class Desk:
 
     def run(self, text: str) -> str:
         """The output of a block, which must succeed."""
-        told = subprocess.run(
-            self.script(text), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
-        )
-        assert told.returncode == 0, text + told.stdout + told.stderr
-        return told.stdout
+        return output_of(self.script(text), self.environment, self.folder)
 
     def serve(self, text: str, running: ExitStack) -> None:
         """A block as a service; the first one is the SuperLink, whose port a person sees open before typing on."""

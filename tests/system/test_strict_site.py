@@ -43,17 +43,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
         (strange / module).mkdir(parents=True)
         (strange / module / "__init__.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
     keys = {site: done(tmp_path, "key", "--node-config", node).strip() for site, node in nodes.items()}
-    strict = study(
-        tmp_path,
-        "strict",
-        keys,
-        """secagg = true
-dp = "sample"
-dp-epsilon = 8.0
-dp-delta = 1e-4
-train-samples = 7
-train-fraction = 0.5""",
-    )
+    strict = study(tmp_path, "strict", keys)
     with ExitStack() as running:
         link = running.enter_context(superlink(tmp_path))
         for site, node in nodes.items():

@@ -14,6 +14,7 @@ from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 
 MODULE = """
@@ -65,8 +66,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
     with pytest.raises(SettingsError, match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, "):
         Predictor.load("model")
-    assert main(["predict", "model", "rows.npy"]) == 1
-    assert "--allow-python planted.vision" in capsys.readouterr().err
+    assert "--allow-python planted.vision" in output(capsys, "predict", "model", "rows.npy", status=1).err
     assert not mark.exists()
     with pytest.raises(SettingsError, match="the weights are not of the network"):  # it was imported and built
         Predictor.load("model", allow_python="planted")
@@ -88,8 +88,7 @@ def test_a_recipe_a_run_and_a_table_name_no_code(precious: Path, mark: Path, tmp
     (tmp_path / "evil.yaml").write_text(f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n")
     runs = [["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")]
     for words in (*runs, ["predict", "run"], ["table", "evil.yaml", "--out", "out"]):
-        assert main(words) == 1
-        assert "which you did not name" in capsys.readouterr().err, words
+        assert "which you did not name" in output(capsys, *words, status=1).err, words
     assert main(["run", "--recipe", "nets.toml"]) == 1
     assert "; only if you trust it, give --allow-python planted.vision,othernets (" in capsys.readouterr().err
     assert main(["doctor", "--recipe", "evil.toml"]) == 1

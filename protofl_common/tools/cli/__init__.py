@@ -1,5 +1,4 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`,
-which returns the exit status if it is not 0.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, which may return an exit status.
 
 It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
 subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to

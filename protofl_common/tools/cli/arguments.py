@@ -35,12 +35,10 @@ def add_allow_python(parser: argparse.ArgumentParser, source: str, *, backbones:
 
 
 def read_assignments(words: Iterable[str]) -> Config:
-    """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``.
+    """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``; SettingsError for other words.
 
     An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
     is wrong with them, all at once. Python modules that they name may be imported from now on.
-
-    SettingsError with one line for each word that is not ``key=value``.
     """
     defaults, values, problems = default_run_config(), Config(), []
     for word in words:

@@ -15,8 +15,8 @@ import shutil
 import sys
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console
 from rich.panel import Panel
@@ -102,7 +102,7 @@ def act(arguments: argparse.Namespace) -> int:
     return 0 if folder else 1
 
 
-class Screen:
+class Screen(AbstractContextManager["Screen"]):
     """Shows a run: the ServerApp's lines, on a terminal one live line for its rounds, and a box at the end."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
@@ -110,13 +110,10 @@ class Screen:
         self.quiet = quiet
         self.results: list[str] = []
         self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
-        live = self.console.is_terminal and not quiet
-        self._live: Status | None = self.console.status("starting") if live else None
-
-    def __enter__(self) -> Self:
-        if self._live:
+        self._live: Status | None = None
+        if self.console.is_terminal and not quiet:
+            self._live = self.console.status("starting")
             self._live.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._live:

@@ -112,7 +112,7 @@ def execute(
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
             make = partial(_one, launch=launch, progress=progress)
-            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]
+            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]  # their trials in turn
             cells = [_searched(table, replace(cell, asked=cell in mine), trials, make) for cell in planned_cells]
             todo = runs_of(cells)[ALL if trials else shard]
             write = partial(_write, table, cells, runs, out)

@@ -1,7 +1,4 @@
-"""By hand: what a server remembers of clients and classes that a round lacks, who teaches whom, FedTGP's margins.
-
-And on how many threads a server trains; what it computes is in tests/unit/reference.
-"""
+"""By hand: what a server remembers of what a round lacks, who teaches whom, FedTGP's margins; on how many threads."""
 
 import math
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """``protofl status``: what a SuperLink and the folders of runs say, put together."""
 
 import re
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -22,8 +21,10 @@ from protofl_common.tools.cli.status import lines, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
+from tests.support.processes import free_port, name_superlink
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
 
@@ -71,20 +72,15 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_ru
     for name, why in (("nobody", "nobody"), ("here", "here: ")):
         with pytest.raises(SettingsError, match=why):
             ask(name)
-    assert main(["status", "here"]) == 1
-    assert "protofl: this cannot work\nhere: " in capsys.readouterr().err
+    assert "protofl: this cannot work\nhere: " in output(capsys, "status", "here", status=1).err
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online")))
-    assert main(["status", "here", "--runs", str(tmp_path)]) == 0
-    assert f"{tmp_path}: no runs here" in capsys.readouterr().out
+    assert f"{tmp_path}: no runs here" in output(capsys, "status", "here", "--runs", tmp_path).out
 
 
 @pytest.fixture
 def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f'address = "127.0.0.1:{free.getsockname()[1]}"\ninsecure = true\n'
-    (tmp_path / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\n{address}')
+    name_superlink(tmp_path, free_port())
 
 
 # -- what a site sees of its SuperLink ---------------------------------------------------------------------------------

@@ -5,16 +5,7 @@ import math
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.privacy.plan import (
-    FIGURES_SHARE,
-    ORDERS,
-    TABLES_SHARE,
-    Mechanism,
-    Plan,
-    epsilon,
-    least_noise,
-    plan_of,
-)
+from protofl_common.privacy.plan import FIGURES_SHARE, ORDERS, TABLES_SHARE, Mechanism, epsilon, least_noise, plan_of
 from tests.support.models import privacy
 
 CASES = [
@@ -55,17 +46,12 @@ def test_one_gaussian_by_hand_and_the_least_noise_keeps_the_budget() -> None:
         least_noise(lambda one: [Mechanism(1.0, one, 100)], 1e-5, 1e-6, "dp-epsilon = 1e-06")
 
 
-def whole(plan: Plan) -> list[Mechanism]:
-    """The rounds of a run that evaluates in each, and what its plan leaves room for beside them."""
-    rounds = [one for number in range(1, len(plan.tables) + 1) for one in plan.of_round(number, True)]
-    return [*rounds, *plan.of_evaluation(), *plan.of_evaluation()]
-
-
 def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
     plan = plan_of(privacy(dp_epsilon=2.0), 95, batch_size=10, epochs=3, tables=(1,) * 7, evaluate_every=1)
     assert (plan.steps, plan.rate) == (30, pytest.approx(10 / 95))
-    assert 1.95 < plan.epsilon(7, final=True) < epsilon(whole(plan), 1e-5) <= 2 < plan.epsilon(8, final=True)
     mechanisms = [one for number in range(1, 8) for one in plan.of_round(number, True)]
+    whole = [*mechanisms, *plan.of_evaluation(), *plan.of_evaluation()]  # and what it leaves room for
+    assert 1.95 < plan.epsilon(7, final=True) < epsilon(whole, 1e-5) <= 2 < plan.epsilon(8, final=True)
     assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(7))
     assert plan.epsilon(5, repeated=2) == pytest.approx(plan.epsilon(7))
 

@@ -1,7 +1,4 @@
-"""Rubbish on the wire: decoders refuse it with `RefusedMessage` alone, and accept only what keeps the rules.
-
-``make fuzz`` runs 10,000 cases of each test. What is accepted is held to the rules as stated here, in NumPy.
-"""
+"""Rubbish on the wire: decoders refuse it with `RefusedMessage` alone, and accept only what keeps the rules."""
 
 import math
 import string

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from protofl_common.tools.cli import doctor, main
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 
 Plant = Callable[[Patch, Path], list[str]]
@@ -113,10 +114,8 @@ def test_a_planted_fault_is_found_with_a_cure(fault: str, monkeypatch: Patch, tm
 
 
 def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, monkeypatch: Patch, tmp_path: Path) -> None:
-    assert main(["doctor", "--clients", "0"]) == 1
-    assert "--clients 0: must be" in capsys.readouterr().err
-    assert main(["doctor", "lr=fast"]) == 1
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
+    first, second, *_ = output(capsys, "doctor", "lr=fast", status=1).out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert second == f"{'':22}do: correct that setting; protofl list shows choices"
     (recipe := tmp_path / "mine.toml").write_text("[fedproto]\nlamda = 2.0\n")

@@ -20,6 +20,7 @@ from protofl_common.tools import local
 from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_assignments, read_recipe
 from protofl_common.tools.cli.run import Screen
+from tests.support.commands import output
 from tests.support.given import Patch, Printed
 
 Attempt = tuple[dict[str, Any], dict[str, Any]]
@@ -71,16 +72,14 @@ def test_own_data_are_read_before_anything_starts(attempts: list[Attempt], capsy
     file = tmp_path / "mine.npz"
     words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
     np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
-    assert main(words) == 1
-    assert "mine.npz: has no 'inputs', only 'x', 'y'" in capsys.readouterr().err
+    assert "mine.npz: has no 'inputs', only 'x', 'y'" in output(capsys, *words, status=1).err
     assert attempts == []
     np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
     assert main(words) == 0
 
 
 def test_versions_and_settings_with_dashes(capsys: Printed) -> None:
-    assert main(["--version"]) == 0
-    assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", capsys.readouterr().out)
+    assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", output(capsys, "--version").out)
     for command, hint in (("run", "; settings are KEY=VALUE without dashes, such as rounds=5\n"), ("report", "\n")):
         with pytest.raises(SystemExit):
             main([command, "mine", "--rounds=5"])
@@ -88,8 +87,7 @@ def test_versions_and_settings_with_dashes(capsys: Printed) -> None:
 
 
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
-    assert main(["run", "run-name=bad"]) == 1
-    assert capsys.readouterr().err == "protofl: this run has failed\n"
+    assert output(capsys, "run", "run-name=bad", status=1).err == "protofl: this run has failed\n"
     assert main(["run", "run-name=bad", "--quiet"]) == 1
     assert capsys.readouterr().err == "a line of the run\nwhy\nprotofl: this run has failed\n"
 
@@ -121,8 +119,7 @@ def test_what_is_wrong_is_named_before_anything_starts(
     words: str, said: list[str], attempts: list[Attempt], capsys: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert main(["run", *words.split()]) == 1
-    told = capsys.readouterr().err
+    told = output(capsys, "run", *words.split(), status=1).err
     assert all(part in told for part in said), told
     assert attempts == []
 
@@ -142,8 +139,7 @@ def test_ctrl_c_exits_with_130_and_a_hint(resumed: bool, tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "attempt", interrupted)
-    assert main(["run", f"out-dir={tmp_path}", "baselines=local"]) == 130
-    said = capsys.readouterr().err
+    said = output(capsys, "run", f"out-dir={tmp_path}", "baselines=local", status=130).err
     assert ("to go on" in said) == resumed
     assert not resumed or f"run --recipe {tmp_path}/mine/resume.toml\n" in said
 
