@@ -37,9 +37,9 @@ def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
 
 
 def received(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any) -> Any:
-    """Fetch a message; end at once where it cannot be read: the SuperNode answers for a process that is gone.
+    """Fetch a message; end at once where it cannot be read, as `handle` does wherever there is no reply.
 
-    Flower would end its task in order, without a reply, and the SuperNode would wait for that, and for nothing else.
+    The SuperNode answers for a process that is gone; for a task that ends in order it would wait for ever.
     """
     try:
         from protofl_common.wire.envelope import check_parts  # which imports PyTorch
@@ -56,8 +56,11 @@ def received(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], N
 
 def handle(app: str, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
+    push, end, replies = run_clientapp.push_message, run_clientapp.push_task_output, list[None]()
     with (  # an error where another version of Flower has no such names
         patch.object(run_clientapp, "pull_and_inflate_object_from_tree", received),
+        patch.object(run_clientapp, "push_message", lambda *of: replies.append(push(*of))),
+        patch.object(run_clientapp, "push_task_output", lambda **of: end(**of) if replies else os._exit(1)),
         patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
         patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
     ):

@@ -27,6 +27,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
+from flwr.supernode.runtime import run_clientapp
 
 from client_app.audit import append
 from protofl_common.config.options import SettingsError
@@ -38,7 +39,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms
-from protofl_common.tools.site.client_process import installed_code, received
+from protofl_common.tools.site.client_process import handle, installed_code, received
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
@@ -77,6 +78,7 @@ def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
         assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
 
 
+@patch("sys.argv", [""])
 def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Patch, capfd: Printed) -> None:
     """A task that ended in order would leave the SuperNode waiting for its reply, and for nothing else, for ever."""
     monkeypatch.setattr("os._exit", ended := MagicMock())
@@ -89,6 +91,12 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Pat
     assert ended.call_count == 2
     texts = [f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")]
     assert re.fullmatch("".join(texts), capfd.readouterr().err)
+    for calls in (["push_task_output"], ["push_message", "push_task_output"]):  # the first, for whatever reason
+        flower = MagicMock(side_effect=lambda calls=calls: [getattr(run_clientapp, name)() for name in calls])
+        monkeypatch.setattr("protofl_common.tools.site.client_process.flwr_clientapp", flower)
+        with patch.multiple(run_clientapp, push_message=MagicMock(), push_task_output=(end := MagicMock())):
+            handle(str(ROOT), [])
+    assert (ended.call_count, end.call_count) == (3, 1)
 
 
 def bomb() -> bytes:
