@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from flwr.app import Error, Message, RecordDict
@@ -65,7 +66,7 @@ class MessageExchange:
         """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late."""
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
-        self._replies, self._away, self._pending = {}, {}, {}
+        self._replies, self._away, self._pending, self._deaths = {}, {}, {}, Counter[str]()
         took, timeout = dict[str, float](), self.federation.settings.federation.round_timeout
         # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on it
@@ -129,7 +130,8 @@ class MessageExchange:
                 continue
             del self._pending[site]
             died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE  # or only says so
-            if died and vars(message).get("tries", 1) < TRIES and self._may_return(site, alive):
+            self._deaths[site] += died
+            if died and self._deaths[site] < TRIES and self._may_return(site, alive):
                 self._away[site] = message, reply, time.monotonic() + PATIENCE
             else:
                 self._replies[site] = reply

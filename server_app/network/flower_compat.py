@@ -86,9 +86,7 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
 
 
 def copy_for(message: Message, node: int) -> Message:
-    copy = Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
-    vars(copy)["tries"] = vars(message).get("tries", 1) + 1
-    return copy
+    return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
 
 
 def pull_each(grid: Grid, messages: Iterable[Message], arrays: int = 0) -> list[tuple[Message, Message]]:

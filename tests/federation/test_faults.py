@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message, MessageType
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file, save_file
 
 from server_app.checkpoint import Checkpoint, checkpoints
@@ -70,9 +71,13 @@ def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(sim
 
 @pytest.mark.parametrize("node", [1002, 2002])
 def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(node: int, tmp_path: Path) -> None:
-    """An authenticated one keeps its node id, any other gets a new one."""
-    nodes, gone, deaths = four(), list[dict[str, Any]](), iter([1])
-    dies = on_round(2, 1002, lambda _, reply: gone.append(nodes.pop(1002)) if next(deaths, 0) else reply)
+    """An authenticated one keeps its node id, any other gets a new one. What the SuperLink loses is no death."""
+    nodes, gone, accidents = four(), list[dict[str, Any]](), iter(["loses", "loses", "dies"])
+
+    def happens(_: Message, reply: Message) -> Message | None:
+        if (accident := next(accidents, "")) == "loses":
+            raise ObjectPushError("an-object", 1, "a-session")
+        return gone.append(nodes.pop(1002)) if accident else reply  # type: ignore[func-returns-value]
 
     def back_once_given_up(grid: LocalGrid) -> None:
         pull = grid.pull_messages
@@ -85,10 +90,10 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(nod
 
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
-    wanted = run_federation(run_config(tmp_path / "a", **SMALL))
+    wanted, dies = run_federation(run_config(tmp_path / "a", **SMALL)), on_round(2, 1002, happens)
     found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=dies, on_grid=back_once_given_up)
     assert_same(found, wanted)
-    assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
+    assert len(found.grid.log) == len(wanted.grid.log) + 2 * 3 + 1 + (node != 1002)
 
 
 def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(tmp_path: Path) -> None:
