@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode as ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
@@ -115,7 +116,11 @@ def pull_each(grid: Grid, messages: Iterable[Message], arrays: int = 0) -> list[
             sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts, arrays + BESIDE)
         )
         with suppress(ObjectUnavailableError), ours, present:
-            answered += _pull(grid, message)
+            answered += (pulled := _pull(grid, message))
+            if any(reply.has_error() and not reply.error.code for _, reply in pulled):  # or the SuperLink would keep it
+                sent = alone.messages_list[0].metadata
+                which = {"node": vars(grid)["node"], "run_id": sent.run_id, "message_object_id": sent.message_id}
+                client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(**which))
     return answered
 
 

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -74,6 +74,7 @@ class Replies:
     def __init__(self, replies: list[Message]) -> None:
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
         self.objects, self.missing, self.pulled, self.looks = dict[str, bytes](), set[str](), list[str](), 0
+        self.confirmed = set[str]()
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
         self.looks += 1
@@ -92,8 +93,8 @@ class Replies:
         self.pulled += [request.object_id] * there
         return PullObjectResponse(object_found=True, object_available=there, object_content=content * there)
 
-    def ConfirmMessageReceived(self, _: Any) -> None:
-        pass
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:
+        self.confirmed.add(request.message_object_id)
 
 
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(monkeypatch: Any) -> None:
@@ -118,6 +119,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     link.missing = {contents[2]["said"].object_id}
     answered = pull_each(grid, messages[:9] + messages[10:])
     assert [message for message, _ in answered] == messages[:2] + messages[3:9]
+    assert link.confirmed == {reply.metadata.message_id for reply in replies[:2] + replies[3:9]}  # and so deleted there
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
     reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
     assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
