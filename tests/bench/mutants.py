@@ -173,6 +173,14 @@ metrics tell small classes | -k small_class
 metrics of all but a few samples | -k beside_which
 - 0 < counts[~large].sum() < fewest
 + False
+@@ server_app/network/flower_compat.py: tests/unit/server_app/test_flower_compat.py
+a reply has any number of parts
+- + 2**10 * len(missing)
++ + 0
+@@ protofl_common/wire/envelope.py: tests/unit/server_app/test_flower_compat.py
+a chunk becomes any number of bytes
+- if size > most
++ if False
 @@ server_app/network/membership.py: tests/federation/test_hostile.py
 a third node gets a contested name | -k two_nodes
 - elif card.name in self._contested:

@@ -123,6 +123,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
     reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
     assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
+    assert answered[7][1].error.reason.endswith("130 parts of a reply with more than 131072 bytes")
     assert pull_each(grid, [messages[2], messages[10]]) == pull_each(grid, []) == []
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
