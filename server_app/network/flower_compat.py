@@ -132,6 +132,8 @@ def _pull_present(parts: dict[str, bytes], most: int, object_ids: list[str], pul
         for length in threads.map(lambda name: len(parts.setdefault(name, pull_object_fn(name))), missing):
             if (size := size + length) > most:
                 raise ValueError(f"{len(missing)} parts of a reply with more than {most} bytes")
+    if (beside := sum(len(part) for part in parts.values() if not part.startswith(b"ArrayChunk "))) > BESIDE:
+        raise ValueError(f"{beside} bytes beside arrays")  # once decoded each number or list in them is an object
     envelope.check_parts(parts, most)
     return parts
 

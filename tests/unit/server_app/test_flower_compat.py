@@ -103,7 +103,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    messages = [Message(RecordDict(), node, "train") for node in range(11)]
+    messages = [Message(RecordDict(), node, "train") for node in range(12)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
     contents = [RecordDict({"said": ConfigRecord({"word": word})}) for word in ["whole", "spoilt", "slow", "sound"]]
@@ -113,20 +113,21 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     vars(outer)["_chunks"] = [(inner.object_id, inner)]
     contents += [RecordDict(nested), RecordDict(dict.fromkeys("abc", ConfigRecord({"one": 1, "two": 2})))]
     contents += [RecordDict({f"{i}": ConfigRecord({"i": i}) for i in range(128)})]
-    contents += [RecordDict({"zeros": contents[5]["said"]})]
+    contents += [RecordDict({"zeros": contents[5]["said"]}), RecordDict({"said": ConfigRecord({"word": "x" * 2**18})})]
     replies = [Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)]
     grid._client = link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
-    answered = pull_each(grid, messages[:9] + messages[10:])
+    answered = pull_each(grid, messages[:9] + messages[11:])
     assert [message for message, _ in answered] == messages[:2] + messages[3:9]
     assert link.confirmed == {reply.metadata.message_id for reply in replies[:2] + replies[3:9]}  # and so deleted there
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
     reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
     assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
     assert answered[7][1].error.reason.endswith("130 parts of a reply with more than 131072 bytes")
-    assert pull_each(grid, [messages[2], messages[10]]) == pull_each(grid, []) == []
+    assert pull_each(grid, [messages[2], messages[11]]) == pull_each(grid, []) == []
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
     assert (message, reply.content["said"]["word"]) == (messages[2], "slow")
     assert (link.looks, sorted(link.pulled)) == (2, sorted(set(link.pulled)))
-    assert len(pull_each(grid, [messages[9]], 2**19)[0][1].content["zeros"]["128"].data) == 300 * 2**10
+    (_, zeros), (_, words) = pull_each(grid, messages[9:11], 2**19)
+    assert (len(zeros.content["zeros"]["128"].data), words.has_error()) == (300 * 2**10, True)
