@@ -74,7 +74,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
-    figures = ", ".join(dict.fromkeys(group.figure for group in groups))
+    figures = ", ".join(dict.fromkeys(text for group in groups for text in group.figures.values()))
     warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
     rows = []
     for group in groups:
