@@ -47,7 +47,6 @@ class Estimate:
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
     def interval(self, digits: int) -> str:
-        """``"47.65 … 63.35"``."""
         return f"{self.mean - self.half:.{digits}f} … {self.mean + self.half:.{digits}f}" if self.n > 1 else "–"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
@@ -157,14 +156,13 @@ def _ended(folder: Path) -> float:
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
-    """Its algorithm and the settings that other groups have otherwise; its networks where nothing else differs."""
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()
         if key not in ("algo", "networks") and any(other.settings.get(key, value) != value for other in groups)
     ]
     rest = [(other.clients, {**other.settings, "networks": ""}) for other in groups]
-    if rest.count((group.clients, {**group.settings, "networks": ""})) > 1:
+    if rest.count((group.clients, {**group.settings, "networks": ""})) > 1:  # nothing else tells them apart
         differing.append(f"networks={group.settings['networks']}")
     clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
