@@ -169,7 +169,7 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
     rows = latex.read_text(encoding="utf-8").splitlines()
     head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
-    assert rows[0] == "% Over the clients, of test data unless it says otherwise: final head."
+    assert rows[0] == "% Over the clients that have them, of test data unless it says otherwise: final head."
     assert rows[4:7] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
     assert r"{[}1] & $-$2 $\alpha$-3 $\beta$$|$ \\" in Table("ab", [["[1]", "-2 α-3 β|"]]).as_latex(), "\\[1] is space"
     assert r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & " in "\n".join(rows)
