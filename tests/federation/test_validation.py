@@ -213,8 +213,7 @@ def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: P
 
 @pytest.mark.parametrize("secagg", [False, True])
 def test_a_metric_that_validation_data_never_give_cannot_end_a_run(secagg: bool, tmp_path: Path) -> None:
-    """There all samples are of one class, so that no AUC is defined."""
-    split = ["train,0", "train,1", "test,0", "test,1", "validation,1"]
+    split = ["train,0", "train,1", "test,0", "test,1", "validation,1"]  # of one class there is no AUC
     lines = [f"{site},{part},{n % 7}" for site in "abc" for part in split for n in range(9)]
     (file := tmp_path / "mine.csv").write_text("\n".join(["client,split,label,x", *lines]))
     data = {"dataset": "arrays", "data_dir": str(file), "partition": "natural", "models": "mlp-1", "train_samples": 0}
