@@ -37,7 +37,6 @@ class Estimate:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> "Estimate":
-        """There is at least one figure."""
         values = list(figures)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
