@@ -24,7 +24,7 @@ IN_LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
     | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
-    | {"–": "--", "…": r"\ldots{}"}
+    | {"–": "--", "…": r"\ldots{}", "|": "$|$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "η": r"$\eta$"}
     | {"α": r"$\alpha$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$"}
 )
 """A row may not begin with [ or *, which would be an option of the row's end before."""

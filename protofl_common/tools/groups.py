@@ -37,7 +37,6 @@ class Estimate:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> "Estimate":
-        """There is at least one figure."""
         values = list(figures)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
@@ -47,7 +46,6 @@ class Estimate:
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
     def interval(self, digits: int) -> str:
-        """``"47.65 … 63.35"``."""
         return f"{self.mean - self.half:.{digits}f} … {self.mean + self.half:.{digits}f}" if self.n > 1 else "–"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
@@ -87,9 +85,13 @@ class Group:
     clients: int
     runs: dict[int, Path]  # seed -> folder
     values: dict[int, float]  # seed -> figure
+    figures: dict[int, str]  # seed -> which one
     name: str = ""
-    figure: str = ""  # which one
     digits: int = 2  # that it is shown with
+
+    @property
+    def figure(self) -> str:
+        return " or ".join(dict.fromkeys(self.figures.values()))
 
     @property
     def data(self) -> Config:
@@ -136,12 +138,12 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
                 settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
                 seed = int(settings.pop("seed", 0))
                 chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-                empty = Group(settings, clients, {}, {}, figure=chosen.described(folder), digits=chosen.digits)
+                empty = Group(settings, clients, {}, {}, {}, digits=chosen.digits)
                 group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
                 if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
                     continue  # of equal runs the latest counts
                 group.values[seed] = chosen.read(folder)
-                group.runs[seed] = folder
+                group.runs[seed], group.figures[seed] = folder, chosen.described(folder)
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
     return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
@@ -158,6 +160,9 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
         for key, value in group.settings.items()
         if key not in ("algo", "networks") and any(other.settings.get(key, value) != value for other in groups)
     ]
+    rest = [(other.clients, {**other.settings, "networks": ""}) for other in groups]
+    if rest.count((group.clients, {**group.settings, "networks": ""})) > 1:  # nothing else tells them apart
+        differing.append(f"networks={group.settings['networks']}")
     clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
 

@@ -3,7 +3,7 @@
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import FEW_TESTED, RoundRow
-from protofl_common.runs.over_clients import measured
+from protofl_common.runs.over_clients import figures_of, measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.replies import Records, RoundResult
@@ -46,13 +46,17 @@ class EarlyStopping(Callback):
     def _unmeasured(self, run: ActiveRun) -> str:
         """Say why no figure on validation data is to be expected; of sums, the first evaluation shows that."""
         cards, liars = run.federation.cards, run.federation.bounds.liars
-        if run.settings.privacy.sums_only:
-            measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
-            return "" if measured else "no client has validation samples"
-        if not (having := sum(card.validation_samples > 0 for card in cards.values())):
+        having, sums = sum(card.validation_samples > 0 for card in cards.values()), run.settings.privacy.sums_only
+        measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
+        if not (measured if sums else having):
             return "no client has validation samples"
-        who = f"{having} of {len(cards)} clients {'has' if having == 1 else 'have'} validation samples"
-        return "" if having > 2 * liars else f"{who}, too few for liars = {liars}"
+        if not sums and having <= 2 * liars:
+            who = f"{having} of {len(cards)} clients {'has' if having == 1 else 'have'} validation samples"
+            return f"{who}, too few for liars = {liars}"
+        everybody, metric = len(cards) - len(run.federation.new_clients), run.best["metric"] if run.best else ""
+        rows = [figures_of(row) for row in run.rows if row["evaluated-after-round"] and row["valid"] >= everybody]
+        absent = any(metric in row for row in rows) and not any(f"validation/{metric}" in row for row in rows)
+        return f"no client has {metric} on validation data ({FEW_TESTED})" if absent else ""
 
 
 class Budget(Callback):

@@ -211,6 +211,17 @@ def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: P
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("secagg", [False, True])
+def test_a_metric_that_validation_data_never_give_cannot_end_a_run(secagg: bool, tmp_path: Path) -> None:
+    split = ["train,0", "train,1", "test,0", "test,1", "validation,1"]  # of one class there is no AUC
+    lines = [f"{site},{part},{n % 7}" for site in "abc" for part in split for n in range(9)]
+    (file := tmp_path / "mine.csv").write_text("\n".join(["client,split,label,x", *lines]))
+    data = {"dataset": "arrays", "data_dir": str(file), "partition": "natural", "models": "mlp-1", "train_samples": 0}
+    wanted = {"algo": "fedavg", "metrics": "auc", "early_stopping": 1, "early_stopping_metric": "head/auc"}
+    with pytest.raises(SettingsError, match="early-stopping = 1: no client has head/auc on validation data"):
+        run_federation(run_config(tmp_path, **data, **wanted, rounds=4, secagg=secagg), clients=3)
+
+
 def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(tmp_path: Path) -> None:
     """There are no prototypes in the first round, nor an evaluation in the second."""
     config = run_config(tmp_path, **SMALL | {"rounds": 3}, early_stopping_metric="prototype", evaluate_every=3)

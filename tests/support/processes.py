@@ -55,9 +55,9 @@ def wait_until(
 ) -> Any:  # fmt: skip
     """What a condition returns once that is true; an error with the logs if it takes too long, or a process ends."""
     deadline = time.monotonic() + timeout
-    while not (found := condition()):
+    while (ended := started is not None and started.poll() is not None) or not (found := condition()):
+        assert not ended, logs()
         assert time.monotonic() < deadline, logs()
-        assert started is None or started.poll() is None, logs()
         time.sleep(pause)
     return found
 

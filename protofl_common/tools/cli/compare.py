@@ -74,7 +74,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
-    figures = ", ".join(dict.fromkeys(group.figure for group in groups))
+    figures = ", ".join(dict.fromkeys(text for group in groups for text in group.figures.values()))
     warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
     rows = []
     for group in groups:
@@ -83,7 +83,7 @@ def table_of(groups: list[Group]) -> Table:
         if group is groups[0]:
             cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
         rows.append([printable(group.name), *cells, note])
-    note = f"Over the clients, of test data unless it says otherwise: {printable(figures)}.{warning}"
+    note = f"Over the clients that have them, of test data unless it says otherwise: {printable(figures)}.{warning}"
     return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
 
 

@@ -111,7 +111,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.results: list[str] = []
         self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
         self._live: Status | None = None
-        if self.console.is_terminal and not quiet:
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not quiet:
             self._live = self.console.status("starting")
             self._live.start()
 

@@ -116,7 +116,7 @@ class Figure:
         ]
         if not chosen:
             names = ", ".join(sorted(set(map(str, domains.values()))))
-            raise NoFigure(f"no client of domain {self.domain!r}; there are {names}")
+            raise NoFigure(f"no client of domain {self.domain!r} with {self.what}; there are {names}")
         shares, numbers = zip(*chosen, strict=True)
         if self.over in ("mean", "by-samples", "std"):
             return over_clients.over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]

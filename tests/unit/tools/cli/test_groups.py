@@ -12,9 +12,10 @@ import pytest
 from scipy import stats
 
 from protofl_common.runs.figures import Table
+from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
-from tests.support.commands import told
+from tests.support.commands import output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 
@@ -107,8 +108,19 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     write(tmp_path, "fedavg", LOCAL[::-1])
     assert main(["compare", str(tmp_path), "--against", str(local[0])]) == 0
     ours, reversed_ = (stats.ttest_rel(figures, LOCAL).pvalue for figures in (OURS, LOCAL[::-1]))
-    line = f"corrected for 2 of them (Holm): fedproto {2 * ours:.3f}, fedavg {reversed_:.3f}"
-    assert line in capsys.readouterr().out
+    assert f"corrected for 2 of them (Holm): fedproto {2 * ours:.3f}, fedavg {reversed_:.3f}" in capsys.readouterr().out
+    for folder in write(tmp_path / "other", "fedproto", OURS):
+        (folder / SUMMARY).write_text((folder / SUMMARY).read_text().replace("cnn4", "htcnn-1"))
+    both = ", ".join(f"fedproto networks=1 × {network} {3 * ours:.3f}" for network in ("cnn4", "htcnn-1"))
+    line = f"corrected for 3 of them (Holm): {both}, fedavg {reversed_:.3f}"
+    assert line in output(capsys, "compare", tmp_path, tmp_path / "other", "--against", local[0]).out
+
+
+def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(tmp_path: Path, capsys: Printed) -> None:
+    for seed, rows in enumerate((4, 9, 9)):
+        write_run(tmp_path / str(seed), {"algo": "local", "seed": seed}, [{"0": {"head": 0.5}}] * rows)
+    figures = [group["figure"] for group in compared(capsys, str(tmp_path), "--when", "last-9")]
+    assert figures == ["last-9 head, of 4 evaluations or last-9 head"]
 
 
 @pytest.mark.parametrize(("other", "first", "note"), [
@@ -156,9 +168,9 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
     rows = latex.read_text(encoding="utf-8").splitlines()
     head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
-    assert rows[0] == "% Over the clients, of test data unless it says otherwise: final head."
+    assert rows[0] == "% Over the clients that have them, of test data unless it says otherwise: final head."
     assert rows[4:7] == [r"\begin{tabular}{lrrrrrrl}", r"\toprule", head]
-    assert r"{[}1] & $-$2 $\alpha$-3 \\" in Table(("a", "b"), [["[1]", "-2 α-3"]]).as_latex(), "\\[1] is a space"
+    assert r"{[}1] & $-$2 $\alpha$-3 $\beta$$|$ \\" in Table("ab", [["[1]", "-2 α-3 β|"]]).as_latex(), "\\[1] is space"
     assert r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & " in "\n".join(rows)
     assert rows[-2:] == [r"\bottomrule", r"\end{tabular}"]
     pdf = figure.read_bytes()

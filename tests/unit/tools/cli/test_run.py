@@ -208,7 +208,7 @@ OURS = GOOD[1:6]
 RESULT = [*GOOD[6:9], "next: protofl list"]
 
 
-def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: bool) -> list[str]:
+def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: Any) -> list[str]:
     with Screen(**how) as screen:
         for line in lines:
             screen(line)
@@ -219,6 +219,8 @@ def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: bool) -> l
 
 def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert (seen(GOOD, capsys), seen(GOOD, capsys, quiet=True)) == (OURS + RESULT, RESULT)
+    dumb = Console(force_terminal=True, no_color=True, soft_wrap=True, highlight=False, _environ={"TERM": "dumb"})
+    assert seen(GOOD[:6], capsys, console=dumb) == OURS
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: pytest.CaptureFixture[str]) -> None:

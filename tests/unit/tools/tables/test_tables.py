@@ -509,7 +509,7 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
     assert [Figure(what=what).digits for what in ("head", "head/new-clients", "head/auc", "numbers")] == [2, 2, 4, 1]
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
-    with pytest.raises(NoFigure, match="no client of domain 'webcam'; there are a dslr, amazon"):
+    with pytest.raises(NoFigure, match="no client of domain 'webcam' with head; there are a dslr, amazon"):
         Figure(domain="webcam").read(folder)
 
 
