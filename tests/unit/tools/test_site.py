@@ -38,7 +38,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.site.check import _algorithms
-from protofl_common.tools.site.client_process import installed_code, received
+from protofl_common.tools.site.client_process import installed_code, received, send
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
@@ -77,7 +77,7 @@ def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
         assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
 
 
-def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Patch, capfd: Printed) -> None:
+def test_a_message_that_cannot_be_read_or_answered_ends_its_process_at_once(monkeypatch: Patch, capfd: Printed) -> None:
     """A task that ended in order would leave the SuperNode waiting for its reply, and for nothing else, for ever."""
     monkeypatch.setattr("os._exit", ended := MagicMock())
     sent = RecordDict({"round": ConfigRecord({"spoilt": 1}), "zeros": ArrayRecord([np.zeros(10**6)])})
@@ -86,8 +86,12 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Pat
     received(get_object_tree(sent), lambda name: parts[name].replace(b"spoilt", b"\xff" * 6), str)
     monkeypatch.setattr("protofl_common.tools.site.client_process.LARGEST", 7 * 10**6)
     received(get_object_tree(sent), parts.__getitem__, str)
-    assert ended.call_count == 2
+    push = MagicMock(side_effect=ConnectionError("refused"))
+    monkeypatch.setattr("protofl_common.tools.site.client_process.push_message", push)
+    send("link", "reply", "context")
+    assert ended.call_count == 3
     texts = [f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")]
+    texts.append("protofl: a reply that does not reach the SuperNode: ConnectionError: refused\n")
     assert re.fullmatch("".join(texts), capfd.readouterr().err)
 
 
