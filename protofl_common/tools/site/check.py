@@ -62,9 +62,9 @@ def network(options: argparse.Namespace) -> Iterator[Finding]:
     if options.insecure:
         yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
     elif options.root_certificates:
-        yield _certificates(Path(options.root_certificates).expanduser())
+        yield _certificates(Path(os.path.expanduser(options.root_certificates)))
     if options.auth_supernode_private_key:
-        yield _key(Path(options.auth_supernode_private_key).expanduser())
+        yield _key(Path(os.path.expanduser(options.auth_supernode_private_key)))
     elif options.superlink:
         yield Finding(WARNING, "key", "none: the SuperLink cannot tell this site from another")
     if options.superlink:

@@ -215,6 +215,8 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monke
     ("key", "", "", "node config without a site-name"),
     ("key", NODE.replace('"state"', '"~not-here/x"'), "", "state-dir = '~not-here/x': this machine has no"),
     ("run", "marked.toml", "", "'marked.toml': Invalid statement (at line 1, column 1); save it as UTF-8 without a"),
+    ("run", "~not-here/north.toml", "", "'~not-here/north.toml': Could not determine home directory"),
+    ("key", NODE.replace('"cat,dog"', '["cat","dog"]'), "", 'as one text with commas, as in classes="a,b"'),
     ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
     ("key", 'site-name="north" state-dri="state"', "", "state-dri: unknown key; did you mean state-dir?"),
     ("approve first.toml", NODE, "--untill=2027-01-01", "site approve: --untill=2027-01-01: unknown option"),
