@@ -122,7 +122,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
     with suppress(OSError, RuntimeError):  # of a state-dir or a ledger that cannot be read: no message passes it
-        yield from [Finding(WRONG, "ledger", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
+        yield from [Finding(WRONG, "state", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
     for key, path in zip(("state-dir", "cache-dir", "FLWR_HOME"), (*site_folders(node), get_flwr_home()), strict=True):
         yield from _folder("writes", key, path, others=0o077)
 
