@@ -97,9 +97,9 @@ def _first(texts: Sequence[str], others: str = " others") -> str:
 
 
 def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
-    """Say where all samples went; sites that divide one data set have found the same ones, all others their own."""
+    """Say where all samples went; clients that share one data set have found the same ones, all others their own."""
     data = settings.data
-    divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
+    divided = [card.found for card in cards if card.num_partitions and not (card.real and data.partition == "own")]
     total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
