@@ -34,7 +34,9 @@ class Screen(Callback):
         if federation.baseline:
             say(f"baseline · models: {archs}")
             return
-        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
+        domains = figures.counted(card.domain for card in cards if settings.data.partition.startswith("feature"))
+        division = settings.data.partition + f" ({domains})" * bool(domains)
+        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {division}")
         if not settings.privacy.sums_only:
             say(samples_line(cards, settings))
             for doubt in doubts_of_data(run.files.sites()):
