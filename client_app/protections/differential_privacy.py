@@ -141,7 +141,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 _check_all_runs(client, sum(ledger.values(), Counter()))
             for file, ledger in ledgers.items():
                 rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
-                write_text(file, json.dumps(rows) + "\n")
+                write_text(file, json.dumps(rows) + "\n", private=True)
             if client.node.is_site:
                 with record_in(files[0].with_suffix(".answered"), "how often ledgers were charged") as answers:
                     answers.setdefault("charged", {}).update({file.name: _times(of) for file, of in ledgers.items()})

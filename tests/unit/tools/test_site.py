@@ -360,6 +360,20 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
 
+def test_files_of_a_site_that_others_may_read_or_it_cannot_use(site: Path, monkeypatch: Patch) -> None:
+    """As after a restore as root; a site that works meanwhile removes some before they are looked at."""
+    named(north=site / "state/sites/north")
+    (key := site / "state/sites/north/site.key").chmod(0o644)
+    assert {one.level for one in found()} == {""}  # nobody may look into these folders
+    for folder in key.parents[:3]:
+        folder.chmod(0o755)
+    assert level_of(found(), f"{key}: other users of this machine may read it; chmod 600") == "WRONG"
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (key, key.parent))
+    assert level_of(found(), f"{key.parent}: this user cannot read or write it") == "WRONG"
+    monkeypatch.setattr("os.walk", lambda top: [(str(top / "gone"), [], ["gone.tmp"])])
+    assert "WRONG" not in {one.level for one in found()}
+
+
 @pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
 def test_days_that_a_certificate_has_left(days: float, level: str, site: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", days)
