@@ -20,7 +20,7 @@ from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.node import REMEMBERED, own_code, site_folder, site_name
+from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
 from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
@@ -91,13 +91,10 @@ def check_consent(config: Values, run_id: int, node: Values, *, approves: bool, 
 
 
 def unknown_site(node: Values) -> str:
-    """Say that ``state-dir`` has neither a ledger nor a key of a site that needs its memory; else "".
-
-    So it is before its disk is mounted: what was spent, and with whom the site was summed, would begin anew.
-    """
+    """Say that ``state-dir`` has neither ledger nor key of a site that rests on them, as before a mount; else ""."""
     folder, name = site_folder(node).absolute(), site_name(node)
     files = folder / KEY_FILE, folder.parents[1] / "privacy" / f"{name}.json"
-    if not any(map(node.get, REMEMBERED)) or any(file.exists() for file in files):
+    if any(file.exists() for file in files) or not (node.get("require-dp") or node.get(REQUIRE_SECAGG)):
         return ""
     cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
     return f"state-dir: {folder.parents[1]} has neither a privacy ledger nor a key of {name}: {cure}"

@@ -41,7 +41,6 @@ categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 SIMULATED = ("drop-rate", "new-clients", "new-domain")  # what a run does to clients that are its own
-REMEMBERED = ("require-dp", REQUIRE_SECAGG)  # demands that rest on what ``state-dir`` has of earlier runs
 STRICT = (*DEMANDS, REQUIRE_SECAGG)  # with these a site names its classes itself: a refusal would tell which it has
 READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")  # how files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")

@@ -351,7 +351,6 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[s
 def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     demand: dict[str, Any], tmp_path: Path, capsys: Printed
 ) -> None:
-    """Before its disk is mounted, no one would know what was spent, nor with whom the site was summed."""
     node, dp = sharing(tmp_path) | demand, "sample" if "require-dp" in demand else "none"
     config = run_config(tmp_path, norm="group", dp=dp, dp_epsilon=8.0, secagg="require-secagg" in demand, rounds=1)
     unmounted = answer(node, config)

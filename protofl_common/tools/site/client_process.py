@@ -23,7 +23,6 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
-from flwr.supernode.runtime.run_clientapp import push_message
 
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
@@ -39,10 +38,7 @@ def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
 
 @contextmanager
 def or_end(what: str) -> Iterator[None]:
-    """Name the error of the block, and end at once: the SuperNode answers for a process that is gone.
-
-    Flower would end its task in order, without a reply, and the SuperNode would wait for that, and for nothing else.
-    """
+    """Name an error and end at once: the SuperNode answers for a process that is gone; for an ended task it waits."""
     try:
         yield
     except Exception as error:
@@ -50,27 +46,22 @@ def or_end(what: str) -> Iterator[None]:
         os._exit(1)
 
 
+@or_end("a message that cannot be read")
 def received(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any) -> Any:
-    with or_end("a message that cannot be read"):
-        from protofl_common.wire.envelope import check_parts  # which imports PyTorch
+    from protofl_common.wire.envelope import check_parts  # which imports PyTorch
 
-        names = list({part.object_id for part in iterate_object_tree(tree)})  # one may be there many times
-        parts = pull_objects(names, pull, initial_backoff=0.05)  # Flower's second is longer than our start takes
-        check_parts(parts, LARGEST)
-        confirm(tree.object_id)
-        return inflate_object_from_contents(tree.object_id, parts)
-
-
-def send(*reply: Any) -> None:
-    with or_end("a reply that does not reach the SuperNode"):
-        push_message(*reply)
+    names = list({part.object_id for part in iterate_object_tree(tree)})  # one may be there many times
+    parts = pull_objects(names, pull, initial_backoff=0.05)  # Flower's second is longer than our start takes
+    check_parts(parts, LARGEST)
+    confirm(tree.object_id)
+    return inflate_object_from_contents(tree.object_id, parts)
 
 
 def handle(app: str, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
     with (  # an error where another version of Flower has no such names
         patch.object(run_clientapp, "pull_and_inflate_object_from_tree", received),
-        patch.object(run_clientapp, "push_message", send),
+        patch.object(run_clientapp, "push_message", or_end("a reply that cannot be sent")(run_clientapp.push_message)),
         patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
         patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
     ):

@@ -15,8 +15,6 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, NODE_KEYS, allowed_by, has_own_data, is_site, site_folder
 from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
 
-NO_SITE = "node config without a site-name, or a file not called .toml: taken for a simulated client"
-
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
     """Read flower-supernode's options that matter here; SettingsError for settings among them."""
@@ -46,15 +44,12 @@ def node_config(text: str) -> dict[str, Scalar]:
         raise SettingsError(f"--node-config {text!r}: {why}{cure}") from error
     if not text.endswith(".toml") and re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=") > len(node):
         raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
-    if lost := homeless(node):
-        raise SettingsError("\n".join(f"node-config: {line}" for line in lost))
     return node
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
     """The settings of a run that asks for these, or of the most modest one that is accepted; SettingsError if none."""
-    if not is_site(node):
-        raise SettingsError(NO_SITE)
+    site_folders(node)  # or no site
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
     refusals = []
@@ -83,7 +78,9 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
     """Return the folders of a site's models (one below it per run) and of its caches, by its node config alone."""
     if not is_site(node):
-        raise SettingsError(NO_SITE)
-    if problems := unknown_keys(node, NODE_KEYS):
+        why = "node config without a site-name, or a file not called .toml: taken for a simulated client"
+        raise SettingsError(why)
+    choices = f"choose from {', '.join(NODE_KEYS)}"
+    if problems := [*(f"{line}; {choices}" for line in unknown_keys(node, NODE_KEYS)), *homeless(node)]:
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
     return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))

@@ -27,6 +27,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
+from flwr.supernode.runtime import run_clientapp
 
 from client_app.audit import append
 from protofl_common.config.options import SettingsError
@@ -37,8 +38,9 @@ from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor, own_code
 from protofl_common.tools.federation import Shown
+from protofl_common.tools.site import client_process
 from protofl_common.tools.site.check import _algorithms
-from protofl_common.tools.site.client_process import installed_code, received, send
+from protofl_common.tools.site.client_process import installed_code, received
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
 from tests.support import ROOT
@@ -86,12 +88,12 @@ def test_a_message_that_cannot_be_read_or_answered_ends_its_process_at_once(monk
     received(get_object_tree(sent), lambda name: parts[name].replace(b"spoilt", b"\xff" * 6), str)
     monkeypatch.setattr("protofl_common.tools.site.client_process.LARGEST", 7 * 10**6)
     received(get_object_tree(sent), parts.__getitem__, str)
-    push = MagicMock(side_effect=ConnectionError("refused"))
-    monkeypatch.setattr("protofl_common.tools.site.client_process.push_message", push)
-    send("link", "reply", "context")
+    monkeypatch.setattr(run_clientapp, "push_message", MagicMock(side_effect=ConnectionError("refused")))
+    monkeypatch.setattr(client_process, "flwr_clientapp", lambda: run_clientapp.push_message())
+    client_process.handle(str(ROOT), sys.argv[1:])
     assert ended.call_count == 3
     texts = [f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")]
-    texts.append("protofl: a reply that does not reach the SuperNode: ConnectionError: refused\n")
+    texts.append("protofl: a reply that cannot be sent: ConnectionError: refused\n")
     assert re.fullmatch("".join(texts), capfd.readouterr().err)
 
 

@@ -225,7 +225,7 @@ def test_a_domain_without_samples_is_no_domain_less(data_settings: MakeSettings,
     """Two clients would be of the first two, and nobody would miss the third; a site has one domain only."""
     (domain_dir / "watercolour").mkdir()
     settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), partition="feature-shift")
-    with pytest.raises(DataError, match="= 'feature-shift': the domain 'watercolour' has no samples; add some, or rem"):
+    with pytest.raises(DataError, match="= 'feature-shift': domain 'watercolour' is empty; fill or remove it"):
         open_client_data(settings, seed=1, partition=0, num_partitions=2)
     assert open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="photo").domain == "photo"
 
