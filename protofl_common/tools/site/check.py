@@ -132,8 +132,9 @@ def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Yield the files that this user cannot use, as after a restore as root, and those that others may read."""
     root = site_folders(node)[0].absolute()
     tops = root / "sites", root / "privacy", *(path for run in stored_at(node)[:-1] for path in run.paths)
-    for path in (Path(at, name) for top in tops for at, _, names in os.walk(top) for name in (".", *names)):
-        with suppress(OSError):  # a site that works replaces its files; a closed folder is named itself
+    inside = (Path(at, name) for top in tops for at, folders, files in os.walk(top) for name in (*folders, *files))
+    for path in (*tops, *inside):  # os.walk passes over a folder that it cannot list
+        with suppress(OSError):  # a site that works replaces its files
             seen = path.stat().st_mode & 0o044  # by whom, if they may pass all folders above it
             for folder in path.parents[: len(path.relative_to(root).parts)]:
                 seen &= folder.stat().st_mode << 2
