@@ -65,7 +65,7 @@ class Client:
             check_settings(self.content, digest_of(self.settings.given))
         if message and self.node.is_site:
             how = {"approves": self.node.approves, "counts": kind != MessageType.QUERY}
-            self.study = check_consent(context.run_config, self.run_id, self.site_folder, self.name, **how)
+            self.study = check_consent(context.run_config, self.run_id, node, **how)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         machine = self.settings.machine

@@ -20,7 +20,7 @@ from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.node import own_code
+from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
 from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
@@ -62,17 +62,19 @@ class Request:
         return replace(self, until=until, runs=min(filter(None, (self.runs, self.study.runs)), default=0))
 
 
-def check_consent(config: Values, run_id: int, folder: Path, name: str, *, approves: bool, counts: bool) -> Study:
+def check_consent(config: Values, run_id: int, node: Values, *, approves: bool, counts: bool) -> Study:
     """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
 
-    StateError where the decision cannot be read or the message not be counted. ``approves``: its operator is asked, and
-    a denial holds without that, too; ``counts``: the message is no mere introduction, so its run counts.
+    StateError for `unknown_site`, and where no decision can be read or the message not be counted. ``approves``: its
+    operator is asked, and a denial holds without that, too; ``counts``: it is no mere introduction, so its run counts.
     """
-    study = Study.of(config)
+    study, folder, name = Study.of(config), site_folder(node), site_name(node)
     if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
     path = folder / FOLDER / f"{study.id}.json"
     try:
+        if lost := unknown_site(node):
+            raise StateError(lost)
         if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
             why = f"{study} does not name {name}, or names another key of it; `protofl site key` prints it"
             raise RefusedMessage(why)
@@ -86,6 +88,16 @@ def check_consent(config: Values, run_id: int, folder: Path, name: str, *, appro
     except OSError as error:
         raise StateError(f"state-dir: {path} cannot be read or written ({error})") from error
     return study
+
+
+def unknown_site(node: Values) -> str:
+    """Say that ``state-dir`` has neither ledger nor key of a site that rests on them, as before a mount; else ""."""
+    folder, name = site_folder(node).absolute(), site_name(node)
+    files = folder / KEY_FILE, folder.parents[1] / "privacy" / f"{name}.json"
+    if any(file.exists() for file in files) or not (node.get("require-dp") or node.get(REQUIRE_SECAGG)):
+        return ""
+    cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
+    return f"state-dir: {folder.parents[1]} has neither a privacy ledger nor a key of {name}: {cure}"
 
 
 def _check_approved(config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool) -> None:

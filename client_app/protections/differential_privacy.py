@@ -16,7 +16,6 @@ from torch import Tensor
 
 from client_app.audit import FILE, START, entries
 from client_app.client import Client
-from client_app.consent import KEY_FILE
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
@@ -142,7 +141,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 _check_all_runs(client, sum(ledger.values(), Counter()))
             for file, ledger in ledgers.items():
                 rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
-                write_text(file, json.dumps(rows) + "\n")
+                write_text(file, json.dumps(rows) + "\n", private=True)
             if client.node.is_site:
                 with record_in(files[0].with_suffix(".answered"), "how often ledgers were charged") as answers:
                     answers.setdefault("charged", {}).update({file.name: _times(of) for file, of in ledgers.items()})
@@ -171,13 +170,6 @@ def read_ledger(file: Path) -> Ledger:
         raise LedgerError(f"the privacy ledger {file} cannot be read ({error}): what was spent is not known") from error
 
 
-def unknown_site(root: Path, name: str) -> str:
-    """Say that ``state-dir`` has neither a ledger nor a key of a site, as before its disk is mounted; else ""."""
-    recorded = (root / "privacy" / f"{name}.json").exists() or (root / "sites" / name / KEY_FILE).exists()
-    cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
-    return "" if recorded else f"state-dir: {root} has neither a privacy ledger nor a key of {name}: {cure}"
-
-
 def lacking(root: Path, name: str, *, marks: bool = False) -> str:
     """Say what a lost or older ``privacy/`` lacks: rounds that are in the audit log, charges to ledgers; "" for none.
 
@@ -203,8 +195,7 @@ def lacking(root: Path, name: str, *, marks: bool = False) -> str:
 
 def _check_all_runs(client: Client, used: Spending) -> None:
     if client.node.required_dp is not None:
-        root, name = client.root, client.name
-        if lost := unknown_site(root, name) or lacking(root, name, marks=True):
+        if lost := lacking(client.root, client.name, marks=True):
             raise LedgerError(lost)
         cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
         _check(used, *client.node.required_dp, "require-dp, over all runs,", cure)

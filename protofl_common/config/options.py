@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from os.path import expanduser
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
 
 Scalar = bool | int | float | str
@@ -127,6 +128,12 @@ def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = (
     """A line for each key of ``config`` that is not legal, with the nearest legal one, of the ``likely`` ones first."""
     legal = dict.fromkeys(legal)
     return [f"{key}: unknown key{_nearest(key, list(legal), likely)}" for key in config if key not in legal]
+
+
+def homeless(config: Values) -> list[str]:
+    """A line for each folder ``~USER/…`` of a user whom this machine does not have."""
+    lost = [(key, at) for key, at in config.items() if key.endswith("-dir") and expanduser(str(at))[:1] == "~"]
+    return [f"{key} = {at!r}: this machine has no such user; write the whole path" for key, at in lost]
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

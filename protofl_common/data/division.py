@@ -113,6 +113,9 @@ class Division:
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
             without = "the data name no clients or domains; give them a column 'client', or choose another partition"
             raise DataError(f"partition = {settings.partition!r}: {without}")
+        filled = {names[owner] for owner in np.unique(self.owners)} if names else set()
+        if settings.partition in DOMAIN_PARTITIONS and not self.domain and (empty := {*names} - filled):
+            raise DataError(f"partition = {settings.partition!r}: domain {min(empty)!r} is empty; fill or remove it")
         if settings.test_from.startswith("official") and not (self.official == 1).any():
             raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
         return pool

@@ -27,6 +27,7 @@ from protofl_common.config.options import (
     Values,
     did_you_mean,
     flatten,
+    homeless,
     keys_of,
     read_section,
     unknown_keys,
@@ -184,7 +185,7 @@ class Settings(Sections):
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
-        problems += unknown_keys(config, known_keys(), likely)
+        problems += [*unknown_keys(config, known_keys(), likely), *homeless(config)]
         denied = refusals(node, config, given) if node else []
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}

@@ -34,7 +34,9 @@ class Screen(Callback):
         if federation.baseline:
             say(f"baseline · models: {archs}")
             return
-        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
+        domains = figures.counted(card.domain for card in cards if settings.data.partition.startswith("feature"))
+        division = settings.data.partition + f" ({domains})" * bool(domains)
+        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {division}")
         if not settings.privacy.sums_only:
             say(samples_line(cards, settings))
             for doubt in doubts_of_data(run.files.sites()):
@@ -97,9 +99,9 @@ def _first(texts: Sequence[str], others: str = " others") -> str:
 
 
 def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
-    """Say where all samples went; sites that divide one data set have found the same ones, all others their own."""
+    """Say where all samples went; clients that share one data set have found the same ones, all others their own."""
     data = settings.data
-    divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
+    divided = [card.found for card in cards if card.num_partitions and not (card.real and data.partition == "own")]
     total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)

@@ -91,7 +91,7 @@ def test_every_sample_is_used_and_told(words: list[str], tmp_path: Path, capsys:
     ({"train-samples": 10}, "120 found · 30 for training (train-samples = 10 a client) · 90 for testing · none"),
     ({"total-samples": 60}, "60 left out (total-samples = 60)"),
     ({"test-samples": 5}, "89 for training · 15 for testing · 16 left out (test-samples = 5)"),
-    ({"partition": "own"}, "360 found · 270 for training · 90 for testing · none left out"),
+    ({"partition": "own"}, "120 found · 270 for training · 90 for testing · some of them used by several clients"),
     ({"algo": "local", "fedprox.mu": 2.0}, "\nfedprox.mu = 2.0: has no effect on local, which reads no settings"),
 ])  # fmt: skip
 def test_what_is_left_out_or_idle_is_told(changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from client_app.answers import reason_of
 from client_app.client import Client
 from client_app.protections.differential_privacy import charge, ledgers_of
-from client_app.state import LedgerError, StateFolder
+from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import catalog as plugins
@@ -347,6 +347,20 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[s
     settings_of(run, strict | {"classes": "sick,well"})
 
 
+@pytest.mark.parametrize("demand", [{}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
+def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
+    demand: dict[str, Any], tmp_path: Path, capsys: Printed
+) -> None:
+    node, dp = sharing(tmp_path) | demand, "sample" if "require-dp" in demand else "none"
+    config = run_config(tmp_path, norm="group", dp=dp, dp_epsilon=8.0, secagg="require-secagg" in demand, rounds=1)
+    unmounted = answer(node, config)
+    assert ("state has neither a privacy ledger nor a key of north" in capsys.readouterr().err) == bool(demand)
+    named(north=tmp_path / "state/sites/north")
+    assert [unmounted.has_error(), answer(node, config).has_error()] == [bool(demand), False]
+    if demand:
+        assert "site north: StateError (state-dir): its state (models, requests" in unmounted.error.reason
+
+
 def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path: Path, capsys: Printed) -> None:
     """Two runs that differ in one training sample would tell that sample."""
     rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
@@ -406,9 +420,6 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
     assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
     assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [True, True, False]
     nearly_all = [Mechanism(1.0, 3.0, 1)]
-    with pytest.raises(LedgerError, match="state has neither a privacy ledger nor a key of north"):  # a disk is missing
-        charge(client(), "first", nearly_all)
-    named(**{at: tmp_path / at for at in ("state/sites/north", "state/sites/south", "free/sites/north")})
     charge(client(), "first", nearly_all)
     for facts in (south, copy):
         before = [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]

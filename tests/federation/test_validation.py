@@ -63,6 +63,7 @@ def test_validation_figures_stand_beside_those_of_test_data(algo: str, tmp_path:
     means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
     assert outcome.summary["best-round"] == {"metric": "head/auc", "after": means.index(max(means)), "on": "validation"}
     said = capsys.readouterr().out
+    assert "3 clients · 10 classes · partition feature-shift (1 × photo, 1 × printed, 1 × scanned)\n" in said
     assert "2,500 found · 42 for training (train-samples = 20 a client) · 18 for validation · 60 for testing" in said
     for text in ("chosen on validation data", "head, validation", "validation head "):
         assert text in said

@@ -32,7 +32,7 @@ from protofl_common.tools.federation import FEW_DAYS, shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
-from protofl_common.tools.site.stored import ledgers_at
+from protofl_common.tools.site.stored import ledgers_at, stored_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 FEW_BYTES, FULL = 2**30, 10**6  # free on a disk: less is a warning, or wrong
@@ -62,9 +62,9 @@ def network(options: argparse.Namespace) -> Iterator[Finding]:
     if options.insecure:
         yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
     elif options.root_certificates:
-        yield _certificates(Path(options.root_certificates).expanduser())
+        yield _certificates(Path(os.path.expanduser(options.root_certificates)))
     if options.auth_supernode_private_key:
-        yield _key(Path(options.auth_supernode_private_key).expanduser())
+        yield _key(Path(os.path.expanduser(options.auth_supernode_private_key)))
     elif options.superlink:
         yield Finding(WARNING, "key", "none: the SuperLink cannot tell this site from another")
     if options.superlink:
@@ -122,9 +122,26 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
     with suppress(OSError, RuntimeError):  # of a state-dir or a ledger that cannot be read: no message passes it
-        yield from [Finding(WRONG, "ledger", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
+        yield from [Finding(WRONG, "state", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
     for key, path in zip(("state-dir", "cache-dir", "FLWR_HOME"), (*site_folders(node), get_flwr_home()), strict=True):
         yield from _folder("writes", key, path, others=0o077)
+    yield from _files(node)
+
+
+def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Yield the files that this user cannot use, as after a restore as root, and those that others may read."""
+    root = site_folders(node)[0].absolute()
+    tops = root / "sites", root / "privacy", *(path for run in stored_at(node)[:-1] for path in run.paths)
+    inside = (Path(at, name) for top in tops for at, folders, files in os.walk(top) for name in (*folders, *files))
+    for path in (*tops, *inside):  # os.walk passes over a folder that it cannot list
+        with suppress(OSError):  # a site that works replaces its files
+            seen = path.stat().st_mode & 0o044  # by whom, if they may pass all folders above it
+            for folder in path.parents[: len(path.relative_to(root).parts)]:
+                seen &= folder.stat().st_mode << 2
+            if not os.access(path, os.R_OK | os.W_OK | os.X_OK * path.is_dir()) and path.exists():
+                yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
+            elif path.is_file() and seen and path.suffix != ".lock":
+                yield Finding(WRONG, "writes", f"{path}: other users of this machine may read it; chmod 600")
 
 
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections.abc import Mapping
-from os.path import expanduser
 from pathlib import Path
 
 from click import ClickException
@@ -11,12 +10,10 @@ from flwr.common.config import parse_config_args
 
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import names_in
-from protofl_common.config.options import Scalar, SettingsError, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, homeless, unknown_keys
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, NODE_KEYS, allowed_by, has_own_data, is_site, site_folder
 from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
-
-NO_SITE = "node config without a site-name, or a file not called .toml: taken for a simulated client"
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -38,22 +35,21 @@ def node_config(text: str) -> dict[str, Scalar]:
     """As flower-supernode reads it; SettingsError where it cannot, or leaves a part of it out."""
     try:
         node: dict[str, Scalar] = parse_config_args([text] if text else None)
-    except (ClickException, OSError, ValueError) as error:
-        is_marked = isinstance(error, ValueError) and Path(text).expanduser().read_bytes()[:1] > b"\x7f"
-        cure = "; save it as UTF-8 without a byte order mark" * is_marked
-        raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}{cure}") from error
+    except (ClickException, OSError, RuntimeError, ValueError) as error:
+        cure, why = "", str(getattr(error, "message", error)).rstrip(".")
+        if why.startswith("The value for key"):  # of which it is a list
+            cure = '; write names as one text with commas, as in classes="a,b"'
+        elif isinstance(error, ValueError) and Path(text).expanduser().read_bytes()[:1] > b"\x7f":
+            cure = "; save it as UTF-8 without a byte order mark"
+        raise SettingsError(f"--node-config {text!r}: {why}{cure}") from error
     if not text.endswith(".toml") and re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=") > len(node):
         raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
-    for key, at in node.items():
-        if key.endswith("-dir") and str(at).startswith("~") and expanduser(str(at)) == at:
-            raise SettingsError(f"node-config: {key} = {at!r}: this machine has no such user; write the whole path")
     return node
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
     """The settings of a run that asks for these, or of the most modest one that is accepted; SettingsError if none."""
-    if not is_site(node):
-        raise SettingsError(NO_SITE)
+    site_folders(node)  # or no site
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
     refusals = []
@@ -82,7 +78,9 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
     """Return the folders of a site's models (one below it per run) and of its caches, by its node config alone."""
     if not is_site(node):
-        raise SettingsError(NO_SITE)
-    if problems := unknown_keys(node, NODE_KEYS):
+        why = "node config without a site-name, or a file not called .toml: taken for a simulated client"
+        raise SettingsError(why)
+    choices = f"choose from {', '.join(NODE_KEYS)}"
+    if problems := [*(f"{line}; {choices}" for line in unknown_keys(node, NODE_KEYS)), *homeless(node)]:
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
     return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))

@@ -46,10 +46,10 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
-    from client_app.protections.differential_privacy import lacking, spent, unknown_site
+    from client_app.consent import unknown_site
+    from client_app.protections.differential_privacy import lacking, spent
 
-    whose = site_folders(node)[0], site_name(node)
-    if lost := lacking(*whose) or ("require-dp" in node and unknown_site(*whose)):
+    if lost := lacking(site_folders(node)[0], site_name(node)) or unknown_site(node):
         yield f"{WRONG}: {lost}"
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):

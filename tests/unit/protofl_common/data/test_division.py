@@ -221,6 +221,15 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=changes.get("n", 0), num_partitions=clients, domain=domain)
 
 
+def test_a_domain_without_samples_is_no_domain_less(data_settings: MakeSettings, domain_dir: Path) -> None:
+    """Two clients would be of the first two, and nobody would miss the third; a site has one domain only."""
+    (domain_dir / "watercolour").mkdir()
+    settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), partition="feature-shift")
+    with pytest.raises(DataError, match="= 'feature-shift': domain 'watercolour' is empty; fill or remove it"):
+        open_client_data(settings, seed=1, partition=0, num_partitions=2)
+    assert open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="photo").domain == "photo"
+
+
 def test_the_domains_and_classes_of_files_count(data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path) -> None:
     for changes, said in (
         ({"clients_per_domain": "1,1,1"}, r"names 3 domains; the data have 2: photo, sketch"),

@@ -81,14 +81,15 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
 
 
 def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
-    config = default_run_config() | {"batchsize": 3}
+    config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
     del config["lr"]
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(config | {"rounds": -1})
     lines = str(caught.value).splitlines()
     assert "batchsize: unknown key; did you mean batch-size?" in lines
     assert "lr: missing from the configuration" in lines
-    assert len(lines) == 3
+    assert "data-dir = '~not-here/x': this machine has no such user; write the whole path" in lines
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize(("algo", "key", "meant"), [
