@@ -146,6 +146,7 @@ def test_a_site_starts_nothing_but_client_apps() -> None:
 
 FORKED = """
 import os, sys
+from protofl_common.tools.site import client_process
 handled = []
 def handle(app, arguments):
     handled.append(arguments)  # of this child alone
