@@ -131,7 +131,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Yield the files that this user cannot use, as after a restore as root, and those that others may read."""
     root = site_folders(node)[0].absolute()
-    tops = root / "sites", root / "privacy", *(path for run in stored_at(node)[:-1] for path in run.paths)
+    tops = root / "sites", root / "privacy", *(path.absolute() for run in stored_at(node)[:-1] for path in run.paths)
     inside = (Path(at, name) for top in tops for at, folders, files in os.walk(top) for name in (*folders, *files))
     for path in (*tops, *inside):  # os.walk passes over a folder that it cannot list
         with suppress(OSError):  # a site that works replaces its files

@@ -372,6 +372,9 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use(site: Path, monke
     for folder in key.parents[:3]:
         folder.chmod(0o755)
     assert level_of(found(), f"{key}: other users of this machine may read it; chmod 600") == "WRONG"
+    (weights := site / "state/first-1/clients/north/weights").parent.mkdir(parents=True)
+    weights.touch(mode=0o644)
+    assert level_of(found(), f"{weights}: other users of this machine may read it; chmod 600") == "WRONG"
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (key, key.parents[1]))
     assert level_of(found(), f"{key}: this user cannot read or write it") == "WRONG"
     monkeypatch.setattr("os.walk", lambda top: [(str(top / "gone"), [], ["gone.tmp"])] * (top.name == "privacy"))
