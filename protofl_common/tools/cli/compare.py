@@ -19,7 +19,7 @@ from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
-from protofl_common.runs.folder import KINDS, RunFolder, reading
+from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
 from protofl_common.tools.tables.figure import LEGAL, Figure
@@ -104,7 +104,8 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
 
 def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
-    summaries, figures = [RunFolder(folder).finished_summary() for folder in folders], [*map(_figures, folders)]
+    summaries = [RunFolder(folder).finished_summary() for folder in folders]
+    figures = [_figures(folder, summary) for folder, summary in zip(folders, summaries, strict=True)]
     rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
     settings = [summary["settings"] | {"division": summary.get("division", 1)} for summary in summaries]
     for key in dict.fromkeys(key for of_run in settings for key in of_run):
@@ -115,9 +116,8 @@ def comparison(folders: list[Path]) -> Table:
     return Table(["", *(folder.resolve().name for folder in folders)], rows, note)
 
 
-def _figures(folder: Path) -> dict[str, str]:
+def _figures(folder: Path, summary: Summary) -> dict[str, str]:
     with reading(f"{folder}: not the figures of a run"):
-        summary = RunFolder(folder).finished_summary()
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
         figures |= {"clients": counted(client["arch"] for client in summary["clients"].values())}
         for kind in KINDS:
