@@ -9,7 +9,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-APP = ("pyproject.toml", "README.md", "LICENSE", "client_app", "server_app", "protofl_common", "configs")
+APP = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "client_app",
+    "server_app",
+    "protofl_common",
+    "configs",
+)
 PUBLIC = ("__init__.py", "extend.py")
 """What `import protofl` finds."""
 
@@ -19,8 +27,12 @@ class AppAsData(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it builds."""
-        names = {f"{self.root}/protofl_common/tools/protofl/{name}": f"protofl/{name}" for name in PUBLIC}
+        names = {
+            f"{self.root}/protofl_common/tools/protofl/{name}": f"protofl/{name}" for name in PUBLIC
+        }
         build_data["force_include_editable"] |= names
         build_data["force_include"] |= names
         if version == "standard":
-            build_data["force_include"] |= {f"{self.root}/{name}": f"protofl_common/app/{name}" for name in APP}
+            build_data["force_include"] |= {
+                f"{self.root}/{name}": f"protofl_common/app/{name}" for name in APP
+            }

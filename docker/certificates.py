@@ -48,9 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
         folder = _open_folder(options.folder)
         renew = set(options.renew)
         if unknown := renew - {"ca", "server", "secret", *options.node}:
-            raise CertificateError(f"--renew {min(unknown)}: give ca, server, secret, or a name that --node names")
+            raise CertificateError(
+                f"--renew {min(unknown)}: give ca, server, secret, or a name that --node names"
+            )
         if (renew & {"ca", "server", "secret"} or not options.node) and not options.server:
-            raise CertificateError("give --server (the SuperLink's names and addresses), --node, or both")
+            raise CertificateError(
+                "give --server (the SuperLink's names and addresses), --node, or both"
+            )
         if options.server:
             make_ca(folder, renew="ca" in renew)
             make_server(folder, options.server, renew=bool(renew & {"ca", "server"}))
@@ -61,8 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
     except (CertificateError, OSError) as error:
         print(f"certificates: {error}", file=sys.stderr)
         return 1
-    except (TypeError, ValueError) as error:  # of a library, which names no file; TypeError: the key has a password
-        print(f"certificates: a name of --server, or a file in {options.folder}, is damaged: {error}", file=sys.stderr)
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # of a library, which names no file; TypeError: the key has a password
+        print(
+            f"certificates: a name of --server, or a file in {options.folder}, is damaged: {error}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -74,7 +84,9 @@ def make_ca(folder: Path, *, renew: bool = False) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ProtoFL federation")])
     usage = x509.KeyUsage(
-        key_cert_sign=True, crl_sign=True, **dict.fromkeys((*_OTHER_USES, "digital_signature"), False)
+        key_cert_sign=True,
+        crl_sign=True,
+        **dict.fromkeys((*_OTHER_USES, "digital_signature"), False),
     )
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
@@ -84,7 +96,10 @@ def make_ca(folder: Path, *, renew: bool = False) -> None:
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write({folder / "ca.key": _pem(key)}, {folder / "ca.crt": certificate.public_bytes(serialization.Encoding.PEM)})
+    _write(
+        {folder / "ca.key": _pem(key)},
+        {folder / "ca.crt": certificate.public_bytes(serialization.Encoding.PEM)},
+    )
 
 
 def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> None:
@@ -103,14 +118,23 @@ def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> N
         raise CertificateError(f"{folder / 'ca.key'}, which signs a new server.crt, is not here")
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
+    if (
+        not isinstance(signer, ec.EllipticCurvePrivateKey)
+        or signer.public_key() != authority.public_key()
+    ):
         raise CertificateError(f"{folder / 'ca.key'} is not the key of ca.crt")
-    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+    left = (
+        authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    ) / datetime.timedelta(days=1)
     if left < 0:
-        raise CertificateError(f"{folder / 'ca.crt'} has expired; --renew ca, and bring it to all sites")
+        raise CertificateError(
+            f"{folder / 'ca.crt'} has expired; --renew ca, and bring it to all sites"
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ProtoFL SuperLink")])
-    usage = x509.KeyUsage(digital_signature=True, **dict.fromkeys((*_OTHER_USES, "key_cert_sign", "crl_sign"), False))
+    usage = x509.KeyUsage(
+        digital_signature=True, **dict.fromkeys((*_OTHER_USES, "key_cert_sign", "crl_sign"), False)
+    )
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     certificate = (
         _builder(subject, authority.subject, key.public_key(), min(SERVER_DAYS, left))
@@ -143,7 +167,9 @@ def make_node(folder: Path, name: str, *, renew: bool = False) -> None:
     nothing = serialization.NoEncryption()
     openssh = serialization.Encoding.OpenSSH
     public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, nothing)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, nothing
+    )
     _write({private: secret}, {private.with_name(f"{name}.pub"): public + f" {name}\n".encode()})
 
 
@@ -162,11 +188,21 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Keys and certificates of a federation.")
     parser.add_argument("folder", type=Path, help="where they are kept")
     parser.add_argument(
-        "--server", action="append", default=[], metavar="NAME", help="a name or address of the SuperLink"
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name or address of the SuperLink",
     )
-    parser.add_argument("--node", action="append", default=[], metavar="NAME", help="a SuperNode that needs keys")
     parser.add_argument(
-        "--renew", action="append", default=[], metavar="WHAT", help="replace ca, server, secret or a node"
+        "--node", action="append", default=[], metavar="NAME", help="a SuperNode that needs keys"
+    )
+    parser.add_argument(
+        "--renew",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="replace ca, server, secret or a node",
     )
     return parser.parse_args(arguments)
 
@@ -182,7 +218,9 @@ def _kept(files: tuple[Path, ...], renew: bool) -> bool:
     if renew or not present:
         return False
     if missing := [str(file) for file in files if file not in present]:
-        raise CertificateError(f"{present[0]} is here, but {missing[0]} is not; --renew makes both anew")
+        raise CertificateError(
+            f"{present[0]} is here, but {missing[0]} is not; --renew makes both anew"
+        )
     print(f"kept  {', '.join(map(str, files))}")
     return True
 
@@ -191,14 +229,18 @@ def _check_server(folder: Path, wanted: list[x509.GeneralName]) -> None:
     certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     if missing := [str(name.value) for name in wanted if name not in extension.value]:
-        raise CertificateError(f"{folder / 'server.crt'} is not for {', '.join(missing)}; --renew server")
+        raise CertificateError(
+            f"{folder / 'server.crt'} is not for {', '.join(missing)}; --renew server"
+        )
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise CertificateError(f"{folder / 'server.crt'} has expired; --renew server")
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     try:
         certificate.verify_directly_issued_by(authority)
     except Exception as error:
-        raise CertificateError(f"{folder / 'server.crt'} is not signed by ca.crt; --renew server") from error
+        raise CertificateError(
+            f"{folder / 'server.crt'} is not signed by ca.crt; --renew server"
+        ) from error
 
 
 def _builder(
@@ -239,7 +281,9 @@ def _write(private: dict[Path, bytes], public: dict[Path, bytes] | None = None) 
     try:
         for path, content in contents.items():
             beside[path].unlink(missing_ok=True)
-            with os.fdopen(os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

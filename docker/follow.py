@@ -35,7 +35,9 @@ def main(run: str) -> int:
 def show_log(run: str, shown: int) -> int:
     """Print the log's lines after the first ``shown`` as they come; returns how many are shown now."""
     command = ["flwr", "log", run, "federation", "--stream"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as log:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as log:
         assert log.stdout is not None
         for number, line in enumerate(log.stdout, start=1):
             if number > shown and line.endswith("\n"):

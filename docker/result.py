@@ -19,7 +19,9 @@ def main(folder: Path) -> int:
     print(f"\n{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds")
     for site, client in sorted(summary["clients"].items()):
         accuracy = summary["accuracy-of-clients"].get(site, {})
-        figures = "  ".join(f"{kind} {value:.3f}" for kind, value in accuracy.items() if value is not None)
+        figures = "  ".join(
+            f"{kind} {value:.3f}" for kind, value in accuracy.items() if value is not None
+        )
         print(f"  {site:<6} {client['arch']:<9} {client['domain']:<9} {figures}")
     for kind, over in summary["accuracy"].items():
         print(f"mean accuracy, {kind}: {over['mean']:.3f}") if over else None

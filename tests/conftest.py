@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, settings
 
 from protofl_common.config import python_names
 
-PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # machines may be busy
+PATIENT = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}  # machines may be busy
 settings.register_profile("quick", max_examples=150, **PATIENT)
 settings.register_profile("few", max_examples=25, **PATIENT)  # make quick
 settings.register_profile("fuzz", max_examples=10_000, **PATIENT)  # make fuzz

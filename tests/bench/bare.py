@@ -24,7 +24,16 @@ from protofl_common.data import ClientData, open_client_data
 from protofl_common.experiment.settings import Settings
 
 LOOP_BATCH, LOOP_LR = 10, 0.01
-HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}
+HIDDEN = {
+    "1": (),
+    "2": (),
+    "3": (512,),
+    "4": (512,),
+    "5": (1024,),
+    "6": (1024,),
+    "7": (1024, 512),
+    "8": (1024, 512),
+}
 
 
 def plain_htcnn(arch: str, dim: int, classes: int) -> tuple[nn.Sequential, nn.Linear]:
@@ -60,14 +69,18 @@ class BareClient:
 
     @classmethod
     def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
+        data = open_client_data(
+            settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
+        )
         arch = architecture_of(settings.model.models, index)
         body, head = plain_htcnn(arch, settings.model.feature_dim, len(data.classes))
         labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
         inputs = normalised(data, data.train_inputs), normalised(data, data.test_inputs)
         return cls(inputs[0], labels[0], inputs[1], labels[1], body, head)
 
-    def round(self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int) -> tuple[Tensor, Tensor]:
+    def round(
+        self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
         """Train, class means, evaluate; the means [C, D] and counts [C]."""
         optimizer = torch.optim.SGD([*self.body.parameters(), *self.head.parameters()], lr=lr)
         order = torch.randperm(len(self.y))
@@ -98,7 +111,9 @@ def _work(settings: Settings, clients: int, jobs: Queue, done: Queue) -> None:
     done.put("ready")
     while (job := jobs.get()) is not None:
         index, table, mask = job
-        means, counts = held[index].round(table, mask, settings.training.lr, settings.training.batch_size)
+        means, counts = held[index].round(
+            table, mask, settings.training.lr, settings.training.batch_size
+        )
         done.put((means.numpy(), counts.numpy()))
 
 
@@ -107,13 +122,17 @@ def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
     return (means_NCD * counts_NC[:, :, None]).sum(0) / counts_NC.sum(0).clamp(min=1)[:, None]
 
 
-def loop(start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> None:
+def loop(
+    start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int
+) -> None:
     """Minibatches of 10 as in the paper, by autograd through `torch.cdist`; trains ``start`` in place."""
     optimizer = torch.optim.SGD([start.vectors_CD, *start.transform.parameters()], lr=LOOP_LR)
     for _ in range(epochs):
         for rows in torch.randperm(len(labels_P)).split(LOOP_BATCH):
             logits = -torch.cdist(samples_PD[rows], start.transform(start.vectors_CD))
-            loss = F.cross_entropy(logits - margin * F.one_hot(labels_P[rows], logits.shape[1]), labels_P[rows])
+            loss = F.cross_entropy(
+                logits - margin * F.one_hot(labels_P[rows], logits.shape[1]), labels_P[rows]
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -130,9 +149,17 @@ class TrainedPrototypes:
     def __call__(self, means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
         sent = counts_NC > 0
         samples_PD, labels_P = means_NCD[sent], sent.nonzero()[:, 1]
-        centres = torch.stack([samples_PD[labels_P == label].mean(0) for label in labels_P.unique()])
+        centres = torch.stack(
+            [samples_PD[labels_P == label].mean(0) for label in labels_P.unique()]
+        )
         nearest = torch.cdist(centres, centres).fill_diagonal_(torch.inf).min(1).values.max().item()
-        loop(self, samples_PD, labels_P, min(nearest, self.hparams.margin_threshold), self.hparams.server_epochs)
+        loop(
+            self,
+            samples_PD,
+            labels_P,
+            min(nearest, self.hparams.margin_threshold),
+            self.hparams.server_epochs,
+        )
         return self.transform(self.vectors_CD).detach()
 
 
@@ -143,12 +170,16 @@ class BareFederation:
         spawn = multiprocessing.get_context("spawn")
         self.jobs, self.done = spawn.Queue(), spawn.Queue()
         arguments = (settings, clients, self.jobs, self.done)
-        self.workers = [spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
+        self.workers = [
+            spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)
+        ]
         for worker in self.workers:
             worker.start()
         for _ in self.workers:
             self.done.get()
-        share = partial(open_client_data, settings.data, seed=settings.run.seed, num_partitions=clients)
+        share = partial(
+            open_client_data, settings.data, seed=settings.run.seed, num_partitions=clients
+        )
         shares = [share(partition=index) for index in range(clients)]
         sizes = [len(one.train_labels) for one in shares]
         self.order = sorted(range(clients), key=lambda index: -sizes[index])

@@ -36,15 +36,23 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
     """The first samples of every class, with the client and the part that the generator gives them."""
     with np.load(options.images) as packed:
         images, labels = packed["x_train"], packed["y_train"].astype(np.int64)
-    rows = np.concatenate([np.flatnonzero(labels == label)[: options.samples // 10] for label in range(10)])
-    sys.modules["ujson"] = MagicMock()  # for the file of settings that the scripts write, which is not needed
+    rows = np.concatenate(
+        [np.flatnonzero(labels == label)[: options.samples // 10] for label in range(10)]
+    )
+    sys.modules["ujson"] = (
+        MagicMock()
+    )  # for the file of settings that the scripts write, which is not needed
     sys.path.insert(0, str(options.pfllib / "dataset" / "utils"))
     utils = importlib.import_module("dataset_utils")
     np.random.seed(seed)  # noqa: NPY002 -- the generator's scripts draw from it
     chosen = {"niid": True, "partition": DIVISIONS[division], "class_per_client": 2}
     dealt, of_clients, _ = utils.separate_data((rows, labels[rows]), CLIENTS, 10, **chosen)
     parts = dict(zip(("train", "test"), utils.split_data(dealt, of_clients), strict=True))
-    shares = [(part, client, own["x"]) for part, owners in parts.items() for client, own in enumerate(owners)]
+    shares = [
+        (part, client, own["x"])
+        for part, owners in parts.items()
+        for client, own in enumerate(owners)
+    ]
     order = np.concatenate([own for _, _, own in shares])
     columns = {
         "client": np.concatenate([np.full(len(own), f"{client:02}") for _, client, own in shares]),
@@ -53,29 +61,53 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
     np.savez(file, inputs=images[order].transpose(0, 3, 1, 2), labels=labels[order], **columns)
 
 
-def curves(options: argparse.Namespace, division: str, seed: int, method: str) -> dict[str, list[float]]:
+def curves(
+    options: argparse.Namespace, division: str, seed: int, method: str
+) -> dict[str, list[float]]:
     """Engine -> accuracy after rounds 1, 2, …"""
     folder = options.out / f"{division}-{seed}"
     file = folder / "division.npz"
     config = default_run_config() | SETTING | METHODS[method]
-    config |= {"data-dir": str(file), "seed": seed, "rounds": options.rounds, "out-dir": str(folder / method)}
+    config |= {
+        "data-dir": str(file),
+        "seed": seed,
+        "rounds": options.rounds,
+        "out-dir": str(folder / method),
+    }
     settings = Settings.from_run_config(config)
     if not (folder / "dataset").exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_arrays(file, options, division, seed)
         htfllib.write_division(folder, settings, CLIENTS)
-    networks = [htfllib.network(architecture_of(settings.model.models, i), 3, 32) for i in range(CLIENTS)]
+    networks = [
+        htfllib.network(architecture_of(settings.model.models, i), 3, 32) for i in range(CLIENTS)
+    ]
     theirs = htfllib.finished(
-        options.htfllib, folder, settings, CLIENTS, options.rounds, threads=1, models=networks, num_classes=10
+        options.htfllib,
+        folder,
+        settings,
+        CLIENTS,
+        options.rounds,
+        threads=1,
+        models=networks,
+        num_classes=10,
     )
     rows = run_federation(config, CLIENTS).rows
-    ours = [row["accuracy"]["prototype"]["weighted"] for row in rows if row["evaluated-after-round"]]
+    ours = [
+        row["accuracy"]["prototype"]["weighted"] for row in rows if row["evaluated-after-round"]
+    ]
     return {"ours": ours, "HtFLlib": theirs["accuracy"][1:]}
 
 
 def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
     """Mean ± standard deviation over the seeds: by rounds, of the best round, and of the differences seed by seed."""
-    print("| | seeds | " + " | ".join(map(str, rounds)) + " | best |\n" + "|---" * (len(rounds) + 3) + "|")
+    print(
+        "| | seeds | "
+        + " | ".join(map(str, rounds))
+        + " | best |\n"
+        + "|---" * (len(rounds) + 3)
+        + "|"
+    )
     for name in dict.fromkeys(key.rpartition("/")[0] for key in done):
         runs = [run for key, run in done.items() if key.startswith(f"{name}/")]
         rows = {
@@ -83,27 +115,35 @@ def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
             + [[max(run[engine]) for run in runs]]
             for engine in ("ours", "HtFLlib")
         }
-        rows["difference"] = [list(np.subtract(*cells)) for cells in zip(*rows.values(), strict=True)]
+        rows["difference"] = [
+            list(np.subtract(*cells)) for cells in zip(*rows.values(), strict=True)
+        ]
         for engine, cells in rows.items():
             texts = [of_seeds([100 * share for share in shares]) for shares in cells]
             print(f"| {name.replace('/', ', ')}, {engine} | {len(runs)} | {' | '.join(texts)} |")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("htfllib", "pfllib", "images", "out"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--divisions", nargs="*", default=list(DIVISIONS), choices=list(DIVISIONS))
-    parser.add_argument("--show", type=int, nargs="*", default=[1, 2, 4, 8], help="rounds of the table")
+    parser.add_argument(
+        "--show", type=int, nargs="*", default=[1, 2, 4, 8], help="rounds of the table"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     file = options.out / "curves.json"
     done = json.loads(file.read_text()) if file.exists() else {}
     for seed in options.seeds:
-        for key in [f"{division}/{method}/{seed}" for division in options.divisions for method in METHODS]:
+        for key in [
+            f"{division}/{method}/{seed}" for division in options.divisions for method in METHODS
+        ]:
             if key not in done:
                 division, method, _ = key.split("/")
                 done[key] = curves(options, division, seed, method)

@@ -72,7 +72,11 @@ class Stamps(threading.Thread):
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             while True:
                 while line := lines.readline():
-                    self.events += [(name, time.monotonic()) for name, sign in LINES.items() if sign.search(line)]
+                    self.events += [
+                        (name, time.monotonic())
+                        for name, sign in LINES.items()
+                        if sign.search(line)
+                    ]
                 time.sleep(0.01)
 
 
@@ -111,7 +115,9 @@ def measure(rounds: int, folder: Path) -> None:
         config += ' local-epochs=1 num-clients=2 run-name="bench"'
         time.sleep(20)  # until the sites have imported what they import ahead
         before = machines.processor_of_sites()
-        done = machines.run("superlink", f"flwr run . federation --stream --run-config '{config}'", timeout=3600)
+        done = machines.run(
+            "superlink", f"flwr run . federation --stream --run-config '{config}'", timeout=3600
+        )
         metrics = machines.checkout("superlink") / "runs" / "bench" / "metrics.jsonl"
         if not metrics.exists():
             sys.exit(done.stdout + done.stderr + machines.logs())
@@ -119,7 +125,9 @@ def measure(rounds: int, folder: Path) -> None:
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["kind"] == "round"]
     seconds = [row["seconds"]["total"] for row in rows[1:]]
-    print(f"\nseconds per round: {statistics.mean(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})")
+    print(
+        f"\nseconds per round: {statistics.mean(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})"
+    )
     print(f"CPU seconds of a site per message, its SuperNode's included: {processor:.2f}")
     collected: dict[str, list[float]] = defaultdict(list)
     for site, stamp in stamps.items():
@@ -130,17 +138,25 @@ def measure(rounds: int, folder: Path) -> None:
     for name, meaning in PARTS.items():
         print(f"  {statistics.mean(collected[name]):6.2f}  {meaning}")
     phases = [row["seconds"]["clients"] for row in rows[1:]]
-    means = {name: statistics.mean(phase[name] for phase in phases) / len(SITES) for name in phases[0]}
+    means = {
+        name: statistics.mean(phase[name] for phase in phases) / len(SITES) for name in phases[0]
+    }
     print("  of the work:", ", ".join(f"{name} {seconds:.2f}" for name, seconds in means.items()))
 
 
 def time_imports() -> None:
     """What each process pays before it can work: CPU seconds, the least of three."""
-    script = "import time\n" + "\n".join(f"{line}\nprint(time.process_time())" for line in IMPORTS.values())
+    script = "import time\n" + "\n".join(
+        f"{line}\nprint(time.process_time())" for line in IMPORTS.values()
+    )
     laps = []
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        laps.append([after - before for before, after in pairwise([0.0, *map(float, done.stdout.split())])])
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        laps.append(
+            [after - before for before, after in pairwise([0.0, *map(float, done.stdout.split())])]
+        )
     print("CPU seconds of a process's imports:")
     for name, *each in zip(IMPORTS, *laps, strict=True):
         print(f"  {min(each):6.2f}  {name}")

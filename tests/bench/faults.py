@@ -38,7 +38,12 @@ class Trial:
 
     def __init__(self, folder: Path, running: ExitStack, times: int) -> None:
         self.standing, self.times = Standing(folder, running), times
-        self.config: dict[str, Any] = {"rounds": times + 1, "run-name": "trial", "num-clients": 2, "join-timeout": 300}
+        self.config: dict[str, Any] = {
+            "rounds": times + 1,
+            "run-name": "trial",
+            "num-clients": 2,
+            "join-timeout": 300,
+        }
         self.run = folder / "runs" / "trial"
 
     def begin(self, sites: int = 2, **changes: Any) -> None:
@@ -77,7 +82,10 @@ def killed(*parts: str) -> Callable[[Trial], Tries]:
     """These parts are killed and started again, from the second round on, in each a little later; costs nothing."""
 
     def fault(trial: Trial) -> Tries:
-        starts = {"superlink": trial.standing.start_superlink, "worker": trial.standing.start_worker}
+        starts = {
+            "superlink": trial.standing.start_superlink,
+            "worker": trial.standing.start_worker,
+        }
         starts |= {site: partial(trial.site, site) for site in SITES}
         trial.begin()
         for number in range(2, trial.times + 2):
@@ -167,7 +175,9 @@ def full_disk(trial: Trial) -> Tries:
                 pass
         trial.standing.wait_for_rounds("trial", number)
         filler.unlink(missing_ok=True)
-        kept.append(max(before) in contents(disk) and contents(disk)[max(before)] == before[max(before)])
+        kept.append(
+            max(before) in contents(disk) and contents(disk)[max(before)] == before[max(before)]
+        )
     tries = lost_replies(trial, struck, "failed")
     return [one | {"state": not whole} for one, whole in zip(tries, kept, strict=True)]
 
@@ -184,7 +194,9 @@ def late(trial: Trial) -> Tries:
         trial.standing.wait_for_rounds("trial", index + 1)
         trial.standing.start_site(name, index, trial.times)
     trial.standing.finished(timeout=900)
-    first = {name: next((row for row in trial.rows() if name in row["clients"]), None) for name in guests}
+    first = {
+        name: next((row for row in trial.rows() if name in row["clients"]), None) for name in guests
+    }
     return [
         {
             "replies": sum(row["asked"] - row["valid"] for row in trial.rows()),
@@ -217,7 +229,10 @@ def exact(trial: Trial) -> Tries:
     trial.standing.finished(timeout=600)
     lost = [row["asked"] - row["valid"] for row in trial.rows()]
     voids = [int(row["void"]) for row in trial.rows()]
-    return [{"replies": lost[at], "rounds": voids[at], "state": None} for at in range(1, trial.times + 1)]
+    return [
+        {"replies": lost[at], "rounds": voids[at], "state": None}
+        for at in range(1, trial.times + 1)
+    ]
 
 
 DEADLINE = 45.0
@@ -226,8 +241,16 @@ DEADLINE = 45.0
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "undisturbed": (undisturbed, "", ""),
     "supernode": (killed("south"), "SuperNode killed in mid-round, started again", r"back: .*"),
-    "superlink": (killed("superlink"), "SuperLink killed in mid-round, started again", r"the SuperLink did not .*"),
-    "server": (killed("worker"), "worker and ServerApp killed in mid-round, `resume=true`", r"resuming .*"),
+    "superlink": (
+        killed("superlink"),
+        "SuperLink killed in mid-round, started again",
+        r"the SuperLink did not .*",
+    ),
+    "server": (
+        killed("worker"),
+        "worker and ServerApp killed in mid-round, `resume=true`",
+        r"resuming .*",
+    ),
     "everything": (
         killed("superlink", "worker", *SITES),
         *("all processes killed in mid-round, started again, `resume=true`", r"resuming .*"),
@@ -249,7 +272,11 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
         status = trial.standing.finished(timeout=600)
-        said = [found[0].strip() for found in re.finditer(line, trial.standing.printed())] if line else []
+        said = (
+            [found[0].strip() for found in re.finditer(line, trial.standing.printed())]
+            if line
+            else []
+        )
         return {
             "tries": tries,
             "status": status,
@@ -262,7 +289,11 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
 
 
 def table(out: Path) -> str:
-    results = {key: json.loads((out / f"{key}.json").read_text()) for key in FAULTS if (out / f"{key}.json").exists()}
+    results = {
+        key: json.loads((out / f"{key}.json").read_text())
+        for key in FAULTS
+        if (out / f"{key}.json").exists()
+    }
     wanted = results.get("undisturbed", {}).get("prototypes")
     rows = []
     for name, result in results.items():
@@ -271,17 +302,29 @@ def table(out: Path) -> str:
         same = result["prototypes"] == wanted
         exactly = all(one["state"] is None for one in tries)
         right = same if exactly else all(one["right"] for one in tries)
-        outcome = ("the same prototypes, bit for bit" if exactly else "goes on") if right else "NOT RIGHT"
+        outcome = (
+            ("the same prototypes, bit for bit" if exactly else "goes on") if right else "NOT RIGHT"
+        )
         outcome = outcome if result["status"] == "finished:completed" else result["status"]
-        state = ("none" if same else "?") if exactly else (sum(one["state"] for one in tries) or "none")
+        state = (
+            ("none" if same else "?") if exactly else (sum(one["state"] for one in tries) or "none")
+        )
         lost = [sum(one[key] for one in tries) or "none" for key in ("replies", "rounds")]
         said = f"`{result['line']}`" if result["line"] else ""
         rows.append([FAULTS[name][1], str(len(tries)), outcome, *map(str, (*lost, state)), said])
-    return markdown(("fault", "times", "outcome", "replies lost", "rounds lost", "state lost", "it says"), rows) + "\n"
+    return (
+        markdown(
+            ("fault", "times", "outcome", "replies lost", "rounds lost", "state lost", "it says"),
+            rows,
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("faults"), help="folder of the results")
     parser.add_argument("--times", type=int, default=5, help="how often each fault strikes")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))

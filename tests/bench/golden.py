@@ -37,14 +37,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def figures(algo: str, settings: dict[str, Any]) -> Any:
     """Metrics of a run, and a digest of each tensor of the files it leaves."""
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_federation(run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4)
+        outcome = run_federation(
+            run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4
+        )
         tensors = digests(outcome.folder)
         summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
-        return json.loads(json.dumps({"rows": without_times(outcome.rows), "summary": summary, "tensors": tensors}))
+        return json.loads(
+            json.dumps(
+                {"rows": without_times(outcome.rows), "summary": summary, "tensors": tensors}
+            )
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", help="one algorithm")

@@ -42,14 +42,24 @@ DIM, BATCH = 512, 10
 
 
 def settings_of(device: str, **changes: object) -> Settings:
-    small = {"batch-size": BATCH, "feature-dim": DIM, "momentum": 0.0, "local-epochs": 1, "device": device}
+    small = {
+        "batch-size": BATCH,
+        "feature-dim": DIM,
+        "momentum": 0.0,
+        "local-epochs": 1,
+        "device": device,
+    }
     return Settings.from_run_config(default_run_config() | small | changes)  # type: ignore[arg-type]
 
 
-def client(group: str, arch: str, device: torch.device, steps: int) -> tuple[SplitModel, Samples, Loss]:
+def client(
+    group: str, arch: str, device: torch.device, steps: int
+) -> tuple[SplitModel, Samples, Loss]:
     """A network, as much data as makes so many steps, and FedProto's loss with a prototype of every class."""
     shape, classes = SHAPES[group]
-    model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1).to(device)
+    model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1).to(
+        device
+    )
     labels = torch.randint(0, classes, (steps * BATCH,), device=device)
     prototypes = torch.randn(classes, DIM, device=device)
     held = torch.ones(classes, dtype=torch.bool, device=device)
@@ -57,7 +67,9 @@ def client(group: str, arch: str, device: torch.device, steps: int) -> tuple[Spl
     def loss(batch: Batch) -> LossTerms:
         return {
             "cross-entropy": functional.cross_entropy(batch.logits, batch.labels),
-            "prototype": prototype_alignment(batch.features, batch.labels, prototypes, held, "mse", "sample"),
+            "prototype": prototype_alignment(
+                batch.features, batch.labels, prototypes, held, "mse", "sample"
+            ),
         }
 
     return model, Samples(torch.randn(len(labels), *shape, device=device), labels), loss
@@ -69,7 +81,9 @@ def bare(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSetting
     for rows in torch.randperm(len(data)).to(data.labels.device).split(BATCH):
         inputs, labels = data.in_memory[rows], data.labels[rows]
         features = model.body(inputs)
-        total = torch.stack(list(loss(Batch(inputs, labels, rows, features, model.head(features))).values())).sum()
+        total = torch.stack(
+            list(loss(Batch(inputs, labels, rows, features, model.head(features))).values())
+        ).sum()
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
@@ -111,7 +125,10 @@ def at_once(group: str, device: str, steps: int, processes: int) -> float:
     """The sum of the steps per second of processes that share the device."""
     context = multiprocessing.get_context("spawn")
     begin, results = context.Barrier(processes), context.Queue()
-    found = [context.Process(target=worker, args=(group, device, steps, begin, results)) for _ in range(processes)]
+    found = [
+        context.Process(target=worker, args=(group, device, steps, begin, results))
+        for _ in range(processes)
+    ]
     for one in found:
         one.start()
     total = sum(results.get() for _ in found)
@@ -139,9 +156,16 @@ def server_seconds(device: str, classes: int) -> float:
     """A round of FedTGP's server: 100 epochs, 20 clients with a prototype of every class, as after a ReLU."""
     labels = torch.arange(classes)
     centres_CD = torch.randn(classes, DIM)
-    sets = [Prototypes((centres_CD + torch.randn(DIM) + torch.randn(classes, DIM)).relu(), labels) for _ in range(20)]
-    uploads = [Upload(f"site-{i}", Payload(prototypes=one), Report(1, 1, 0)) for i, one in enumerate(sets)]
-    server = server_of("fedtgp", range(classes), feature_dim=DIM, device=device, fedtgp__server_epochs=100)
+    sets = [
+        Prototypes((centres_CD + torch.randn(DIM) + torch.randn(classes, DIM)).relu(), labels)
+        for _ in range(20)
+    ]
+    uploads = [
+        Upload(f"site-{i}", Payload(prototypes=one), Report(1, 1, 0)) for i, one in enumerate(sets)
+    ]
+    server = server_of(
+        "fedtgp", range(classes), feature_dim=DIM, device=device, fedtgp__server_epochs=100
+    )
     server.merge(uploads)
     began = time.perf_counter()
     server.merge(uploads)
@@ -149,29 +173,46 @@ def server_seconds(device: str, classes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--groups", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too")
+    parser.add_argument(
+        "--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too"
+    )
     parser.add_argument("--classes", type=int, default=100, help="of FedTGP's server")
     options = parser.parse_args()
     device = open_device(options.device, "fp32")
-    print(torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", f"PyTorch {torch.__version__}")
+    print(
+        torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        f"PyTorch {torch.__version__}",
+    )
     for group in options.groups:
         found = {"bare": speed(bare, group, options.device, options.steps)}
         if options.htfllib:
-            found["HtFLlib"] = speed_of_htfllib(options.htfllib, group, options.device, options.steps)
+            found["HtFLlib"] = speed_of_htfllib(
+                options.htfllib, group, options.device, options.steps
+            )
         found["ours"] = speed(ours, group, options.device, options.steps)
         for processes in options.at_once:
-            found[f"ours, {processes} at once"] = at_once(group, options.device, options.steps, processes)
+            found[f"ours, {processes} at once"] = at_once(
+                group, options.device, options.steps, processes
+            )
         print(f"{group}, steps per second")
         for name, rate in found.items():
-            ratios = [f"{rate / found[other]:6.2f} × {other}" for other in ("bare", "HtFLlib") if other in found]
+            ratios = [
+                f"{rate / found[other]:6.2f} × {other}"
+                for other in ("bare", "HtFLlib")
+                if other in found
+            ]
             print(f"  {name:<24} {rate:8.0f} {'  '.join(ratios)}", flush=True)
     for name in dict.fromkeys(("cpu", options.device)):
-        print(f"FedTGP's server, {options.classes} classes, {name}: {server_seconds(name, options.classes):.2f} s")
+        print(
+            f"FedTGP's server, {options.classes} classes, {name}: {server_seconds(name, options.classes):.2f} s"
+        )
 
 
 if __name__ == "__main__":

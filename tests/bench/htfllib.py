@@ -35,22 +35,34 @@ OPTIONS = {"dataset": DATASET, "goal": DATASET, "eval_gap": 1}
 """Options of its command line that are not a run's settings; all others are left at their defaults."""
 
 
-def write_samples(folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike) -> None:
+def write_samples(
+    folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike
+) -> None:
     """A client's ``train`` or ``test`` samples, compressed as its own scripts do."""
     path = folder / "dataset" / DATASET / part
     path.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path / f"{client}.npz", data={"x": np.asarray(inputs), "y": np.asarray(labels)})
+    np.savez_compressed(
+        path / f"{client}.npz", data={"x": np.asarray(inputs), "y": np.asarray(labels)}
+    )
 
 
 def write_division(folder: Path, settings: Settings, clients: int) -> None:
     """The samples that these clients have in our runs, normalised as ours."""
     for client in range(clients):
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=client, num_partitions=clients)
+        data = open_client_data(
+            settings.data, seed=settings.run.seed, partition=client, num_partitions=clients
+        )
         for part, images, labels in (
             ("train", data.train_inputs, data.train_labels),
             ("test", data.test_inputs, data.test_labels),
         ):
-            write_samples(folder, part, client, normalised(images, data.mean, data.std, torch.device("cpu")), labels)
+            write_samples(
+                folder,
+                part,
+                client,
+                normalised(images, data.mean, data.std, torch.device("cpu")),
+                labels,
+            )
 
 
 def network(arch: str, channels: int = 1, side: int = 28) -> str:
@@ -75,13 +87,21 @@ def defaults(library: Path) -> dict[str, Any]:
     return vars(parser.parse_args([]))
 
 
-def seconds(library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any) -> list[float]:
+def seconds(
+    library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any
+) -> list[float]:
     """Wall clock of each round after the first, in which clients have no prototypes yet; see `finished`."""
     return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
 
 
 def finished(
-    library: Path, folder: Path, settings: Settings, clients: int, rounds: int, threads: int = 0, **changes: Any
+    library: Path,
+    folder: Path,
+    settings: Settings,
+    clients: int,
+    rounds: int,
+    threads: int = 0,
+    **changes: Any,
 ) -> dict[str, list[float]]:
     """The ``seconds`` of each round of a run on the samples in ``folder``, and the ``accuracy`` before it.
 
@@ -90,10 +110,27 @@ def finished(
     """
     hparams, training = settings.hparams, settings.training
     options = (
-        {"algorithm": settings.run.algo, "num_clients": clients, "global_rounds": rounds, "device": "cpu"}
-        | {"models": [network(architecture_of(settings.model.models, client)) for client in range(clients)]}
-        | {"num_classes": 10, "feature_dim": settings.model.feature_dim, "batch_size": training.batch_size}
-        | {"local_epochs": training.local_epochs, "local_learning_rate": training.lr, "lamda": hparams.lambda_}
+        {
+            "algorithm": settings.run.algo,
+            "num_clients": clients,
+            "global_rounds": rounds,
+            "device": "cpu",
+        }
+        | {
+            "models": [
+                network(architecture_of(settings.model.models, client)) for client in range(clients)
+            ]
+        }
+        | {
+            "num_classes": 10,
+            "feature_dim": settings.model.feature_dim,
+            "batch_size": training.batch_size,
+        }
+        | {
+            "local_epochs": training.local_epochs,
+            "local_learning_rate": training.lr,
+            "lamda": hparams.lambda_,
+        }
         | {"server_epochs": getattr(hparams, "server_epochs", 0)}
         | {"margin_threthold": getattr(hparams, "margin_threshold", 0.0)}
     )
@@ -104,8 +141,15 @@ def finished(
     }
     environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     (folder / "system").mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.bench.htfllib", json.dumps(defaults(library) | OPTIONS | options | changes)]
-    done = subprocess.run(command, cwd=folder / "system", env=environment, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.htfllib",
+        json.dumps(defaults(library) | OPTIONS | options | changes),
+    ]
+    done = subprocess.run(
+        command, cwd=folder / "system", env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -114,7 +158,9 @@ def run(options: dict[str, Any]) -> dict[str, list[float]]:
     """In HtFLlib's own process: a run, the seconds of its rounds and the accuracy over all test samples before each."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
-    server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(SimpleNamespace(**options), 0)
+    server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(
+        SimpleNamespace(**options), 0
+    )
     server.train()
     return {"seconds": server.Budget, "accuracy": server.rs_test_acc}
 

@@ -35,7 +35,9 @@ def read(table: str) -> list[Mutant]:
     found = []
     for head, rows in re.findall(r"^@@ (.*)\n((?:(?!@@).*\n)*)", table, re.MULTILINE):
         file, tests = head.split(": ")
-        for name, which, *patch in re.findall(r"^(\w.*?)(?: \|( .*))?\n((?:-.*\n)+)((?:\+.*\n)*)", rows, re.MULTILINE):
+        for name, which, *patch in re.findall(
+            r"^(\w.*?)(?: \|( .*))?\n((?:-.*\n)+)((?:\+.*\n)*)", rows, re.MULTILINE
+        ):
             line, wrong = (re.sub(r"(?m)^[-+] ?", "", part)[:-1] for part in patch)
             found.append(Mutant(name, file, line, wrong, tests + which))
     names = [line for line in table.splitlines() if line and line[0] not in "@#-+"]
@@ -487,17 +489,25 @@ MUTANTS = read(TABLE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="parts of names; none: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    chosen = [one for one in MUTANTS if not options.names or any(part in one.name for part in options.names)]
+    chosen = [
+        one
+        for one in MUTANTS
+        if not options.names or any(part in one.name for part in options.names)
+    ]
     start = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
         killed = list(pool.map(notice, chosen))
     survivors = [one.name for one, found in zip(chosen, killed, strict=True) if not found]
     share = 100 * sum(killed) / max(1, len(chosen))
-    print(f"{sum(killed)} of {len(chosen)} killed ({share:.0f} %) in {time.monotonic() - start:.0f} s")
+    print(
+        f"{sum(killed)} of {len(chosen)} killed ({share:.0f} %) in {time.monotonic() - start:.0f} s"
+    )
     print(f"survive: {'; '.join(survivors) or 'none'}")
     return bool(survivors)
 
@@ -506,7 +516,9 @@ def notice(mutant: Mutant) -> bool:
     """Whether a test fails for it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         for name in filter(None, tracked.stdout.split("\0")):
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -516,9 +528,13 @@ def notice(mutant: Mutant) -> bool:
             raise SystemExit(f"{mutant.name}: {mutant.file} has no {mutant.line!r} any more")
         (copy / mutant.file).write_text(text.replace(mutant.line, mutant.wrong), encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        done = subprocess.run([*command, *mutant.tests.split()], cwd=copy, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, *mutant.tests.split()], cwd=copy, capture_output=True, text=True, check=False
+        )
         if done.returncode not in (0, 1):
-            raise SystemExit(f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+            raise SystemExit(
+                f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
+            )
         print(f"{'killed  ' if done.returncode else 'SURVIVES'}  {mutant.name}", flush=True)
         return done.returncode == 1
 

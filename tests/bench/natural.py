@@ -23,7 +23,9 @@ from tests.bench.printing import markdown, of_seeds
 
 TABLES = Path(__file__).parents[2] / "configs" / "tables"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-COLUMNS = 10  # of 14, as FLamby: without slope, ca and thal, which are mostly missing, and the label
+COLUMNS = (
+    10  # of 14, as FLamby: without slope, ca and thal, which are mostly missing, and the label
+)
 CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}  # chest pain, ECG: a column for each value but the first
 
 
@@ -38,39 +40,59 @@ def heart(data_dir: str) -> dict[str, Any]:
         both = min(np.bincount(labels, minlength=2)) > 2
         numbers = np.arange(len(rows))
         _, test = train_test_split(
-            numbers, test_size=1 - 0.66, train_size=0.66, random_state=43, stratify=labels if both else None
+            numbers,
+            test_size=1 - 0.66,
+            train_size=0.66,
+            random_state=43,
+            stratify=labels if both else None,
         )
         columns["inputs"] += [with_categories(row[:COLUMNS]) for row in rows]
         columns["labels"] += labels.tolist()
         columns["client"] += [name] * len(rows)
         columns["split"] += np.where(np.isin(numbers, test), "test", "train").tolist()
-    return columns | {"inputs": np.array(columns["inputs"], np.float32), "classes": ("healthy", "ill")}
+    return columns | {
+        "inputs": np.array(columns["inputs"], np.float32),
+        "classes": ("healthy", "ill"),
+    }
 
 
 def complete_rows(file: Path) -> np.ndarray:
     """[N, 11]: the columns that FLamby keeps and the label, of the rows in which none of them is missing."""
-    kept = [row[:COLUMNS] + row[-1:] for row in (line.split(",") for line in file.read_text().split())]
+    kept = [
+        row[:COLUMNS] + row[-1:] for row in (line.split(",") for line in file.read_text().split())
+    ]
     return np.array([row for row in kept if "?" not in row], dtype=np.float64)
 
 
 def with_categories(row: np.ndarray) -> list[float]:
     plain = [value for column, value in enumerate(row) if column not in CATEGORIES]
-    return plain + [float(row[column] == value) for column, values in CATEGORIES.items() for value in values]
+    return plain + [
+        float(row[column] == value) for column, values in CATEGORIES.items() for value in values
+    ]
 
 
 # -- the page's table
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("write", "show"))
-    parser.add_argument("which", help="write: the folder of the data; show: a table of configs/tables, natural-…")
+    parser.add_argument(
+        "which", help="write: the folder of the data; show: a table of configs/tables, natural-…"
+    )
     parser.add_argument("--data-dir", default="", help="as of `protofl table`")
-    parser.add_argument("--out", type=Path, default=Path("runs/tables"), help="as of `protofl table`")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/tables"), help="as of `protofl table`"
+    )
     arguments = parser.parse_args()
     if arguments.what == "write":
         np.savez(Path(arguments.which) / "heart.npz", **heart(str(Path(arguments.which) / "heart")))
         return
     cells = plan(read_table(TABLES / f"{arguments.which}.yaml"), data_dir=arguments.data_dir)
-    runs = {cell.row: [arguments.out / "runs" / run.name for run in cell.runs.values()] for cell in cells}
+    runs = {
+        cell.row: [arguments.out / "runs" / run.name for run in cell.runs.values()]
+        for cell in cells
+    }
     heads, *rows = shown({row: list(map(RunFolder, folders)) for row, folders in runs.items()})
     print(markdown(heads, rows))
 
@@ -79,14 +101,23 @@ def shown(runs: dict[str, list[RunFolder]]) -> Iterator[list[str]]:
     """The table's head and rows, of the last evaluation of each seed's run."""
     last = {name: [run.rows()[-1] for run in of_row] for name, of_row in runs.items()}
     facts = dict(sorted(runs["Local"][0].finished_summary()["clients"].items()))
-    metrics = [name for name in ("balanced-accuracy", "auc") if f"head/{name}" in last["Local"][0]["metrics"]]
-    domains = [site["domain"] for site in facts.values()] if len(facts) <= 4 else []  # hospital, person or camera
+    metrics = [
+        name
+        for name in ("balanced-accuracy", "auc")
+        if f"head/{name}" in last["Local"][0]["metrics"]
+    ]
+    domains = (
+        [site["domain"] for site in facts.values()] if len(facts) <= 4 else []
+    )  # hospital, person or camera
     yield ["", "accuracy", *metrics, *domains, "worse off than alone", "bytes"]
     alone = by_head(last["Local"], facts)
     for name, rows in last.items():
         found = by_head(rows, facts)
         means = [of_seeds([100 * row["accuracy"]["head"]["mean"] for row in rows])]
-        means += [of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in rows], 2) for metric in metrics]
+        means += [
+            of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in rows], 2)
+            for metric in metrics
+        ]
         means += [f"{100 * share:.1f}" for share in found.mean(0)] if domains else []
         worse = "–" if name == "Local" else f"{(found < alone).sum()} of {found.size}"
         sent = statistics.fmean(sum(run.finished_summary()["bytes"].values()) for run in runs[name])

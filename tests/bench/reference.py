@@ -38,8 +38,13 @@ def pages() -> dict[str, str]:
     made = {"settings": settings(), "choices": choices(), "commands": commands()}
     whole = {f"reference/{name}.md": lines for name, lines in made.items()}
     ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
-    ends["algorithms/index.md"] = iter([_between(_written("index"), TRAVELS, _what_travels()).rstrip()])
-    drawings = {f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))] for name, row in CATALOG.items()}
+    ends["algorithms/index.md"] = iter(
+        [_between(_written("index"), TRAVELS, _what_travels()).rstrip()]
+    )
+    drawings = {
+        f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))]
+        for name, row in CATALOG.items()
+    }
     return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends | drawings).items()}
 
 
@@ -57,11 +62,15 @@ def settings() -> Iterator[str]:
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     """The page of an algorithm as it stands, with its drawing in words, and below it settings and code."""
     written, image = _written(name).partition(MADE)[0], f"](travels/{name}.svg)"
-    written = re.sub(rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written)
+    written = re.sub(
+        rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written
+    )
     written = _between(written, BESIDE, _beside_others(row.title))
     yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
-        yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config(), changes=False)
+        yield from _options(
+            row.hparams, f"{name}.", _meanings(), default_run_config(), changes=False
+        )
     else:
         yield "It has no settings of its own."
     yield from ("", f"{row.title}: {_paper(name)}. {' '.join(_facts(row))}", "")
@@ -76,7 +85,9 @@ def _written(name: str) -> str:
 
 def _between(text: str, mark: str, lines: Iterable[str]) -> str:
     """``text`` with these lines from ``mark`` to the next `END`."""
-    return re.sub(f"{mark}.*?{END}", lambda _: "\n".join((mark, *lines, END)), text, flags=re.DOTALL)
+    return re.sub(
+        f"{mark}.*?{END}", lambda _: "\n".join((mark, *lines, END)), text, flags=re.DOTALL
+    )
 
 
 def _what_travels() -> Iterator[str]:
@@ -85,7 +96,9 @@ def _what_travels() -> Iterator[str]:
     for name, row in CATALOG.items():
         down, up = in_words(row.exchange.down), in_words(row.exchange.up)
         differ = re.findall(r"Different networks: (\w+)\.", lists()["algorithms"][1][name])[0]
-        shorter = re.sub(r" \(.*?\)", lambda said, down=down: "" if said[0] in down else said[0], up)
+        shorter = re.sub(
+            r" \(.*?\)", lambda said, down=down: "" if said[0] in down else said[0], up
+        )
         goes_up = "the same" if up == down else shorter
         rows.append((f"[`{name}`]({name}.md)", _paper(name), differ, down, goes_up, _stays(name)))
     return _table(("`algo`", "paper", "different networks", "down", "up", "stays"), rows)
@@ -93,12 +106,20 @@ def _what_travels() -> Iterator[str]:
 
 def _beside_others(title: str) -> Iterator[str]:
     """An algorithm's accuracies in four situations, between training alone and FedAvg."""
-    measured = (DOCS / "notebook" / "2026-11-which.md").read_text(encoding="utf-8").partition("<!-- measured -->")[2]
+    measured = (
+        (DOCS / "notebook" / "2026-11-which.md")
+        .read_text(encoding="utf-8")
+        .partition("<!-- measured -->")[2]
+    )
     first = re.search(r"(?m)(^\|.*\n)+", measured)
-    final = re.sub(r" \(\d+\.\d\)", "", first[0] if first else "")  # without the accuracies after ten rounds
+    final = re.sub(
+        r" \(\d+\.\d\)", "", first[0] if first else ""
+    )  # without the accuracies after ten rounds
     rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in final.splitlines()]
     shown = [row if row[0] == title else [cell.partition(" ±")[0] for cell in row] for row in rows]
-    yield from _table(tuple(rows[0]), (tuple(row) for row in shown if row[0] in ("Local", "FedAvg", title)))
+    yield from _table(
+        tuple(rows[0]), (tuple(row) for row in shown if row[0] in ("Local", "FedAvg", title))
+    )
 
 
 def _paper(name: str) -> str:
@@ -110,7 +131,9 @@ def _paper(name: str) -> str:
 def _stays(name: str) -> str:
     """What never leaves a client, as the words of the drawing on its page say at their end."""
     stays = re.search(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
-    assert stays, f"docs/algorithms/{name}.md lacks its drawing: ![… At the client stays: ….](travels/{name}.svg)"
+    assert stays, (
+        f"docs/algorithms/{name}.md lacks its drawing: ![… At the client stays: ….](travels/{name}.svg)"
+    )
     return stays[1]
 
 
@@ -118,17 +141,37 @@ def choices() -> Iterator[str]:
     """Every name that a setting can take."""
     yield from _head("Names that settings take", "What `protofl list` prints.")
     for name, (setting, entries) in lists().items():
-        if name != "algorithms":  # they have a page, and here those of other packages would stand, too
-            yield from ("", f"## {name.capitalize()}", "", f"`{setting.partition(':')[0].partition(';')[0]}`", "")
-            yield from _table(("name", ""), ((f"`{choice}`", _plain(said)) for choice, said in entries.items()))
+        if (
+            name != "algorithms"
+        ):  # they have a page, and here those of other packages would stand, too
+            yield from (
+                "",
+                f"## {name.capitalize()}",
+                "",
+                f"`{setting.partition(':')[0].partition(';')[0]}`",
+                "",
+            )
+            yield from _table(
+                ("name", ""), ((f"`{choice}`", _plain(said)) for choice, said in entries.items())
+            )
 
 
 def commands() -> Iterator[str]:
     """Every subcommand with its arguments."""
-    yield from _head("Command line", "What `protofl COMMAND --help` prints, beside `--help` itself.")
+    yield from _head(
+        "Command line", "What `protofl COMMAND --help` prints, beside `--help` itself."
+    )
     for name in COMMANDS:
         parser = parser_of(name)
-        yield from ("", f"## protofl {name}", "", "```text", str(parser.description).strip(), "```", "")
+        yield from (
+            "",
+            f"## protofl {name}",
+            "",
+            "```text",
+            str(parser.description).strip(),
+            "```",
+            "",
+        )
         yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
 
 
@@ -137,7 +180,11 @@ def _head(title: str, source: str) -> tuple[str, ...]:
 
 
 def _options(
-    section: type, prefix: str, meanings: dict[str, str], defaults: dict[str, Scalar], changes: bool = True
+    section: type,
+    prefix: str,
+    meanings: dict[str, str],
+    defaults: dict[str, Scalar],
+    changes: bool = True,
 ) -> Iterator[str]:
     hints = get_type_hints(section)
     rows = []
@@ -145,15 +192,21 @@ def _options(
         key = prefix + key_of(field.name)
         value = _values(hints[field.name], field.metadata)
         affects = (field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES),) * changes
-        rows.append((f"`{key}`", f"`{json.dumps(defaults[key])}`", value, *affects, _plain(meanings[key])))
+        rows.append(
+            (f"`{key}`", f"`{json.dumps(defaults[key])}`", value, *affects, _plain(meanings[key]))
+        )
     return _table(("key", "default", "values", *("changes",) * changes, "meaning"), rows)
 
 
 def _values(kind: type, legal: Any) -> str:
     if legal["choices"] is None:
-        return TYPES[kind] + range_text(legal).replace("at least", "≥").replace("at most", "≤").replace("above", ">")
+        return TYPES[kind] + range_text(legal).replace("at least", "≥").replace(
+            "at most", "≤"
+        ).replace("above", ">")
     if len(legal["choices"]) > FEW:
-        return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
+        return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(
+            legal["or_words"]
+        )
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
 
 
@@ -189,7 +242,9 @@ def _merged(row: Algorithm) -> str:
 def _argument(action: argparse.Action) -> tuple[str, str]:
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     named = " ".join(filter(None, (", ".join(action.option_strings), value)))
-    return f"`{_plain(named)}`", _plain((action.help or "").replace("%%", "%") or ", ".join(action.choices or ()))
+    return f"`{_plain(named)}`", _plain(
+        (action.help or "").replace("%%", "%") or ", ".join(action.choices or ())
+    )
 
 
 def _plain(text: str) -> str:

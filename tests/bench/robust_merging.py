@@ -42,7 +42,9 @@ ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
     "flipped, × 5": always(FLIPPED_AND_LONG),
     "within the spread": attacks.Colluding,
     "10¹⁵ samples, flipped": lambda nodes: attacks.claims(10**15, nodes, LABELS),
-    "flood, flipped": always(attacks.both(LABELS, everywhere(attacks.flooding(50), lambda _, reply: reply))),
+    "flood, flipped": always(
+        attacks.both(LABELS, everywhere(attacks.flooding(50), lambda _, reply: reply))
+    ),
 }
 FLOODED = ("fedplvm",)
 """Algorithms whose clients may send several prototypes of a class."""
@@ -53,7 +55,11 @@ PRIVATE = {"models": "htcnn-1,htcnn-3,cnn4"}
 
 
 def attacked(
-    folder: Path, merging: str, change: Change | None, hostile: Iterable[int] = HOSTILE, **settings: Any
+    folder: Path,
+    merging: str,
+    change: Change | None,
+    hostile: Iterable[int] = HOSTILE,
+    **settings: Any,
 ) -> Outcome:
     """One run: ten clients, of which two are hostile (if there is an attack)."""
     tamper = attacks.by(dict.fromkeys(hostile, change)) if change else None
@@ -66,19 +72,29 @@ def federation(folder: Path, tamper: Tamper | None, **settings: Any) -> Outcome:
         return run_federation(run_config(folder, **data | settings), CLIENTS, tamper=tamper)
 
 
-def honest_accuracy(outcome: Outcome, kind: str = "prototype", hostile: int = len(HOSTILE)) -> float:
+def honest_accuracy(
+    outcome: Outcome, kind: str = "prototype", hostile: int = len(HOSTILE)
+) -> float:
     """Mean over those that are always honest, after the last round, in per cent."""
     shares = outcome.summary["accuracy-of-clients"]
-    return 100 * statistics.mean(shares[f"site-{index}"][kind] for index in range(CLIENTS - hostile))
+    return 100 * statistics.mean(
+        shares[f"site-{index}"][kind] for index in range(CLIENTS - hostile)
+    )
 
 
-def tried(algo: str, attack: str, hostile: int, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+def tried(
+    algo: str, attack: str, hostile: int, seed: int, settings: dict[str, Any]
+) -> dict[str, Any]:
     """The honest clients' accuracies, and how many of them the server ever refused or took for failed."""
     nodes = range(1000 + CLIENTS - hostile, 1000 + CLIENTS)
     with tempfile.TemporaryDirectory() as folder:
         rate = {"lr": 0.1} if algo in BY_MODEL else {}
-        run = federation(Path(folder), ATTACKS[attack](nodes), algo=algo, seed=seed, **rate, **settings)
-    blamed = {site for row in run.rows for what in ("refused", "failed", "missing") for site in row[what]}
+        run = federation(
+            Path(folder), ATTACKS[attack](nodes), algo=algo, seed=seed, **rate, **settings
+        )
+    blamed = {
+        site for row in run.rows for what in ("refused", "failed", "missing") for site in row[what]
+    }
     honest = {f"site-{index}" for index in range(CLIENTS - hostile)}
     kind = "head" if algo in BY_MODEL else "prototype"
     return {"accuracy": honest_accuracy(run, kind, hostile), "blamed": len(blamed & honest)}
@@ -90,12 +106,17 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     for one in results:
         row = rows.setdefault((one["algo"], one["hostile"], one["settings"]), {})
         row.setdefault(one["attack"], []).append(one["accuracy"])
-    cells = [[*map(str, what), *(of_seeds(row.get(attack, [])) for attack in ATTACKS)] for what, row in rows.items()]
+    cells = [
+        [*map(str, what), *(of_seeds(row.get(attack, [])) for attack in ATTACKS)]
+        for what, row in rows.items()
+    ]
     return markdown(("", "hostile", "settings", *ATTACKS), sorted(cells))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("robust"))
     parser.add_argument("--algos", nargs="+", default=["fedproto", "fedtgp", "fedplvm", "fedavg"])
     parser.add_argument("--settings", nargs="+", default=["liars=0", "liars=1"])
@@ -103,7 +124,9 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, nargs="+", default=[1])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--private", action="store_true", help="three architectures, none with shared weights")
+    parser.add_argument(
+        "--private", action="store_true", help="three architectures, none with shared weights"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / "results.jsonl"
@@ -114,9 +137,13 @@ def main() -> None:
     for seed, hostile, algo, text, attack in itertools.product(*order):
         what = {"algo": algo, "attack": attack, "hostile": hostile, "seed": seed, "settings": text}
         what["private"] = options.private
-        if any(what.items() <= one.items() for one in done) or (attack.startswith("flood") and algo not in FLOODED):
+        if any(what.items() <= one.items() for one in done) or (
+            attack.startswith("flood") and algo not in FLOODED
+        ):
             continue
-        done.append(what | tried(algo, attack, hostile, seed, small | read_assignments(text.split(","))))
+        done.append(
+            what | tried(algo, attack, hostile, seed, small | read_assignments(text.split(",")))
+        )
         with kept.open("a") as file:
             file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
         print(json.dumps(done[-1], ensure_ascii=False), flush=True)

@@ -36,17 +36,23 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[RoundRow]:
     """The rows of one `flwr run`."""
-    connection.simulate(CLIENTS, SETTING | {"out-dir": str(folder), "run-name": name} | changes, timeout=3600)
+    connection.simulate(
+        CLIENTS, SETTING | {"out-dir": str(folder), "run-name": name} | changes, timeout=3600
+    )
     return [row for row in RunFolder(folder / name).rows() if row["kind"] == "round"]
 
 
-def compare_rounds(connection: Connection, folder: Path, method: str, options: argparse.Namespace) -> None:
+def compare_rounds(
+    connection: Connection, folder: Path, method: str, options: argparse.Namespace
+) -> None:
     """(a), (b) and (c): wall clock of a steady round, and what the engine adds to a client's round."""
     changes = METHODS[method] | {"data-dir": options.data_dir, "total-samples": options.samples}
     settings = Settings.from_run_config(default_run_config() | SETTING | changes)
 
     def ours(name: str) -> list[RoundRow]:
-        return federated(connection, folder, f"{method}-{name}", **changes, rounds=options.rounds + 1)[1:]
+        return federated(
+            connection, folder, f"{method}-{name}", **changes, rounds=options.rounds + 1
+        )[1:]
 
     bare = BareFederation(settings, CLIENTS)
     bare.round()  # without prototypes yet
@@ -66,7 +72,10 @@ def compare_rounds(connection: Connection, folder: Path, method: str, options: a
     print_phases(rows)
     if theirs:
         ratio = statistics.median(seconds) / statistics.median(theirs)
-        print(f"(c) HtFLlib's own loop: {spread(theirs)} s a round; ours / HtFLlib's: {ratio:.3f}", flush=True)
+        print(
+            f"(c) HtFLlib's own loop: {spread(theirs)} s a round; ours / HtFLlib's: {ratio:.3f}",
+            flush=True,
+        )
 
 
 def print_phases(rows: list[RoundRow]) -> None:
@@ -79,11 +88,18 @@ def print_phases(rows: list[RoundRow]) -> None:
     per_client = {phase: 1000 * seconds / CLIENTS for phase, seconds in phases.items()}
     total = statistics.mean(row["seconds"]["total"] for row in rows)
     rest = 1000 * (2 * total - sum(phases.values())) / CLIENTS
-    print("(b) per client and round, ms: " + ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items()))
-    print(f"    engine, wire and waiting for the last client {rest:.0f} ms; work {1000 * work / CLIENTS:.0f} ms")
+    print(
+        "(b) per client and round, ms: "
+        + ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items())
+    )
+    print(
+        f"    engine, wire and waiting for the last client {rest:.0f} ms; work {1000 * work / CLIENTS:.0f} ms"
+    )
     server = 1000 * statistics.mean(row["seconds"]["aggregate"] for row in rows)
     sizes = rows[-1]["bytes"]
-    print(f"    server: {server:.1f} ms a round; {human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down")
+    print(
+        f"    server: {server:.1f} ms a round; {human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down"
+    )
 
 
 def spread(seconds: list[float]) -> str:
@@ -94,14 +110,21 @@ def spread(seconds: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="folder with FashionMNIST/raw")
-    parser.add_argument("--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too")
+    parser.add_argument(
+        "--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count, in each run")
-    parser.add_argument("--samples", type=int, default=0, help="of the training data, to try this out; 0: all")
+    parser.add_argument(
+        "--samples", type=int, default=0, help="of the training data, to try this out; 0: all"
+    )
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     options = parser.parse_args()
     options.data_dir = str(Path(options.data_dir).resolve())
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name, superlink(folder := Path(name), "--simulation") as connection:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        superlink(folder := Path(name), "--simulation") as connection,
+    ):
         for method in options.methods:
             compare_rounds(connection, folder, method, options)
 

@@ -26,14 +26,26 @@ SETTING = {
     "callback": "tests.bench.scale:note",
 }  # fmt: skip
 NOTES = "PROTOFL_BENCH_NOTES"
-COLUMNS = ("clients", "asked", "ms per asked client", "its own work", "server's CPU, ms", "server, MB", "to round 1, s")
+COLUMNS = (
+    "clients",
+    "asked",
+    "ms per asked client",
+    "its own work",
+    "server's CPU, ms",
+    "server, MB",
+    "to round 1, s",
+)
 
 
 def note(row: dict[str, Any]) -> None:
     """In the server's process, after each round: the time, and what the process has used."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     line = {"time": time.time(), "cpu": time.process_time(), "memory": memory, "kind": row["kind"]}
-    line |= {"asked": row["asked"], "seconds": row["seconds"]["total"], "clients": row["seconds"]["clients"]}
+    line |= {
+        "asked": row["asked"],
+        "seconds": row["seconds"]["total"],
+        "clients": row["seconds"]["clients"],
+    }
     with Path(os.environ[NOTES]).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -42,14 +54,22 @@ def made_up_images(file: Path) -> None:
     """60,000 grey images of 28×28, of ten classes."""
     rng = np.random.default_rng(0)
     labels = np.arange(60_000) % 10
-    images = rng.integers(0, 128, (10, 1, 28, 28))[labels] + rng.integers(0, 128, (len(labels), 1, 28, 28))
+    images = rng.integers(0, 128, (10, 1, 28, 28))[labels] + rng.integers(
+        0, 128, (len(labels), 1, 28, 28)
+    )
     np.savez(file, inputs=images.astype(np.uint8), labels=labels)
 
 
-def measured(connection: Connection, folder: Path, clients: int, participation: float, rounds: int) -> str:
+def measured(
+    connection: Connection, folder: Path, clients: int, participation: float, rounds: int
+) -> str:
     notes = Path(os.environ[NOTES])
     notes.unlink(missing_ok=True)
-    config = SETTING | {"data-dir": str(folder / "images.npz"), "cache-dir": str(folder / "cache"), "rounds": rounds}
+    config = SETTING | {
+        "data-dir": str(folder / "images.npz"),
+        "cache-dir": str(folder / "cache"),
+        "rounds": rounds,
+    }
     config |= {"out-dir": str(folder / "runs"), "run-name": f"{clients}-{participation}"}
     start = time.time()
     connection.simulate(clients, config | {"participation": participation}, timeout=36_000)
@@ -67,7 +87,9 @@ def measured(connection: Connection, folder: Path, clients: int, participation: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("federations", nargs="*", default=FEDERATIONS, help="CLIENTS or CLIENTS:PARTICIPATION")
+    parser.add_argument(
+        "federations", nargs="*", default=FEDERATIONS, help="CLIENTS or CLIENTS:PARTICIPATION"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
@@ -78,7 +100,9 @@ def main() -> None:
         with superlink(folder, "--simulation") as connection:
             for federation in arguments.federations:
                 clients, _, part = federation.partition(":")
-                line = measured(connection, folder, int(clients), float(part or 0.1), arguments.rounds)
+                line = measured(
+                    connection, folder, int(clients), float(part or 0.1), arguments.rounds
+                )
                 print(line, flush=True)
 
 

@@ -46,16 +46,25 @@ def drawing(row: Algorithm, stays: str) -> str:
     height = max(y - 12, 72 + 16 * len(stay), 92)
     lines = [HEAD.format(height=height, title=escape(f"{row.title}. {alternative(row, stays)}"))]
     for x, width, name in ((10, 150, "client"), (450, 80, "server")):
-        lines += [f'<rect class="box" x="{x}" y="10" width="{width}" height="{height - 20}" rx="6"/>']
+        lines += [
+            f'<rect class="box" x="{x}" y="10" width="{width}" height="{height - 20}" rx="6"/>'
+        ]
         lines += [f'<text class="strong" x="{x + 12}" y="34">{name}</text>']
-    lines += [f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>' for i, text in enumerate(stay)]
+    lines += [
+        f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>'
+        for i, text in enumerate(stay)
+    ]
     if not arrows:
         middle = ['<text x="305" y="50" text-anchor="middle">nothing travels</text>']
     return "\n".join([*lines, *middle, "</svg>"])
 
 
 def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]:
-    line = f"M166 {y} H442 m-8 -5 l8 5 l-8 5" if direction == "up" else f"M444 {y} H168 m8 -5 l-8 5 l8 5"
+    line = (
+        f"M166 {y} H442 m-8 -5 l8 5 l-8 5"
+        if direction == "up"
+        else f"M444 {y} H168 m8 -5 l-8 5 l8 5"
+    )
     named = f'<tspan class="strong">{escape(name.replace("_", " "))}</tspan>'
     lines = [
         f'<path class="{direction}" d="{line}"/>',
@@ -67,7 +76,10 @@ def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]
 
 def in_words(declared: Declared) -> str:
     """Each entry by its name and, unless it is as usual, its words."""
-    text = ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()) or "nothing"
+    text = (
+        ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items())
+        or "nothing"
+    )
     for words, short in USUAL.items():
         text = text.replace(f" ({words})", short)
     return text

@@ -34,7 +34,17 @@ EARLY = 10
 GROUPS = {
     "nothing": ("Local",),
     "whole models": (
-        *("FedAvg", "FedProx", "FedFA", "FeSEM", "FedNH", "FedProto + averaging", "FedPLVM", "FPL", "ProtoFed"),
+        *(
+            "FedAvg",
+            "FedProx",
+            "FedFA",
+            "FeSEM",
+            "FedNH",
+            "FedProto + averaging",
+            "FedPLVM",
+            "FPL",
+            "ProtoFed",
+        ),
         *("Per-FedAvg", "Ditto", "pFedMe", "FML", "FedKD"),
     ),
     "a part of the model": ("FedPer", "FedRep", "LG-FedAvg", "FedGen", "MPFT", "FedGH"),
@@ -67,17 +77,25 @@ class Point:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("measure", "draw"))
     parser.add_argument("--data-dir", default="data")
-    parser.add_argument("--situation", choices=SITUATIONS, action="append", help="this one only; may be repeated")
-    parser.add_argument("--part", type=int, nargs=2, default=[0, 1], metavar=("I", "N"), help="the I-th of N parts")
+    parser.add_argument(
+        "--situation", choices=SITUATIONS, action="append", help="this one only; may be repeated"
+    )
+    parser.add_argument(
+        "--part", type=int, nargs=2, default=[0, 1], metavar=("I", "N"), help="the I-th of N parts"
+    )
     arguments = parser.parse_args()
     if arguments.what == "draw":
         points = {situation: found for situation in SITUATIONS if (found := points_of(situation))}
         draw(points)
         before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8")
+        PAGE.write_text(
+            before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8"
+        )
     else:
         for seed in range(1, SEEDS + 1):
             measure(arguments.data_dir, seed, arguments.situation or SITUATIONS, *arguments.part)
@@ -85,7 +103,9 @@ def main() -> None:
 
 def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, parts: int) -> None:
     """Every ``parts``-th cell of these situations, from ``part`` on."""
-    cells = [cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))]
+    cells = [
+        cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))
+    ]
     for column in situations:
         done = {(row["situation"], row["algorithm"], row["seed"]) for row in measured()}
         chosen = [cell for cell in cells if cell.column == column][part::parts]
@@ -105,7 +125,10 @@ def run(run: Run, **changed: int) -> list[str]:
         outcome = run_federation(config, int(run.federation["num-supernodes"]))
         seconds = time.process_time() - began
     final, sent = percent(outcome.summary["accuracy"]), outcome.summary["bytes"]
-    early = next((percent(row["accuracy"]) for row in outcome.rows if row["evaluated-after-round"] == EARLY), {})
+    early = next(
+        (percent(row["accuracy"]) for row in outcome.rows if row["evaluated-after-round"] == EARLY),
+        {},
+    )
     head, prototype = final.get("head", ""), final.get("prototype", "")
     at_early = early.get("head" if head else "prototype", "")
     return [head, prototype, at_early, sent["up"], sent["down"], f"{seconds:.2f}"]
@@ -152,15 +175,30 @@ def points_of(situation: str) -> dict[str, Point]:
 def table(points: dict[str, dict[str, Point]]) -> str:
     """A row per algorithm, in the figure's groups."""
     bytes_of = [situation for situation in ("label shift", "few samples") if situation in points]
-    best = {situation: max(found.values(), key=lambda point: point.accuracy) for situation, found in points.items()}
+    best = {
+        situation: max(found.values(), key=lambda point: point.accuracy)
+        for situation, found in points.items()
+    }
     rows = []
     for name in (name for group in GROUPS.values() for name in group):
-        if not (here := {situation: found[name] for situation, found in points.items() if name in found}):
+        if not (
+            here := {situation: found[name] for situation, found in points.items() if name in found}
+        ):
             continue
-        texts = [f"**{here[s]}**" if here.get(s) is best[s] else str(here.get(s, "–")) for s in points]
+        texts = [
+            f"**{here[s]}**" if here.get(s) is best[s] else str(here.get(s, "–")) for s in points
+        ]
         texts += [human_bytes(here[s].bytes) if s in here else "–" for s in bytes_of]
-        rows.append([name, *texts, f"{statistics.fmean(point.cost for point in here.values()):.1f}"])
-    return markdown(("", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"), rows) + "\n"
+        rows.append(
+            [name, *texts, f"{statistics.fmean(point.cost for point in here.values()):.1f}"]
+        )
+    return (
+        markdown(
+            ("", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"),
+            rows,
+        )
+        + "\n"
+    )
 
 
 def draw(points: dict[str, dict[str, Point]]) -> None:
@@ -173,13 +211,20 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
     from matplotlib.ticker import NullFormatter
 
     figure, axes = pyplot.subplots(
-        2, len(points), figsize=(1 + 3.3 * len(points), 7), sharey="col", layout="constrained", squeeze=False
+        2,
+        len(points),
+        figsize=(1 + 3.3 * len(points), 7),
+        sharey="col",
+        layout="constrained",
+        squeeze=False,
     )
     for (situation, found), (above, below) in zip(points.items(), axes.T, strict=True):
         for names, colour, group in zip(GROUPS.values(), COLOURS, GROUPS, strict=True):
             here = [found[name] for name in names if name in found]
             heights = [point.accuracy for point in here]
-            above.scatter([max(point.bytes, 1e4) for point in here], heights, 24, colour, label=group)
+            above.scatter(
+                [max(point.bytes, 1e4) for point in here], heights, 24, colour, label=group
+            )
             below.scatter([point.cost for point in here], heights, 24, colour)
         for axis, across in ((above, "bytes"), (below, "cost")):
             axis.set_xscale("log")
@@ -187,9 +232,17 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(0.15, 0.08)
             for name in (names := sorted(named(found), key=lambda name: found[name].accuracy)):
-                where = (max(getattr(found[name], across), 1e4 if across == "bytes" else 0), found[name].accuracy)
-                apart = (0, 5 if name == names[-1] or name in GROUPS["class vectors alone"] else -12)
-                axis.annotate(name, where, apart, textcoords="offset points", ha="center", fontsize=8)
+                where = (
+                    max(getattr(found[name], across), 1e4 if across == "bytes" else 0),
+                    found[name].accuracy,
+                )
+                apart = (
+                    0,
+                    5 if name == names[-1] or name in GROUPS["class vectors alone"] else -12,
+                )
+                axis.annotate(
+                    name, where, apart, textcoords="offset points", ha="center", fontsize=8
+                )
         above.set_title(situation)
         above.set_xlabel("bytes up + down (nothing: left edge)")
         above.xaxis.set_major_formatter(lambda value, _: human_bytes(value).replace(".0", ""))
@@ -197,7 +250,12 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
         below.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy, %")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, title="what travels")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        title="what travels",
+    )
     figure.savefig(MEASURED.with_suffix(".svg"), metadata={"Date": None})
 
 

@@ -32,7 +32,9 @@ def main() -> None:
     for path in (path for pattern in DOCUMENTS for path in sorted(ROOT.glob(pattern))):
         text = CODE.sub(lambda code: "\n" * code[0].count("\n"), path.read_text(encoding="utf-8"))
         for number, line in enumerate(text.splitlines(), 1):
-            places["documents"] += [f"{path.relative_to(ROOT)}:{number}: {word}" for word in WORD.findall(line)]
+            places["documents"] += [
+                f"{path.relative_to(ROOT)}:{number}: {word}" for word in WORD.findall(line)
+            ]
     too_many = {kind: where for kind, where in places.items() if len(where) > LIMITS[kind]}
     for kind, where in too_many.items():
         print(f"{len(where)} {kind}, above {LIMITS[kind]}:", *where, sep="\n  ")

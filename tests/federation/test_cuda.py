@@ -32,7 +32,9 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_the_same_seed_gives_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert left_behind(tmp_path / "one", TRAINED | changes) == left_behind(tmp_path / "two", TRAINED | changes)
+    assert left_behind(tmp_path / "one", TRAINED | changes) == left_behind(
+        tmp_path / "two", TRAINED | changes
+    )
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -53,8 +55,12 @@ def test_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
     clients = wanted.pop("clients")
     whole = run_federation(run_config(tmp_path / "whole", **wanted), clients)
     with pytest.raises(Killed):
-        run_federation(run_config(tmp_path / "parts", **wanted), clients, on_message(MessageType.TRAIN, 2))
-    resumed = run_federation(run_config(tmp_path / "parts", resume=True, **wanted), clients, run_id=4712)
+        run_federation(
+            run_config(tmp_path / "parts", **wanted), clients, on_message(MessageType.TRAIN, 2)
+        )
+    resumed = run_federation(
+        run_config(tmp_path / "parts", resume=True, **wanted), clients, run_id=4712
+    )
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert digests(resumed.folder) == digests(whole.folder)
 
@@ -79,10 +85,18 @@ def test_two_clients_share_the_device(connection: Any, tmp_path: Path) -> None:
     rows = []
     for part in (1.0, 0.5):
         name = f"part-{part}"
-        settings = {"rounds": 2, "train-samples": 20, "test-samples": 20, "out-dir": str(tmp_path), "run-name": name}
+        settings = {
+            "rounds": 2,
+            "train-samples": 20,
+            "test-samples": 20,
+            "out-dir": str(tmp_path),
+            "run-name": name,
+        }
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         options = f"num-supernodes=4 client-resources-num-cpus=1 client-resources-num-gpus={part}"
-        output, status = connection.run("--federation-config", options, "--run-config", text, timeout=600)
+        output, status = connection.run(
+            "--federation-config", options, "--run-config", text, timeout=600
+        )
         assert status == "finished:completed", output
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rows.append(without_times([json.loads(line) for line in lines]))

@@ -28,7 +28,9 @@ from tests.support.sites import real_sites
 
 
 @pytest.mark.parametrize("arrive", [True, False])
-def test_half_sent_messages_are_sent_again(arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_half_sent_messages_are_sent_again(
+    arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     """Every push fails once, whether its messages have arrived all the same or not."""
     wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
     push, calls = LocalGrid.push_messages, itertools.count()
@@ -42,13 +44,17 @@ def test_half_sent_messages_are_sent_again(arrive: bool, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(LocalGrid, "push_messages", failing_at_first)
     found = run_federation(run_config(tmp_path / "disturbed", rounds=3), clients=3)
-    means = [load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in (found, wanted)]
+    means = [
+        load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in (found, wanted)
+    ]
     assert torch.equal(*means)
     assert without_times(found.rows) == without_times(wanted.rows)
     assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
 
 
-def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
     with pytest.raises(ObjectPushError):
@@ -73,24 +79,38 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     with_prototypes = "prototypes" in down
     assert ("prototype" in outcome.summary["accuracy"]) == with_prototypes
     saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
-    assert Settings.from_run_config(default_run_config() | saved) == Settings.from_run_config(config)
+    assert Settings.from_run_config(default_run_config() | saved) == Settings.from_run_config(
+        config
+    )
     assert (outcome.folder / "prototypes.safetensors").exists() == with_prototypes
     assert (outcome.folder / "weights.safetensors").exists() == ("weights" in down)
     assert len(list((outcome.folder / "clients").iterdir())) == 3
-    assert outcome.rows[1]["losses"].keys() == ({"total", *MINIMISED[algo]} if MINIMISED[algo] else set())
+    assert outcome.rows[1]["losses"].keys() == (
+        {"total", *MINIMISED[algo]} if MINIMISED[algo] else set()
+    )
     assert " on digit-domains after 2 rounds" in " ".join(final_table(outcome.summary).split())
-    own = final_table(outcome.summary | {"partition": "own", "rounds": 1})  # names no data set that sites did not use
+    own = final_table(
+        outcome.summary | {"partition": "own", "rounds": 1}
+    )  # names no data set that sites did not use
     assert " on the sites' own data after 1 round " in " ".join(own.split())
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_training_helps(algo: str, tmp_path: Path) -> None:
-    data: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 300, "test_samples": 150}
+    data: dict[str, Any] = {
+        "dataset": "digits",
+        "partition": "iid",
+        "train_samples": 300,
+        "test_samples": 150,
+    }
     config = run_config(tmp_path, algo=algo, rounds=6, models="htcnn-3", batch_size=10, **data)
     outcome = run_federation(config | LONG, clients=2)
     assert all(figures["mean"] > 0.75 for figures in outcome.summary["accuracy"].values())
     if algo in WITHOUT_HEAD:
-        before, after = outcome.rows[0]["accuracy"]["prototype"], outcome.summary["accuracy"]["prototype"]
+        before, after = (
+            outcome.rows[0]["accuracy"]["prototype"],
+            outcome.summary["accuracy"]["prototype"],
+        )
         assert after["mean"] > before["mean"] + 0.02
     else:
         assert outcome.rows[0]["accuracy"]["head"]["mean"] < 0.4
@@ -99,7 +119,10 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
 def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
     named = {"a": 1, "b": 1, "c": 2}
     half = {"participation": 0.5, "rounds": 3}
-    runs = [run_federation(run_config(tmp_path / name, seed=seed, **half), clients=6) for name, seed in named.items()]
+    runs = [
+        run_federation(run_config(tmp_path / name, seed=seed, **half), clients=6)
+        for name, seed in named.items()
+    ]
     first, again, other = (without_times(run.rows) for run in runs)
     assert first == again
     assert first != other
@@ -109,17 +132,26 @@ def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Pa
 
 def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     rows = []
-    for name, ids in (("forward", {100 + i: i for i in range(4)}), ("backward", {900 - i: i for i in (3, 2, 1, 0)})):
+    for name, ids in (
+        ("forward", {100 + i: i for i in range(4)}),
+        ("backward", {900 - i: i for i in (3, 2, 1, 0)}),
+    ):
         nodes = {node: {"partition-id": i, "num-partitions": 4} for node, i in ids.items()}
-        rows.append(run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes).rows)
+        rows.append(
+            run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes).rows
+        )
     assert without_times(rows[0]) == without_times(rows[1])
 
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
     for i in (0, 1):
-        folder = tmp_path / f"disk-{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
-        assert [file.parent for file in (tmp_path / f"disk-{i}").rglob("*.safetensors")] == [folder] * 2
+        folder = (
+            tmp_path / f"disk-{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
+        )
+        assert [file.parent for file in (tmp_path / f"disk-{i}").rglob("*.safetensors")] == [
+            folder
+        ] * 2
     assert not (outcome.folder / "clients").exists()
 
 
@@ -157,9 +189,13 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], dict[int, dict[str, An
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_work_ends_the_run_before_any_client_trains(said: str, tmp_path: Path, capsys: Printed) -> None:
+def test_what_cannot_work_ends_the_run_before_any_client_trains(
+    said: str, tmp_path: Path, capsys: Printed
+) -> None:
     kind, settings, nodes = REFUSED[said]
-    expect_refusal(kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes)
+    expect_refusal(
+        kind, said, run_config(tmp_path, **{"join_timeout": 1.0} | settings), clients=3, nodes=nodes
+    )
     assert said in capsys.readouterr().out
 
 
@@ -174,7 +210,9 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(said: str, tmp_p
     ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "DataError (domain): its data"),
     ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
 ])  # fmt: skip
-def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_wrong_node_config_is_told_before_training(
+    facts: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
 
@@ -182,7 +220,9 @@ def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path: Path) -> None:
     config = run_config(tmp_path, device="cuda")
-    expect_refusal(FederationError, "asks for a part of one: client-resources-num-gpus=0.25", config)
+    expect_refusal(
+        FederationError, "asks for a part of one: client-resources-num-gpus=0.25", config
+    )
 
 
 def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
@@ -190,4 +230,8 @@ def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Pat
     assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
     assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
     best = outcome.summary["best-accuracy"]["head"]
-    assert best == {"mean": outcome.summary["accuracy"]["head"]["mean"], "after-round": 3, "chosen-on": "test"}
+    assert best == {
+        "mean": outcome.summary["accuracy"]["head"]["mean"],
+        "after-round": 3,
+        "chosen-on": "test",
+    }

@@ -18,7 +18,13 @@ from tests.support.commands import output
 from tests.support.given import Printed
 from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
 
-SMALL = {"algo": "gaussian", "rounds": 1, "dataset": "digits", "backbones": "glyphs", "partition": "dirichlet"}
+SMALL = {
+    "algo": "gaussian",
+    "rounds": 1,
+    "dataset": "digits",
+    "backbones": "glyphs",
+    "partition": "dirichlet",
+}
 REVOCABLE = {"alpha": 0.5, "total_samples": 300, "test_samples": 10, "gaussian__revocable": True}
 
 
@@ -45,7 +51,9 @@ def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
     state, moments = stored(outcome.folder), ClassMoments(10, x.shape[1], head)
     moments.measure(x, y)
     for name, value in moments.named_buffers():
-        torch.testing.assert_close(state[f"moments/{name}"], value, rtol=0, atol=1e-9 * float(value.abs().max()))
+        torch.testing.assert_close(
+            state[f"moments/{name}"], value, rtol=0, atol=1e-9 * float(value.abs().max())
+        )
     assert torch.equal(state["counts_C"], y.bincount(minlength=10))
     files = list(outcome.folder.glob("clients/*/model.safetensors"))
     assert files
@@ -54,7 +62,9 @@ def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
         found = model(x)
         model.head.fit(moments, y.bincount(minlength=10), moments.shares, -1.0)  # type: ignore[operator]
         wanted = model(x)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted[wanted.isfinite()].abs().max()))
+        torch.testing.assert_close(
+            found, wanted, rtol=0, atol=1e-6 * float(wanted[wanted.isfinite()].abs().max())
+        )
 
 
 @pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
@@ -71,16 +81,23 @@ def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Pa
     assert record == {"by": "letter 7", "site": "site-1", "left": ["site-0", "site-2", "site-3"]}
 
 
-def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(tmp_path: Path, capsys: Printed) -> None:
+def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
+    tmp_path: Path, capsys: Printed
+) -> None:
     outcome, out = federation(tmp_path, 0, 1, 2), str(tmp_path / "model")
     assert main(["forget", str(outcome.folder), "--site", "site-2"]) == 0
     assert main(["export", str(outcome.folder), "--site", "site-0", "--out", out]) == 0
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
     exported = TrainedModel.read(tmp_path / "model" / "model.safetensors").weights
-    for name, value in TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights.items():
+    for name, value in TrainedModel.read(
+        outcome.folder / "clients" / "site-0" / "model.safetensors"
+    ).weights.items():
         assert torch.equal(exported[name], value)
     assert main(["forget", str(outcome.folder), "--site", "site-1"]) == 0
-    assert "nobody else is left" in output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
+    assert (
+        "nobody else is left"
+        in output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
+    )
 
 
 def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
@@ -88,16 +105,30 @@ def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
     first = federation(tmp_path / "first", 0, 1, 2)
     assert main(["forget", str(first.folder), "--site", "site-0"]) == 0
     second = federation(tmp_path / "second", 3, gaussian__start_from=str(first.folder), rounds=1)
-    assert len([message for message, _ in second.grid.log if message.metadata.message_type == "train"]) == 1
+    assert (
+        len([message for message, _ in second.grid.log if message.metadata.message_type == "train"])
+        == 1
+    )
     assert_result_of(second, "lda", 1, 2, 3)
-    assert_result_of(federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder)), "lda", 1, 2, 0, 3)
+    assert_result_of(
+        federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder)),
+        "lda",
+        1,
+        2,
+        0,
+        3,
+    )
 
 
 def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
     outcome = federation(tmp_path, 0, 1, 2, dp="sample")
     assert main(["forget", str(outcome.folder), "--site", "site-2"]) == 0
     state = stored(outcome.folder)
-    moments = {key.removeprefix("moments/"): value for key, value in state.items() if key.startswith("moments/")}
+    moments = {
+        key.removeprefix("moments/"): value
+        for key, value in state.items()
+        if key.startswith("moments/")
+    }
     assert ClassMoments.of(moments).problem() == ""
     assert {key.split("/")[1] for key in state if key.startswith("sent/")} == {"site-0", "site-1"}
 
@@ -109,7 +140,9 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
      "with secure aggregation the server has the sum of all"),
     ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
 ])  # fmt: skip
-def test_what_must_stay_is_said(settings: Any, site: str, said: str, tmp_path: Path, capsys: Printed) -> None:
+def test_what_must_stay_is_said(
+    settings: Any, site: str, said: str, tmp_path: Path, capsys: Printed
+) -> None:
     outcome = federation(tmp_path, 0, 1, 2, **settings)
     assert said in output(capsys, "forget", outcome.folder, "--site", site, status=1).err
     assert not (outcome.folder / "forgotten.jsonl").exists()
@@ -120,13 +153,17 @@ def test_what_must_stay_is_said(settings: Any, site: str, said: str, tmp_path: P
     ({"gaussian__revocable": False}, {},
      "what its sites sent is not stored; make it with gaussian.revocable = true"),
 ])  # fmt: skip
-def test_no_other_run_is_continued(first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_no_other_run_is_continued(
+    first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     earlier = federation(tmp_path / "first", 0, 1, **first).folder
     with pytest.raises(SettingsError, match=said):
         federation(tmp_path / "second", 2, **second, gaussian__start_from=str(earlier))
 
 
-@pytest.mark.parametrize("more", [{"gaussian.revocable": True}, {"gaussian.start-from": "runs/first"}])
+@pytest.mark.parametrize(
+    "more", [{"gaussian.revocable": True}, {"gaussian.start-from": "runs/first"}]
+)
 def test_secure_aggregation_has_nothing_of_single_sites(more: dict[str, Any]) -> None:
     said = refusal({"algo": "gaussian", "rounds": 1, "secagg": True, **more})
     assert "secagg = true hides what single sites send; to " in said

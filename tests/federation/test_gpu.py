@@ -34,13 +34,20 @@ class Pretended(Tensor):
 
     @staticmethod
     def __new__(cls, real: Tensor) -> Pretended:
-        facts = {"dtype": real.dtype, "device": GPU, "strides": real.stride(), "storage_offset": real.storage_offset()}
+        facts = {
+            "dtype": real.dtype,
+            "device": GPU,
+            "strides": real.stride(),
+            "storage_offset": real.storage_offset(),
+        }
         made: Pretended = torch.Tensor._make_wrapper_subclass(cls, real.shape, **facts)
         made.on_cpu = real
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return called(function, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:
@@ -53,7 +60,9 @@ def each(change: Callable[[Tensor], Any], value: Any) -> Any:
         return change(value)
     if isinstance(value, (list, tuple)):
         return type(value)([each(change, one) for one in value])
-    return {key: each(change, one) for key, one in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: each(change, one) for key, one in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
@@ -66,7 +75,9 @@ def tensors_in(*values: Any) -> list[Tensor]:
 class Mode(TorchDispatchMode):
     """Catches what makes tensors as well."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return called(function, args, kwargs or {})
 
 
@@ -86,7 +97,9 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result_there = isinstance(args[0], Pretended)
     elif name == "_local_scalar_dense":
         result_there = False
-    real_args, real_kwargs = each(lambda one: one.on_cpu if isinstance(one, Pretended) else one, (args, kwargs))
+    real_args, real_kwargs = each(
+        lambda one: one.on_cpu if isinstance(one, Pretended) else one, (args, kwargs)
+    )
     if wanted is not None:
         real_kwargs["device"] = "cpu"
     result = function(*real_args, **real_kwargs)
@@ -103,10 +116,14 @@ def pretended_gpu() -> Iterator[None]:
         for room in ("client_app.client", "server_app.training"):
             patch.setattr(f"{room}.open_device", lambda name, precision: GPU)
         patch.setattr("torch.__future__._overwrite_module_params_on_conversion", True)
-        patch.setattr("torch.inference_mode.__enter__", torch.no_grad.__enter__)  # which such tensors cannot
+        patch.setattr(
+            "torch.inference_mode.__enter__", torch.no_grad.__enter__
+        )  # which such tensors cannot
         patch.setattr("torch.inference_mode.__exit__", torch.no_grad.__exit__)
         made = torch.tensor
-        patch.setattr("torch.tensor", lambda *args, device=None, **options: made(*args, **options).to(device))
+        patch.setattr(
+            "torch.tensor", lambda *args, device=None, **options: made(*args, **options).to(device)
+        )
         yield
 
 
@@ -117,15 +134,23 @@ LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-av
 def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object]:
     """What a run leaves behind on the CPU, and on the pretended GPU."""
     changes = {"train_samples": 20, "test_samples": 10, "batch_size": 5} | changes
-    with patch.object(training, "_fused_where_in_order", lambda adam, *_: adam.param_groups[0].update(fused=False)):
-        on_cpu = left_behind(folder / "cpu", changes)  # with the Adam of a GPU, which rounds otherwise
+    with patch.object(
+        training, "_fused_where_in_order", lambda adam, *_: adam.param_groups[0].update(fused=False)
+    ):
+        on_cpu = left_behind(
+            folder / "cpu", changes
+        )  # with the Adam of a GPU, which rounds otherwise
     with pretended_gpu():
         return on_cpu, left_behind(folder / "gpu", changes)
 
 
-@pytest.mark.parametrize("algo", [pytest.param(of, marks=[pytest.mark.long] * (of in LIKE_OTHERS)) for of in CATALOG])
+@pytest.mark.parametrize(
+    "algo", [pytest.param(of, marks=[pytest.mark.long] * (of in LIKE_OTHERS)) for of in CATALOG]
+)
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
-    on_cpu, on_gpu = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})
+    on_cpu, on_gpu = on_both(
+        tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5}
+    )
     assert on_gpu == on_cpu
 
 
@@ -156,7 +181,12 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
         there, here = torch.ones(3, device=GPU), torch.ones(3)
         assert isinstance(there, Pretended)
         assert (there + there).device == GPU
-        for wrong in (lambda: there + here, lambda: torch.cat([there, here]), lambda: here.add_(there), there.numpy):
+        for wrong in (
+            lambda: there + here,
+            lambda: torch.cat([there, here]),
+            lambda: here.add_(there),
+            there.numpy,
+        ):
             with pytest.raises((RuntimeError, TypeError)):
                 wrong()
         assert torch.equal((there + here.to(GPU)).cpu(), torch.full((3,), 2.0))
@@ -167,7 +197,9 @@ def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> N
     asked: list[object] = []
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only)))
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only))
+    )
     monkeypatch.setattr(torch, "empty", lambda *_, device: asked.append(device))
     monkeypatch.setattr("torch.backends.cudnn.benchmark", True)
     monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)

@@ -11,7 +11,16 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
@@ -20,7 +29,17 @@ from server_app.network.membership import FederationError
 from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 from tests.support import attacks
-from tests.support.attacks import Change, by, card_with, extra, from_node, prototypes_with, raw, report_with, scaled
+from tests.support.attacks import (
+    Change,
+    by,
+    card_with,
+    extra,
+    from_node,
+    prototypes_with,
+    raw,
+    report_with,
+    scaled,
+)
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
@@ -29,12 +48,22 @@ from tests.support.sites import Three, real_sites
 HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
 GIGABYTE = 2**30
 Runs = Callable[[str], Outcome]
-DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
+DIGITS: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "iid",
+    "train_samples": 20,
+    "test_samples": 20,
+}
 
 
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
     """Four clients with half of the ten digits each; the fourth one's training replies are changed."""
-    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    small = {
+        "dataset": "digits",
+        "partition": "pathological",
+        "classes_per_client": 5,
+        "train_samples": 30,
+    }
     config = run_config(folder, algo=algo, rounds=ROUNDS, test_samples=60, **small, **settings)
     return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
 
@@ -61,7 +90,10 @@ def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
 
 def many(rows: int) -> Change:
     """So many prototypes, in proper order."""
-    whole = {"labels": lambda _: np.zeros(rows, np.int64), "counts": lambda _: np.ones(rows, np.int64)}
+    whole = {
+        "labels": lambda _: np.zeros(rows, np.int64),
+        "counts": lambda _: np.ones(rows, np.int64),
+    }
     return prototypes_with(means=lambda means: np.ones((rows, means.shape[1]), np.float32), **whole)
 
 
@@ -110,7 +142,9 @@ ATTACKS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_reply_is_refused_counted_and_harmless(attack: str, tmp_path: Path, without: Runs) -> None:
+def test_a_hostile_reply_is_refused_counted_and_harmless(
+    attack: str, tmp_path: Path, without: Runs
+) -> None:
     """A gigabyte is refused before anything of it is copied."""
     change, said = ATTACKS[attack]
     if attack == "a gigabyte in the prototypes":
@@ -129,7 +163,9 @@ def test_a_hostile_reply_is_refused_counted_and_harmless(attack: str, tmp_path: 
 
 
 @pytest.mark.parametrize("figure", [{"correct__head": 60}, {"metrics__head/auc": 1.0}])
-def test_a_round_without_an_evaluation_has_no_figures_of_one(figure: dict[str, Any], tmp_path: Path) -> None:
+def test_a_round_without_an_evaluation_has_no_figures_of_one(
+    figure: dict[str, Any], tmp_path: Path
+) -> None:
     """They would be those of the round, for nobody else has any."""
     outcome = federation(tmp_path, report_with(**figure), evaluate_every=2, metrics="auc")
     assert outcome.rows[0]["accuracy"]
@@ -146,7 +182,11 @@ def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without:
 
     def change(message: Message, reply: Message) -> Message:
         factor = float("nan") if message.metadata.group_id == "1" else 1e6
-        lie = attacks.weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
+        lie = (
+            attacks.weights_scaled(factor, entry)
+            if rarely
+            else scaled(factor, DECLARED[algo].record)
+        )
         return lie(message, reply)
 
     outcome = federation(tmp_path, change, algo)
@@ -178,7 +218,9 @@ NO_INT = RuntimeError("value cannot be converted to type int64_t without overflo
 
 
 @pytest.mark.parametrize("happens", [overflow, MagicMock(side_effect=NO_INT)])
-def test_a_server_step_that_fails_costs_sites_a_round(happens: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_server_step_that_fails_costs_sites_a_round(
+    happens: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """An error ends a simulation; a round that would leave NaN is void there as well."""
     honest = FedAvg.merge
 
@@ -192,14 +234,26 @@ def test_a_server_step_that_fails_costs_sites_a_round(happens: Any, tmp_path: Pa
     config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
     outcome = run_federation(config, nodes=real_sites(3))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
-    assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
+    assert all(
+        torch.isfinite(value).all()
+        for value in load_file(outcome.folder / "weights.safetensors").values()
+    )
     downs = [message.content["weights"] for message, _ in outcome.exchanged()]
-    assert [array.data for array in downs[3].values()] == [array.data for array in downs[6].values()]  # rounds 2 and 3
+    assert [array.data for array in downs[3].values()] == [
+        array.data for array in downs[6].values()
+    ]  # rounds 2 and 3
     simulated = config | {"out-dir": str(tmp_path / "simulated")}
     if happens is overflow:
-        assert [row["void"] for row in run_federation(simulated, clients=2).rows] == [False, True, False, False]
+        assert [row["void"] for row in run_federation(simulated, clients=2).rows] == [
+            False,
+            True,
+            False,
+            False,
+        ]
         return
-    assert outcome.rows[1]["void-because"].startswith("the server's step failed: RuntimeError: value cannot be")
+    assert outcome.rows[1]["void-because"].startswith(
+        "the server's step failed: RuntimeError: value cannot be"
+    )
     with pytest.raises(RuntimeError, match="without overflow"):
         run_federation(simulated, clients=2)
 
@@ -207,12 +261,20 @@ def test_a_server_step_that_fails_costs_sites_a_round(happens: Any, tmp_path: Pa
 def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> None:
     """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
-    configs = {n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)}
-    outcomes = [run_federation(config, CLIENTS, tamper=attacks.claims(n)) for n, config in configs.items()]
+    configs = {
+        n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)
+    }
+    outcomes = [
+        run_federation(config, CLIENTS, tamper=attacks.claims(n)) for n, config in configs.items()
+    ]
     said = capsys.readouterr().out
-    assert said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
+    assert (
+        said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
+    )
     assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
-    honest, hostile = (load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in outcomes)
+    honest, hostile = (
+        load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in outcomes
+    )
     assert torch.allclose(honest, hostile)
 
 
@@ -225,12 +287,19 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
             nodes.setdefault(HOSTILE, late)
         return attacks.claims(10**12)(message, reply) or reply
 
-    run_federation(run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS), nodes=nodes, tamper=joins)
-    assert "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)" in capsys.readouterr().out
+    run_federation(
+        run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS), nodes=nodes, tamper=joins
+    )
+    assert (
+        "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
-def test_what_flower_cannot_read_harms_nobody(kind: str, tmp_path: Path, without: Runs, monkeypatch: Patch) -> None:
+def test_what_flower_cannot_read_harms_nobody(
+    kind: str, tmp_path: Path, without: Runs, monkeypatch: Patch
+) -> None:
     """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
     pull = LocalGrid.pull_messages
 
@@ -250,7 +319,10 @@ def test_what_flower_cannot_read_harms_nobody(kind: str, tmp_path: Path, without
     monkeypatch.setattr(LocalGrid, "pull_messages", decoding)
     if kind == MessageType.TRAIN:
         outcome = federation(tmp_path, garbled)
-        assert all("a reply that Flower cannot read" in row["failed"]["site-3"] for row in outcome.rows[:ROUNDS])
+        assert all(
+            "a reply that Flower cannot read" in row["failed"]["site-3"]
+            for row in outcome.rows[:ROUNDS]
+        )
         assert_unharmed(outcome, without("fedproto"))
         return
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
@@ -271,7 +343,9 @@ def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
     assert reason.startswith("\\x1b[2Jxxx")
     assert reason.endswith("(1000004 characters)")
     assert len(reason) < 600
-    text = (outcome.folder / "metrics.jsonl").read_text() + (outcome.folder / "summary.json").read_text()
+    text = (outcome.folder / "metrics.jsonl").read_text() + (
+        outcome.folder / "summary.json"
+    ).read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
     assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
@@ -279,7 +353,10 @@ def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
 
 def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path) -> None:
     counts = extra("label_counts", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
-    rubbish = by({1002: counts, HOSTILE: report_with(losses__total=1.0, train_samples=0)}, MessageType.EVALUATE)
+    rubbish = by(
+        {1002: counts, HOSTILE: report_with(losses__total=1.0, train_samples=0)},
+        MessageType.EVALUATE,
+    )
     outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), CLIENTS, tamper=rubbish)
     assert outcome.rows[-1]["refused"] == {"site-2": "an undeclared array record 'label_counts'",
         "site-3": "a report with the odd entry losses.total = 1.0"}  # fmt: skip
@@ -294,13 +371,24 @@ RUBBISH: list[tuple[str, Any]] = [("name", "../../etc"), ("name", ""), ("name", 
 
 def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     """With ``num-clients`` the others go on without it."""
-    tamper = by({1003 + n: card_with(**{key: value}) for n, (key, value) in enumerate(RUBBISH)}, MessageType.QUERY)
+    tamper = by(
+        {1003 + n: card_with(**{key: value}) for n, (key, value) in enumerate(RUBBISH)},
+        MessageType.QUERY,
+    )
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
-    assert sorted(run_federation(config, 3 + len(RUBBISH), tamper).summary["clients"]) == ["site-0", "site-1", "site-2"]
+    assert sorted(run_federation(config, 3 + len(RUBBISH), tamper).summary["clients"]) == [
+        "site-0",
+        "site-1",
+        "site-2",
+    ]
     with pytest.raises(FederationError) as caught:
-        run_federation(config | {"num-clients": 4, "out-dir": str(tmp_path / "all")}, 3 + len(RUBBISH), tamper)
+        run_federation(
+            config | {"num-clients": 4, "out-dir": str(tmp_path / "all")}, 3 + len(RUBBISH), tamper
+        )
     said = re.compile(r"(1 client|site-\d+) cannot take part: an introduction with .{,700}")
-    assert [bool(said.fullmatch(line)) for line in str(caught.value).splitlines()] == [True] * len(RUBBISH)
+    assert [bool(said.fullmatch(line)) for line in str(caught.value).splitlines()] == [True] * len(
+        RUBBISH
+    )
 
 
 @pytest.mark.parametrize(("algo", "claim", "why"), [
@@ -314,14 +402,22 @@ def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     ("lg-fedavg", {"arch": "resnet34-imagenet-stem+fc512"}, "its arch and input_shape do not give the weights"),
     ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
 ])  # fmt: skip
-def test_the_first_decides_nothing(algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed) -> None:
+def test_the_first_decides_nothing(
+    algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed
+) -> None:
     """Of five sites four suffice. Its introduction claims the others' digest, and another model or division.
 
     Heads are shared by all architectures: only what is built from the claim shows that its digest is false.
     """
-    models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
+    models = (
+        {"models": "cnn4"}
+        if algo == "fedavg"
+        else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
+    )
     config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, **DIGITS | models)
-    outcome = run_federation(config, nodes=real_sites(5), tamper=by({1000: card_with(**claim)}, MessageType.QUERY))
+    outcome = run_federation(
+        config, nodes=real_sites(5), tamper=by({1000: card_with(**claim)}, MessageType.QUERY)
+    )
     assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
     assert [row["valid"] for row in outcome.rows] == [4, 4]
     assert f"site-0: {why}" in capsys.readouterr().out
@@ -340,7 +436,10 @@ def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: P
     assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
     said = capsys.readouterr().out
     assert "two clients call themselves site-3, nodes 1000 and 1003" in said
-    assert "site-3: two clients began with this name, so it is nobody's until you end one of them, stop the run" in said
+    assert (
+        "site-3: two clients began with this name, so it is nobody's until you end one of them, stop the run"
+        in said
+    )
 
 
 def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:
@@ -353,10 +452,19 @@ def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
     """It validates with 100 % before the first round, and with 0 % from then on; FedAvg has no prototypes."""
 
     def lies(message: Message, reply: Message) -> Message:
-        right = {"validation__head": 1.0 if message.metadata.group_id == "1" else 0.0, "validation__prototype": 0.0}
+        right = {
+            "validation__head": 1.0 if message.metadata.group_id == "1" else 0.0,
+            "validation__prototype": 0.0,
+        }
         return report_with(correct__prototype=20, **right)(message, reply)
 
-    more = {"train_samples": 60, "validation_fraction": 0.3, "early_stopping": 2, "rounds": 6, "lr": 0.1}
+    more = {
+        "train_samples": 60,
+        "validation_fraction": 0.3,
+        "early_stopping": 2,
+        "rounds": 6,
+        "lr": 0.1,
+    }
     config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | more)
     outcome = run_federation(config, nodes=real_sites(5), tamper=by({1004: lies}))
     assert outcome.summary["rounds"] == 6
@@ -373,31 +481,47 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
         if message.metadata.message_type == MessageType.QUERY:
             return card_with(validation_samples=9)(message, reply)
         first = message.metadata.group_id == "1"
-        return report_with(validation_samples=9, validation__head=1.0 if first else 0.0)(message, reply)
+        return report_with(validation_samples=9, validation__head=1.0 if first else 0.0)(
+            message, reply
+        )
 
     config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
     outcome = run_federation(config, nodes=real_sites(5), tamper=lies)
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
-    with pytest.raises(SettingsError, match="early-stopping = 2: 1 of 5 clients has validation samples, too few for"):
-        run_federation(config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies)
+    with pytest.raises(
+        SettingsError,
+        match="early-stopping = 2: 1 of 5 clients has validation samples, too few for",
+    ):
+        run_federation(
+            config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies
+        )
 
 
-def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(tmp_path: Path) -> None:
+def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(
+    tmp_path: Path,
+) -> None:
     """It has fewer test samples than ``min-class-samples`` lets it tell of; two cannot outvote one of them."""
 
     def sends_none(message: Message, reply: Message) -> Message:
         report = reply.content.metric_records.get("report", {})
-        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}.get(message.metadata.dst_node_id, ())
+        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}.get(
+            message.metadata.dst_node_id, ()
+        )
         for name in [name for name in report if name.startswith(hidden)]:
             del report[name]
         return reply
 
-    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc,macro-f1", **DIGITS)
+    config = run_config(
+        tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc,macro-f1", **DIGITS
+    )
     outcome = run_federation(config, nodes=real_sites(3), tamper=sends_none)
     for row in outcome.rows:
         shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]
         assert row["accuracy"]["head"]["mean"] == pytest.approx(np.mean(shares))
         assert "trimmed" not in row["accuracy"]["head"]
     assert outcome.summary["best-accuracy"] == {}
-    assert "no accuracy of site-2 (too few test samples): the others' alone are in the means" in str(outcome.summary)
+    assert (
+        "no accuracy of site-2 (too few test samples): the others' alone are in the means"
+        in str(outcome.summary)
+    )
     assert "no auc of site-1 (too few test samples of each class" in str(outcome.summary)

@@ -41,7 +41,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def once(algo: str, models: str, more: dict[str, Any]) -> Outcome:
         if (name := f"{algo} {models} {more}") not in known:
-            config = run_config(tmp_path_factory.mktemp("run"), algo=algo, models=models, **SMALL, **more)
+            config = run_config(
+                tmp_path_factory.mktemp("run"), algo=algo, models=models, **SMALL, **more
+            )
             known[name] = run_federation(config, CLIENTS)
         return known[name]
 
@@ -50,7 +52,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("algo", IDENTITIES)
-def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo: str, models: str, run: Run) -> None:
+def test_an_algorithm_without_its_own_term_is_the_simpler_one(
+    algo: str, models: str, run: Run
+) -> None:
     simpler, settings, both = IDENTITIES[algo]
     found, wanted = run(algo, models, settings | both), run(simpler, models, both)
     assert "server" not in found.rows[0] or not both

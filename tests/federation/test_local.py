@@ -38,9 +38,13 @@ def _no_process_is_left() -> Any:
 def results(folder: Path, workers: int, **changes: Any) -> Any:
     """The rows of a run, without times, and a digest of each tensor that it leaves."""
     left = ref(type("Garbage", (), {}))  # a class refers to itself
-    config = run_config(folder, **{"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes)
+    config = run_config(
+        folder, **{"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
+    )
     assert local.simulate(config, 3, lambda line: None, workers) == folder / "runs/mine"
-    rows = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()
+    ]
     assert (gc.get_freeze_count(), left()) == (0, None)
     return without_times(rows), digests(folder / "runs/mine")
 
@@ -53,7 +57,9 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 
 
 @linux
-def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     fit = Visit.fit
 
     def dying(visit: Visit) -> dict[str, float]:
@@ -89,12 +95,18 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
     lines: list[str] = []
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.merge", broken)
     config = run_config(tmp_path, dataset="digits", partition="iid")
-    assert attempt(config, {"num-supernodes": 1}, lines.append) == (None, "failed: ZeroDivisionError: mine")
+    assert attempt(config, {"num-supernodes": 1}, lines.append) == (
+        None,
+        "failed: ZeroDivisionError: mine",
+    )
     assert any("in broken" in line for line in lines)
     lines.clear()
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
     assert ended == (None, "rounds = 0: must be a number at least 1")
-    assert lines[1:3] == ["protofl: this run cannot go on", "rounds = 0: must be a number at least 1"]
+    assert lines[1:3] == [
+        "protofl: this run cannot go on",
+        "rounds = 0: must be a number at least 1",
+    ]
 
 
 @pytest.fixture
@@ -111,7 +123,9 @@ def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
         local._say.cache_clear()
         monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cpus), raising=False)
         program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\nprintf '{answer}'\nexit {status}\n")
+        program.write_text(
+            f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\nprintf '{answer}'\nexit {status}\n"
+        )
         program.chmod(0o755)
 
     return make
@@ -164,7 +178,9 @@ def test_clients_that_shall_have_no_gpu_see_none(machine: Any, monkeypatch: Patc
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_only_those_are_asked_for_that_clients_will_see(machine: Any, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_only_those_are_asked_for_that_clients_will_see(
+    machine: Any, monkeypatch: Patch, tmp_path: Path
+) -> None:
     machine("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert local.visible_gpus("cuda:1") == [("B", 7000)]
@@ -179,7 +195,9 @@ def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> Non
     monkeypatch.setattr(client_app.app, "app", lambda message, context: message)
     message: Any = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
     for identity in ((), (1,), (2,), (3,)):
-        monkeypatch.setattr(local, "current_process", lambda identity=identity: SimpleNamespace(_identity=identity))
+        monkeypatch.setattr(
+            local, "current_process", lambda identity=identity: SimpleNamespace(_identity=identity)
+        )
         for device in ("auto", "cpu"):
             local.answer(message, 1, {}, {"device": device})
     assert taken == [1, 0, 1]

@@ -15,7 +15,13 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
 
-FEW: dict[str, Any] = {"dataset": "digits", "partition": "iid", "test_samples": 100, "train_samples": 10, "rounds": 1}
+FEW: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "iid",
+    "test_samples": 100,
+    "train_samples": 10,
+    "rounds": 1,
+}
 FEW |= {"models": "mlp-1", "local_epochs": 0, "initial_weights": "shared"}
 
 
@@ -35,13 +41,17 @@ def test_advantage_and_its_error_by_hand() -> None:
 
 def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
     draw = np.random.default_rng(0)
-    found = [finding(Candidates(draw.random(4), draw.random(9)) for _ in range(20)) for _ in range(300)]
+    found = [
+        finding(Candidates(draw.random(4), draw.random(9)) for _ in range(20)) for _ in range(300)
+    ]
     advantages = [one.advantage for one in found if one]
     assert np.std(advantages) == pytest.approx(found[0].error, rel=0.15)  # type: ignore[union-attr]
     assert sum(one.above_chance for one in found if one) <= 3
 
 
-def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple[Path, dict[tuple[str, str], Any]]:
+def findings(
+    folder: Path, algo: str, clients: int = 4, **changes: Any
+) -> tuple[Path, dict[tuple[str, str], Any]]:
     """Of a run whose clients have joined in another order than that of their numbers, as they do in processes."""
     run = run_federation(run_config(folder, algo=algo, **FEW | changes), clients).folder
     facts = RunFolder(run).sites()
@@ -49,7 +59,9 @@ def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple
     return run, {(one["attack"], one["samples"]): one for one in audit(run)}
 
 
-def test_a_run_without_protection_names_members_in_red(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_run_without_protection_names_members_in_red(
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, found = findings(tmp_path, "fedproto")
     small = found["prototypes", "1 to 3"]
@@ -69,11 +81,18 @@ def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
     assert found["prototypes", "1 to 3"]["named"] > 0.9 * found["prototypes", "1 to 3"]["classes"]
 
 
-def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_moments_that_are_attacked_are_those_with_noise(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """At ε = 10⁶ there is as good as none, and members are named; at ε = 1 not; without what was sent it says so."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
-    noisy: dict[str, Any] = {"algo": "gaussian", "backbones": "glyphs", "dp": "sample", "gaussian__revocable": True}
+    noisy: dict[str, Any] = {
+        "algo": "gaussian",
+        "backbones": "glyphs",
+        "dp": "sample",
+        "gaussian__revocable": True,
+    }
     noisy |= {"dp_feature_clip": 100.0}
     _, found = findings(tmp_path / "open", **noisy, dp_epsilon=1e6)
     assert found["prototypes", "all"]["above_chance"]
@@ -95,7 +114,9 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) 
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
     _, open_ = findings(tmp_path / "open", "fedproto", train_samples=20)
-    _, closed = findings(tmp_path / "closed", "fedproto", train_samples=20, dp="sample", dp_epsilon=1.0)
+    _, closed = findings(
+        tmp_path / "closed", "fedproto", train_samples=20, dp="sample", dp_epsilon=1.0
+    )
     assert open_["prototypes", "all"]["above_chance"]
     assert not closed["prototypes", "all"]["above_chance"]
 
@@ -104,7 +125,9 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) 
     ({"secagg": True}, "nothing to attack: with secure aggregation no message is that of one client"),
     ({"state_dir": "disk"}, "no model of the client; give a finished simulation"),
 ])  # fmt: skip
-def test_where_there_is_nothing_to_attack_it_says_so(more: Any, said: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_where_there_is_nothing_to_attack_it_says_so(
+    more: Any, said: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Sums over the clients are no message of one, and the models of machines are elsewhere."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=said):

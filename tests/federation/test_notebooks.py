@@ -47,8 +47,18 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
-            exec(re.sub(r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", "".join(cell["source"])), names)
+            exec(
+                re.sub(
+                    r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", "".join(cell["source"])
+                ),
+                names,
+            )
 
 
 def test_there_are_four() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"first-run", "prototypes", "add-an-algorithm", "scaffold"}
+    assert {path.stem for path in NOTEBOOKS} == {
+        "first-run",
+        "prototypes",
+        "add-an-algorithm",
+        "scaffold",
+    }

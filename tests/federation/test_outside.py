@@ -41,14 +41,27 @@ from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
-from tests.support.harness import client_of, refusal, rows_without_a_reply, run_config, run_federation, settings_of
+from tests.support.harness import (
+    client_of,
+    refusal,
+    rows_without_a_reply,
+    run_config,
+    run_federation,
+    settings_of,
+)
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
 from tests.support.sites import real_sites
 
-PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("extend", "halves"))
+PAGE = "\n".join(
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("extend", "halves")
+)
 NOTEBOOK = ROOT / "docs" / "notebooks" / "scaffold.ipynb"
-STRIPES: dict[str, Any] = {"dataset": "outside_moon.data:stripes", "partition": "iid", "train_samples": 30}
+STRIPES: dict[str, Any] = {
+    "dataset": "outside_moon.data:stripes",
+    "partition": "iid",
+    "train_samples": 30,
+}
 VIT = "outside_moon.net:TinyViT"
 MOON: dict[str, Any] = {"algo": "moon", "models": VIT, **STRIPES}
 
@@ -115,7 +128,11 @@ def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> 
     reload(sys.modules["outside_moon.method"])
     try_method(ClientAlgorithm, like="local", dataset="digits", models="mlp-1")
     assert row() is sys.modules["outside_moon.method"].ROW, "the cache would give the row of before"
-    for half in (client_half(row()), import_module("outside_moon.net"), import_module("outside_moon.data")):
+    for half in (
+        client_half(row()),
+        import_module("outside_moon.net"),
+        import_module("outside_moon.data"),
+    ):
         module = sys.modules[half.__module__] if isinstance(half, type) else half
         assert Path(str(module.__file__)).is_relative_to(site_packages)
     assert server_half(row()) is server_half(CATALOG["fedavg"])
@@ -128,7 +145,9 @@ def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> 
     ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
     ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
 ])  # fmt: skip
-def test_another_name_another_key_and_hparams_of_our_own_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_another_name_another_key_and_hparams_of_our_own_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     assert re.search(said, refusal({"algo": "moon"} | changes))
 
 
@@ -137,7 +156,9 @@ def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Pa
     """Though a catalog's method may take the fused step on a CPU, and a package's never does."""
     settings = STRIPES | {"models": models, "test_samples": 30}
     wanted = run_federation(run_config(tmp_path / "fedavg", algo="fedavg", **settings), clients=3)
-    found = run_federation(run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings), clients=3)
+    found = run_federation(
+        run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings), clients=3
+    )
     assert metrics(found) == metrics(wanted)
     assert_same_models(models_left(found), models_left(wanted))
     losses = [client["losses"] for line in found.rows[1:2] for client in line["clients"].values()]
@@ -148,7 +169,9 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     """Eq. 3 and 4 in float64: −log of the one exponential over the sum of both, per sample."""
     moon: Any = half_of(run_config(tmp_path, **MOON, hparams="mu=3.0, temperature=0.7"))
     shape = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 64}
-    moon.model, moon.received, moon.previous = (build_model(VIT, **shape, seed=seed).double() for seed in (1, 2, 3))
+    moon.model, moon.received, moon.previous = (
+        build_model(VIT, **shape, seed=seed).double() for seed in (1, 2, 3)
+    )
     moon.last_round = 1
     inputs, labels = moon.client.train_set.inputs[:7].double(), moon.client.train_set.labels[:7]
     z = moon.model.body(inputs)
@@ -156,7 +179,9 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     terms = moon.loss(batch)
 
     with torch.inference_mode():
-        z, glob, prev = (one.body(inputs).numpy() for one in (moon.model, moon.received, moon.previous))
+        z, glob, prev = (
+            one.body(inputs).numpy() for one in (moon.model, moon.received, moon.previous)
+        )
         logits = moon.model.head(torch.from_numpy(z)).numpy()
 
     def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -164,22 +189,32 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
 
     near, far = np.exp(cosine(z, glob) / 0.7), np.exp(cosine(z, prev) / 0.7)
     entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]
-    assert terms["contrast"].item() == pytest.approx(3.0 * -np.log(near / (near + far)).mean(), rel=1e-12)
+    assert terms["contrast"].item() == pytest.approx(
+        3.0 * -np.log(near / (near + far)).mean(), rel=1e-12
+    )
     assert terms["cross-entropy"].item() == pytest.approx(entropy.mean(), rel=1e-12)
 
     terms["contrast"].backward()
-    assert all(parameter.grad is None for one in (moon.received, moon.previous) for parameter in one.parameters())
+    assert all(
+        parameter.grad is None
+        for one in (moon.received, moon.previous)
+        for parameter in one.parameters()
+    )
     assert any(parameter.grad is not None for parameter in moon.model.parameters())
     moon.last_round = None
     assert set(moon.loss(batch)) == {"cross-entropy"}
 
 
-def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Though its halves draw from PyTorch's own generator: the client's as it receives, the server's as it merges."""
 
     def drawing(owner: Any, given: Any, *, hook: Any) -> Any:
         result, drawn = hook(owner, given), 0.01 * torch.randn(())
-        for value in owner.weights.values() if isinstance(owner, FedAvg) else owner.model.parameters():
+        for value in (
+            owner.weights.values() if isinstance(owner, FedAvg) else owner.model.parameters()
+        ):
             value.data += drawn
         return result
 
@@ -224,7 +259,10 @@ class Choosing(Hparams):
 
 def test_hparams_have_choices_and_every_kind_of_value() -> None:
     other = dataclasses.replace(row(), hparams=Choosing)
-    with pytest.raises(SettingsError, match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean"):
+    with pytest.raises(
+        SettingsError,
+        match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean",
+    ):
         plugins.read_hparams(other, "similarity=cosin")
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
@@ -249,14 +287,21 @@ def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorat
         "hparams: mu = 'much': must be a number",
         "hparams: betas = ['3']: its type is list[float]; a setting is a bool, int, float or str",
     ]
-    with pytest.raises(SettingsError, match=r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"):
+    with pytest.raises(
+        SettingsError, match=r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"
+    ):
         plugins.read_hparams(undecorated, "")
     alone = dataclasses.make_dataclass("Alone", [("mu", float, 1.0)], bases=(Hparams,), frozen=True)
     assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
 
 
-def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_package_stand() -> None:
-    with pytest.raises(SettingsError, match=r"no effect on moon, which reads mu in hparams, temperature in hparams$"):
+def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_package_stand() -> (
+    None
+):
+    with pytest.raises(
+        SettingsError,
+        match=r"no effect on moon, which reads mu in hparams, temperature in hparams$",
+    ):
         check_chosen({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
 
 
@@ -285,12 +330,16 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     ("liars", 1, Weights(), "liars = 1: the row of moon does not declare that its server merges by it; choose 0"),
     ("max-update-ratio", 2.0, Weights(), "max-update-ratio = 2.0: the row of moon does not declare"),
 ])  # fmt: skip
-def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any, why: str, monkeypatch: Patch) -> None:
+def test_what_a_row_does_not_declare_is_refused(
+    key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
+) -> None:
     """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
     config = {"algo": "moon", key: value}
     assert settings_of(config).run.algo == "moon"
     several = sent == Vectors(several=True)
-    change(monkeypatch, supports=(), averages_prototypes=several, exchange=Exchange(up={"sent": sent}))
+    change(
+        monkeypatch, supports=(), averages_prototypes=several, exchange=Exchange(up={"sent": sent})
+    )
     said = refusal(config)
     assert why in said
     named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])
@@ -299,23 +348,37 @@ def test_what_a_row_does_not_declare_is_refused(key: str, value: Any, sent: Any,
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_an_upload_says_of_how_many_clients_it_is(secagg: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_upload_says_of_how_many_clients_it_is(
+    secagg: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
     change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
     run = run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
     assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
     assert run.rows[0]["server"] == {"uploads": 1.0 if secagg else 4.0}
     change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
-    with pytest.raises(FederationError, match="Summing lacks steps: uploads must have its names and shapes"):
+    with pytest.raises(
+        FederationError, match="Summing lacks steps: uploads must have its names and shapes"
+    ):
         run_federation(run_config(tmp_path / "lacks", **MOON, rounds=1), clients=1)
 
 
-def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tmp_path: Path) -> None:
+def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
+    own: str, tmp_path: Path
+) -> None:
     """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
-    more = {"metrics": f"auc, {own}:brier", "callback": f"{own}:note", "test_samples": 24, "rounds": 3}
+    more = {
+        "metrics": f"auc, {own}:brier",
+        "callback": f"{own}:note",
+        "test_samples": 24,
+        "rounds": 3,
+    }
     config = run_config(tmp_path, **MOON, **more)
     run = run_federation(config, clients=2)
-    kept = {path.parent.name: load_file(path) for path in run.folder.glob("clients/*/000003-*.safetensors")}
+    kept = {
+        path.parent.name: load_file(path)
+        for path in run.folder.glob("clients/*/000003-*.safetensors")
+    }
     assert set(kept) == {"site-0", "site-1"}
     for message, reply in run.exchanged()[-2:]:
         previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
@@ -336,29 +399,50 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own: str, tm
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
-    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
+    assert (
+        main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
+    )
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
     data = client_of(config, 0, 2).data
     found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
-    assert np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
+    assert (
+        np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
-def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, kind: str, tmp_path: Path) -> None:
-    (row,) = rows_without_a_reply(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
-    assert row["failed"] == {"site-0": f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"}
+def test_a_metric_that_fails_is_named_and_quotes_nothing(
+    own: str, name: str, kind: str, tmp_path: Path
+) -> None:
+    (row,) = rows_without_a_reply(
+        run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1
+    )
+    assert row["failed"] == {
+        "site-0": f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
+    }
 
 
-def test_a_metric_that_is_not_there_is_refused_before_the_first_round(own: str, tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=f"1 client cannot take part: metrics = .*: {own} has no nothing"):
+def test_a_metric_that_is_not_there_is_refused_before_the_first_round(
+    own: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        FederationError, match=f"1 client cannot take part: metrics = .*: {own} has no nothing"
+    ):
         run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:nothing"), clients=1)
 
 
-def test_a_callback_that_fails_is_said_and_the_run_goes_on(own: str, tmp_path: Path, capsys: Printed) -> None:
-    assert len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows) == 3
-    assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
+def test_a_callback_that_fails_is_said_and_the_run_goes_on(
+    own: str, tmp_path: Path, capsys: Printed
+) -> None:
+    assert (
+        len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows)
+        == 3
+    )
+    assert (
+        capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
+    )
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
 
@@ -366,10 +450,15 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(own: str, tmp_path: P
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
-    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {"site-0": VIT, "site-1": VIT}
+    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {
+        "site-0": VIT,
+        "site-1": VIT,
+    }
     assert run.rows[1]["losses"]["contrast"] > 0
     del nodes[1001]["allow-python"]
-    with pytest.raises(FederationError, match=r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"):
+    with pytest.raises(
+        FederationError, match=r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"
+    ):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
 
@@ -411,18 +500,24 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
                 calls.append(name)
             return function(self, *rest)
 
-        monkeypatch.setattr(kind, name, property(noted) if isinstance(original, property) else noted)
+        monkeypatch.setattr(
+            kind, name, property(noted) if isinstance(original, property) else noted
+        )
 
     for name in names[1:]:
         watch(name)
     run_federation(run_config(tmp_path, **MOON), clients=2)
     assert calls == names[1:]
 
-    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0])
+    named = re.findall(
+        r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0]
+    )
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
-        assert hasattr(ServerStrategy, name) or name in {field.name for field in dataclasses.fields(Upload)}, name
+        assert hasattr(ServerStrategy, name) or name in {
+            field.name for field in dataclasses.fields(Upload)
+        }, name
     for name in ("needs_gradients", "train", "step", "last_round"):
         assert hasattr(ClientAlgorithm, name)
         assert name in PAGE
@@ -430,33 +525,62 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
 
 def test_what_a_half_has_is_there(tmp_path: Path) -> None:
     client, server = half_of(run_config(tmp_path, **MOON)), server_of("fedavg")
-    for heading, half in (("## What the client half has", client), ("## What the server half has", server)):
+    for heading, half in (
+        ("## What the client half has", client),
+        ("## What the server half has", server),
+    ):
         cells = " ".join(cells[0] for cells in table(heading))
         named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
         names = [name for name in named if name not in ("uploads", "payload")]
         assert len(names) > 6
-        assert [name for name in names if not hasattr(type(half), name) and not hasattr(half, name)] == []
-    (uploads,) = (cells[1] for cells in table("## What the server half has") if cells[0] == "`uploads`")
-    assert all(hasattr(Upload, name) or name in Upload.__annotations__ for name in re.findall(r"`(\w+)`", uploads)[1:])
+        assert [
+            name for name in names if not hasattr(type(half), name) and not hasattr(half, name)
+        ] == []
+    (uploads,) = (
+        cells[1] for cells in table("## What the server half has") if cells[0] == "`uploads`"
+    )
+    assert all(
+        hasattr(Upload, name) or name in Upload.__annotations__
+        for name in re.findall(r"`(\w+)`", uploads)[1:]
+    )
 
 
-def test_its_half_that_is_tried_has_the_loss_computed_by_hand(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_its_half_that_is_tried_has_the_loss_computed_by_hand(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     near_py = import_module("near")
     near_py.test_near()
-    assert "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()  # round 1
+    assert (
+        "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()
+    )  # round 1
 
 
-def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, monkeypatch: Patch) -> None:
-    first = next(cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code")
+def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    first = next(
+        cell
+        for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    )
     scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "installed", lambda: {"mine": EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)})
-    settings = STRIPES | {"models": "cnn4", "rounds": 3, "local_epochs": 2, "partition": "dirichlet"}
+    monkeypatch.setattr(
+        plugins,
+        "installed",
+        lambda: {"mine": EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)},
+    )
+    settings = STRIPES | {
+        "models": "cnn4",
+        "rounds": 3,
+        "local_epochs": 2,
+        "partition": "dirichlet",
+    }
     settings |= {"total_samples": 150}
     fedavg, ours, theirs = (
         run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
@@ -464,7 +588,9 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
     )
     assert sum(theirs.summary["trouble"].values()) == 0
     assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
-    sent, wanted, other = (load_file(run.folder / "weights.safetensors") for run in (theirs, ours, fedavg))
+    sent, wanted, other = (
+        load_file(run.folder / "weights.safetensors") for run in (theirs, ours, fedavg)
+    )
     assert sent.keys() == wanted.keys()
     assert all(torch.allclose(sent[name], wanted[name], atol=1e-6) for name in wanted)
     assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
@@ -472,15 +598,23 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(tmp_path: Path, m
 
 def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> None:
     shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
-    made = [eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)}) for text in shown]
+    made = [
+        eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)})
+        for text in shown
+    ]
     assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
     for text, one in zip(shown, made, strict=True):
         assert re.findall(r"(\w+)=", text) == [field.name for field in dataclasses.fields(one)]
     (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]
-    assert set(KEYS) <= set(re.findall(r"`(\w+)`", PAGE.partition("## Data:")[2].partition("\n## ")[0]))
-    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width", "similarity"}  # of Vectors, of a half
+    assert set(KEYS) <= set(
+        re.findall(r"`(\w+)`", PAGE.partition("## Data:")[2].partition("\n## ")[0])
+    )
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {
+        "width",
+        "similarity",
+    }  # of Vectors, of a half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):

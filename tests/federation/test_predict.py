@@ -37,7 +37,9 @@ BROKEN: dict[str, bytes] = {"empty.png": b"", "text.jpg": b"no image", "header.p
 
 
 def trained(tmp_path: Path, **settings: Any) -> Outcome:
-    return run_federation(run_config(tmp_path, **{"train_samples": 60, "test_samples": 60} | settings), CLIENTS)
+    return run_federation(
+        run_config(tmp_path, **{"train_samples": 60, "test_samples": 60} | settings), CLIENTS
+    )
 
 
 def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
@@ -83,19 +85,26 @@ def small_batches(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "among"), [*((algo, "all") for algo in CATALOG), *((algo, "own") for algo in ("fedavg", "fedproto"))]
+    ("algo", "among"),
+    [*((algo, "all") for algo in CATALOG), *((algo, "own") for algo in ("fedavg", "fedproto"))],
 )
-def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path: Path, algo: str, among: str, capsys: Any) -> None:
+def test_an_exported_model_is_right_as_often_as_in_the_run(
+    tmp_path: Path, algo: str, among: str, capsys: Any
+) -> None:
     few = {"partition": "pathological", "classes_per_client": 3} if among == "own" else {}
     run = trained(tmp_path, algo=algo, predict_among=among, local_epochs=2, **few)
     for number in range(CLIENTS):
         data = client_of(run.grid.run_config, number, CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][f"site-{number}"]
-        predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", f"site-{number}"))
+        predictor = Predictor.load(
+            taken_out(run.folder, tmp_path / f"model-{number}", f"site-{number}")
+        )
         assert set(predictor.inferences) == set(accuracy)
         if "prototype" not in accuracy:
             strange = predictor.predict(255 - data.test_inputs)
-            assert {(one.nearest, one.distance, one.unknown) for one in strange} == {(None, None, False)}
+            assert {(one.nearest, one.distance, one.unknown) for one in strange} == {
+                (None, None, False)
+            }
         for by, wanted in accuracy.items():
             labels = [one.label for one in predictor.predict(data.test_inputs, by)]
             assert (np.array(labels) == data.test_labels).mean() == wanted
@@ -103,18 +112,25 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path: Path, algo:
         with pytest.raises(SettingsError, match="by = 'head': this model predicts by prototype"):
             predictor.predict(data.test_inputs, "head")
         out = tmp_path / "onnx"
-        assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 1
+        assert (
+            main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 1
+        )
         assert "frozen backbones" in capsys.readouterr().err
         assert not out.exists()
 
 
-def test_the_command_line_says_what_python_says(outcome: Outcome, tmp_path: Path, capsys: Printed) -> None:
+def test_the_command_line_says_what_python_says(
+    outcome: Outcome, tmp_path: Path, capsys: Printed
+) -> None:
     pixels = client_of(outcome.grid.run_config, 1, CLIENTS).data.test_inputs
     folder, out = tmp_path / "images", taken_out(outcome.folder, tmp_path / "model", "site-1")
     folder.mkdir()
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
-    told = [json.loads(line) for line in output(capsys, "predict", out, folder, "--json").out.splitlines()]
+    told = [
+        json.loads(line)
+        for line in output(capsys, "predict", out, folder, "--json").out.splitlines()
+    ]
     known = Predictor.load(out).predict(pixels)
     assert [one["file"] for one in told] == sorted(str(file) for file in folder.iterdir())
     for name in ("label", "distance", "unknown"):
@@ -127,7 +143,10 @@ def test_the_command_line_says_what_python_says(outcome: Outcome, tmp_path: Path
     (out / "model.onnx").touch()
     taken_out(outcome.folder, out)
     assert not (out / "model.onnx").exists()  # which was another model's
-    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(folder / "0000.png")]) == 1
+    assert (
+        main(["export", str(outcome.folder), "--site", "site-0", "--out", str(folder / "0000.png")])
+        == 1
+    )
     assert "protofl: this cannot work" in capsys.readouterr().err
 
 
@@ -135,12 +154,23 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
     out = taken_out(run.folder, tmp_path / "model", "site-1")
     card = json.loads((out / CARD).read_text())
-    facts = {"run": run.folder.name, "site": "site-1", "algorithm": "fedtgp", "round": 2, "arch": "htcnn-2"}
+    facts = {
+        "run": run.folder.name,
+        "site": "site-1",
+        "algorithm": "fedtgp",
+        "round": 2,
+        "arch": "htcnn-2",
+    }
     facts |= {"input-shape": [3, 16, 16], "input-type": "uint8", "similarity": "l2"}
-    facts |= {"classes": [str(digit) for digit in range(10)], "accuracy": run.summary["accuracy-of-clients"]["site-1"]}
+    facts |= {
+        "classes": [str(digit) for digit in range(10)],
+        "accuracy": run.summary["accuracy-of-clients"]["site-1"],
+    }
     assert card | facts == card
     assert card["unknown-above"] > 0
-    assert r"| classes | \<male>, a\|b, \_c\_ |" in [*export._table({"classes": "<male>, a|b, _c_"})]
+    assert r"| classes | \<male>, a\|b, \_c\_ |" in [
+        *export._table({"classes": "<male>, a|b, _c_"})
+    ]
     about = (out / "README.md").read_text()
     for said in (
         "| network | htcnn-2 |",
@@ -161,11 +191,19 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     model = TrainedModel.read(file := run.folder / "clients/site-1" / WEIGHTS)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
     about = (taken_out(run.folder, out, "site-1") / "README.md").read_text()
-    assert about.endswith("site-1: nothing measured: no test samples, or too few of each class (min-class-samples)\n")
+    assert about.endswith(
+        "site-1: nothing measured: no test samples, or too few of each class (min-class-samples)\n"
+    )
 
 
-def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path: Path, capsys: Printed) -> None:
-    write_run(tmp_path / "runs" / "first", {"algo": "local"}, [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2)
+def test_a_run_of_separate_machines_says_where_its_models_are(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_run(
+        tmp_path / "runs" / "first",
+        {"algo": "local"},
+        [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2,
+    )
     said = output(capsys, "export", tmp_path / "runs" / "first", status=1).err
     assert "they stayed with its sites, north, south: on a site's own machine\n" in said
     assert "protofl export STATE-DIR/first --out model" in said
@@ -191,27 +229,43 @@ def crafted(out: Path, changes: dict[str, Any]) -> None:
     tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
     card = json.loads(facts["card"]) | changes
     card = {name: value for name, value in card.items() if value is not None}
-    write_tensors(out / WEIGHTS, tensors, facts | {"card": changes.get("facts") or json.dumps(card)})
+    write_tensors(
+        out / WEIGHTS, tensors, facts | {"card": changes.get("facts") or json.dumps(card)}
+    )
 
 
 CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
-    "another network": ({"arch": "resnet10"}, "the weights are not of the network on the model's card"),
+    "another network": (
+        {"arch": "resnet10"},
+        "the weights are not of the network on the model's card",
+    ),
     "a huge one": ({"feature_dim": 10**7}, "its prototypes are not of the model on its card"),
-    "a huge input": ({"input_shape": [3, 2048, 2048]}, "the weights are not of the network on the model's card"),
-    "no input": ({"arch": "gaussian-lda", "input_shape": []}, "the weights are not of the network on the model's card"),
+    "a huge input": (
+        {"input_shape": [3, 2048, 2048]},
+        "the weights are not of the network on the model's card",
+    ),
+    "no input": (
+        {"arch": "gaussian-lda", "input_shape": []},
+        "the weights are not of the network on the model's card",
+    ),
     "no network": ({"arch": None}, "its card is not one of a model (arch: Field required)"),
     "fewer classes": ({"classes": ["one"]}, "its prototypes are not of the model on its card"),
     "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),
     "a site that does": ({"site": "\x1b[2J"}, "site = "),
     "a number as text": ({"round": "3"}, "round = '3'"),
     "another way to predict": ({"inference": "oracle"}, "inference = 'oracle'"),
-    "a file as a backbone": ({"backbones": ["file:small:/etc/passwd"]}, "asks for the backbone file:small:/etc/passwd"),
+    "a file as a backbone": (
+        {"backbones": ["file:small:/etc/passwd"]},
+        "asks for the backbone file:small:/etc/passwd",
+    ),
     "no JSON": ({"facts": "{"}, "its card is not one of a model"),
 }
 
 
-def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_strangers_model_gives_one_clear_error(
+    run: Path, images: Path, tmp_path: Path, capsys: Printed
+) -> None:
     out, image = taken_out(run, tmp_path / "model"), str(images / "0000.png")
     whole = (out / WEIGHTS).read_bytes()
     for name, (changes, said) in CRAFTED.items():
@@ -225,8 +279,13 @@ def test_a_strangers_model_gives_one_clear_error(run: Path, images: Path, tmp_pa
         assert CRAFTED["a file as a backbone"][1] in output(capsys, command, run, status=1).err
     client.write_bytes(before)
     tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
-    write_tensors(out / WEIGHTS, tensors | {"prototypes.labels": tensors["prototypes.labels"][None]}, facts)
-    assert "its prototypes are not of the model on its card" in output(capsys, "predict", out, image, status=1).err
+    write_tensors(
+        out / WEIGHTS, tensors | {"prototypes.labels": tensors["prototypes.labels"][None]}, facts
+    )
+    assert (
+        "its prototypes are not of the model on its card"
+        in output(capsys, "predict", out, image, status=1).err
+    )
     (out / WEIGHTS).write_bytes(whole)
     for file, content in ((CARD, b'{"unknown-above": [1]}'), (WEIGHTS, b"nothing")):
         (out / file).write_bytes(content)
@@ -237,7 +296,11 @@ def test_class_scores_and_the_limit_of_the_unknown_by_hand() -> None:
     """n = 19: of 20 images, one may be above the largest of the others, a share of 5 %."""
     scores = class_scores(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2, 0, 2]), 4)
     assert scores.tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
-    assert [unknown_above(torch.arange(1.0, 20.0), share) for share in (0.05, 0.10, 0.04)] == [19.0, 18.0, math.inf]
+    assert [unknown_above(torch.arange(1.0, 20.0), share) for share in (0.05, 0.10, 0.04)] == [
+        19.0,
+        18.0,
+        math.inf,
+    ]
     assert unknown_above(torch.empty(0), 0.05) == math.inf
 
 
@@ -254,7 +317,9 @@ def card_of(shape: tuple[int, ...]) -> Any:
     return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
 
 
-def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_thousand_files_of_which_ten_are_broken(
+    model: Path, images: Path, tmp_path: Path, capsys: Printed
+) -> None:
     """Lines of JSON name what was left out, too."""
     out = tmp_path / "classes.csv"
     told = output(capsys, "predict", model, images, "--out", out, status=3)
@@ -267,28 +332,41 @@ def test_a_thousand_files_of_which_ten_are_broken(model: Path, images: Path, tmp
     good = sorted(str(file) for file in images.iterdir() if file.name not in broken)
     assert [row["file"] for row in rows] == good
     predictor = Predictor.load(model)
-    pixels = [Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L") for file in good[:5]]
+    pixels = [
+        Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L") for file in good[:5]
+    ]
     wanted = predictor.predict(np.stack(pixels)[:, None])
     assert [int(row["label"]) for row in rows[:5]] == [one.label for one in wanted]
-    assert [float(row["distance"]) for row in rows[:5]] == pytest.approx([one.distance for one in wanted], rel=1e-5)
+    assert [float(row["distance"]) for row in rows[:5]] == pytest.approx(
+        [one.distance for one in wanted], rel=1e-5
+    )
     files = [str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png")]
-    told = [json.loads(line) for line in output(capsys, "predict", model, *files, "--json", status=3).out.splitlines()]
+    told = [
+        json.loads(line)
+        for line in output(capsys, "predict", model, *files, "--json", status=3).out.splitlines()
+    ]
     assert [line["file"] for line in told] == [files[0], files[2], files[1]]
     assert "is not a readable image" in told[2]["error"]
 
 
-def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_long_or_odd_path_stands_in_one_line(
+    model: Path, images: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     strange, out = images.parent / "two\nlines.png", images.parent / "a.csv"
     strange.write_bytes((images / "0000.png").read_bytes())
-    _, first, second = output(capsys, "predict", model, images / "0000.png", strange).out.splitlines()
+    _, first, second = output(
+        capsys, "predict", model, images / "0000.png", strange
+    ).out.splitlines()
     assert first.endswith(f"  {images / '0000.png'}")
     assert second.endswith("two\\nlines.png")
     name = images.parent / b"\xc3\xbc\xff.png".decode(errors="surrogateescape")
     name.write_bytes((images / "0000.png").read_bytes())
     for how in (["--out", str(out)], ["--json"]):
         assert main(["predict", str(model), str(name), *how]) == 0
-    assert "\\u00fc" in capsys.readouterr().out, "JSON loses nothing, whatever characters a terminal has"
+    assert "\\u00fc" in capsys.readouterr().out, (
+        "JSON loses nothing, whatever characters a terminal has"
+    )
     assert re.search(r"\\xff\.png,(prototype|head)", out.read_text())
     monkeypatch.chdir(images.parent)
     Path("=1+1.png").write_bytes(strange.read_bytes())
@@ -298,7 +376,9 @@ def test_a_long_or_odd_path_stands_in_one_line(model: Path, images: Path, capsys
     assert plain == ["-1", "+", "'+a", "'=\n1", ""]
 
 
-def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_what_cannot_work_keeps_the_file(
+    run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
+) -> None:
     out = tmp_path / "classes.csv"
     out.write_text("old")
     good, bad, empty = str(images / "0000.png"), str(images / "text.jpg"), str(run)
@@ -312,9 +392,18 @@ def test_what_cannot_work_keeps_the_file(run: Path, model: Path, images: Path, t
         (["predict", str(model), empty], "no images in this folder"),
         (["predict", str(model), str(model / CARD)], "is not a readable image"),
         (["predict", str(model), good, "--out", str(tmp_path / "classes.xls")], "must end in .csv"),
-        (["predict", str(model), good, "--out", str(out), "--device", "cuda:99"], "'cuda:99': not usable here"),
-        (["predict", str(model), good, "--by", "oracle", "--out", str(out)], "'oracle': this model predicts by"),
-        (["predict", str(run), good], f"is a run; first take a model out of it: protofl export {run}"),
+        (
+            ["predict", str(model), good, "--out", str(out), "--device", "cuda:99"],
+            "'cuda:99': not usable here",
+        ),
+        (
+            ["predict", str(model), good, "--by", "oracle", "--out", str(out)],
+            "'oracle': this model predicts by",
+        ),
+        (
+            ["predict", str(run), good],
+            f"is a run; first take a model out of it: protofl export {run}",
+        ),
         (["predict", str(tmp_path), good], f"{tmp_path / WEIGHTS}"),
         (["predict", str(model)], "FILE: which files?"),
     ):
@@ -331,13 +420,20 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     (tmp_path / "few.csv").write_text("a,b\n1,2\n")
     np.save(tmp_path / "texts.npy", np.array([["a"] * 13]))
     files = [str(tmp_path / name) for name in ("good.csv", "few.csv", "texts.npy")]
-    lines = output(capsys, "predict", tmp_path / "model", *files, "--json", status=3).out.splitlines()
+    lines = output(
+        capsys, "predict", tmp_path / "model", *files, "--json", status=3
+    ).out.splitlines()
     told = [json.loads(line) for line in lines]
-    assert [line["file"] for line in told] == [*(f"{files[0]}:{row}" for row in range(3)), *files[1:]]
+    assert [line["file"] for line in told] == [
+        *(f"{files[0]}:{row}" for row in range(3)),
+        *files[1:],
+    ]
     assert "a sample is [2]; the model takes [13]" in told[3]["error"]
 
 
-def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tmp_path: Path) -> None:
+def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
+    tmp_path: Path,
+) -> None:
     pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
@@ -348,34 +444,55 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])
-def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path: Path, capsys: Printed, algo: str) -> None:
+def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
+    tmp_path: Path, capsys: Printed, algo: str
+) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
     told = output(capsys, "predict", run.folder, "--json")
-    facts = {"file": str(run.folder / "predictions.csv"), "rows": 150, "clients": ["site-0", "site-1", "site-2"]}
+    facts = {
+        "file": str(run.folder / "predictions.csv"),
+        "rows": 150,
+        "clients": ["site-0", "site-1", "site-2"],
+    }
     assert (json.loads(told.out), told.err) == ({"command": "predict", "format": 1, **facts}, "")
     rows = list(csv.DictReader((run.folder / "predictions.csv").open(encoding="utf-8")))
     assert len(rows) == 150
     settings = Settings.from_run_config(config)
     for number in range(3):
         own = [row for row in rows if row["client"] == f"site-{number}"]
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=3)
+        data = open_client_data(
+            settings.data, seed=settings.run.seed, partition=number, num_partitions=3
+        )
         assert [int(row["label"]) for row in own] == data.test_labels.tolist()
         for way, accuracy in run.summary["accuracy-of-clients"][f"site-{number}"].items():
             assert np.mean([row[way] == row["label"] for row in own]) == accuracy
-            scores = [[float(row[f"{way}-{label}"] or "-inf") for label in range(10)] for row in own]
+            scores = [
+                [float(row[f"{way}-{label}"] or "-inf") for label in range(10)] for row in own
+            ]
             assert [str(np.argmax(one)) for one in scores] == [row[way] for row in own]
 
 
-def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(tmp_path: Path, capsys: Printed) -> None:
+def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
+    tmp_path: Path, capsys: Printed
+) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
     with alone_in(run):
-        assert f"another process is at work on {run}" in output(capsys, "predict", run, status=1).err
+        assert (
+            f"another process is at work on {run}" in output(capsys, "predict", run, status=1).err
+        )
     settings = (run / "settings.toml").read_text()
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))
     assert "the data, or what computes, are not the same" in output(capsys, "predict", run).err
     (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
     assert "7 test samples, not" in output(capsys, "predict", run, status=1).err
-    (run / "summary.json").write_text((run / "summary.json").read_text().replace('"division": 1', '"division": 2'))
+    (run / "summary.json").write_text(
+        (run / "summary.json").read_text().replace('"division": 1', '"division": 2')
+    )
     assert main(["predict", str(run)]) == main(["audit", str(run)]) == 1
-    assert capsys.readouterr().err.count(f"{run}: its clients had other samples: 'feature-shift' has changed") == 2
+    assert (
+        capsys.readouterr().err.count(
+            f"{run}: its clients had other samples: 'feature-shift' has changed"
+        )
+        == 2
+    )

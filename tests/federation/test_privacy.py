@@ -41,12 +41,30 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
 from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, refusal, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import (
+    Outcome,
+    client_of,
+    refusal,
+    rows_without_a_reply,
+    run_config,
+    run_federation,
+)
 from tests.support.pages import drawn
 from tests.support.sites import named, real_sites
 
-TABLE: dict[str, Any] = {"dataset": "breast-cancer", "models": "mlp-1", "partition": "iid", "feature_dim": 8}
-SMALL = TABLE | {"train_samples": 20, "test_samples": 10, "batch_size": 10, "dp": "sample", "norm": "group"}
+TABLE: dict[str, Any] = {
+    "dataset": "breast-cancer",
+    "models": "mlp-1",
+    "partition": "iid",
+    "feature_dim": 8,
+}
+SMALL = TABLE | {
+    "train_samples": 20,
+    "test_samples": 10,
+    "batch_size": 10,
+    "dp": "sample",
+    "norm": "group",
+}
 COVERED = [algo for algo, row in CATALOG.items() if set(row.exchange.up) <= set(row.private)]
 BEHIND = {"dataset": "digits", "backbones": "glyphs"}
 FROZEN = {"fedpcl": BEHIND, "gaussian": BEHIND}
@@ -57,22 +75,30 @@ def private(folder: Path, algo: str, clients: int = 2, **changes: Any) -> Outcom
     return run_federation(run_config(folder, algo=algo, **small | changes), clients)
 
 
-def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differential_privacy(tmp_path: Path) -> None:
+def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differential_privacy(
+    tmp_path: Path,
+) -> None:
     for key, value in (("impute", "mean"), ("standardise", "client"), ("standardise", "pooled")):
         said = refusal(run_config(tmp_path, **SMALL, **{key: value}))
         assert re.match(f"dp = 'sample': {key} = '{value}'.* made of all samples", said)
     for dp in ("none", "sample"):
-        first, second = (client_of(run_config(tmp_path, **SMALL | {"dp": dp}), i, 2).data.mean for i in range(2))
+        first, second = (
+            client_of(run_config(tmp_path, **SMALL | {"dp": dp}), i, 2).data.mean for i in range(2)
+        )
         assert (first == second) == (dp == "sample")
 
 
-def compared(step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def compared(
+    step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]
+) -> dict[str, Tensor]:
     """What `of_each` finds, after the first sample's has been compared with what `backward` finds for it alone."""
     found = of_each(step, weights, samples)
     step.gradients(step.terms(step.model, *(one[:1] for one in samples)))
     for name, one in weights.items():
         alone = torch.zeros_like(one) if one.grad is None else one.grad
-        torch.testing.assert_close(found[name][0], alone, rtol=1e-5, atol=1e-5)  # float32: sums in another order
+        torch.testing.assert_close(
+            found[name][0], alone, rtol=1e-5, atol=1e-5
+        )  # float32: sums in another order
     return found
 
 
@@ -80,7 +106,9 @@ of_each = PrivateStep._of_each
 
 
 @pytest.mark.parametrize("algo", COVERED)
-def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
+    algo: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """As often as each client's ledger was charged, and no class means without noise."""
     taken, tables = list[str](), list[str]()
     one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
@@ -96,7 +124,9 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path
     monkeypatch.setattr(PrivateStep, "__call__", step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
     monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
-    draw = np.random.default_rng(0)  # rarely, noise makes gradients so large that float32's rounding passes the bound
+    draw = np.random.default_rng(
+        0
+    )  # rarely, noise makes gradients so large that float32's rounding passes the bound
     for module in ("differential_privacy", "private_step"):
         monkeypatch.setattr(f"client_app.protections.{module}.fresh_draw", lambda: draw)
     if algo != "fedgen":  # whose loss draws samples anew
@@ -108,28 +138,47 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo: str, tmp_path
     assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
     for message, reply in outcome.grid.log:
         if message.metadata.message_type == MessageType.TRAIN:
-            assert not [name for name in reply.content["report"] if name.startswith(("losses", "seconds"))]
+            assert not [
+                name for name in reply.content["report"] if name.startswith(("losses", "seconds"))
+            ]
         if message.metadata.message_type == MessageType.QUERY:
             every = list(range(len(reply.content["site"]["classes"])))
-            assert list(reply.content["site"]["present"]) == (every if CATALOG[algo].tells_classes else [])
+            assert list(reply.content["site"]["present"]) == (
+                every if CATALOG[algo].tells_classes else []
+            )
 
 
 def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_name() -> None:
     """Whose upload is more than weights that DP-SGD alone has trained, and tables of classes; Ditto trains twice."""
-    not_covered = {"fedplvm", "mpft", "feddistill", "fedfa", "fedrep", "per-fedavg", "ditto", "pfedme"}
+    not_covered = {
+        "fedplvm",
+        "mpft",
+        "feddistill",
+        "fedfa",
+        "fedrep",
+        "per-fedavg",
+        "ditto",
+        "pfedme",
+    }
     assert set(COVERED) == CATALOG.keys() - not_covered
     assert all(set(row.private) <= set(row.exchange.up) for row in CATALOG.values())
     for algo in not_covered:
         sent = ", ".join(CATALOG[algo].exchange.up)
-        said = f"dp = 'sample': {algo} sends {sent}, which it does not cover; choose among local, fed"
+        said = (
+            f"dp = 'sample': {algo} sends {sent}, which it does not cover; choose among local, fed"
+        )
         assert said in refusal({"algo": algo, "dp": "sample"})
 
 
 def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch: Patch) -> None:
     row = CATALOG["fedavg"]
     more = replace(row, exchange=replace(row.exchange, up={**row.exchange.up, "sizes": Counts()}))
-    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {"fedavg": more}.__getitem__)
-    assert "dp = 'sample': fedavg sends sizes, which it does not cover" in refusal({"algo": "fedavg", "dp": "sample"})
+    monkeypatch.setattr(
+        "protofl_common.experiment.settings.algorithm_named", {"fedavg": more}.__getitem__
+    )
+    assert "dp = 'sample': fedavg sends sizes, which it does not cover" in refusal(
+        {"algo": "fedavg", "dp": "sample"}
+    )
 
 
 class PlainStep(FedAvg[Any]):
@@ -167,12 +216,19 @@ class TwoTables(FedProto):
 
 
 @pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables])
-def test_a_covered_row_pays_for_no_more(half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_covered_row_pays_for_no_more(
+    half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch
+) -> None:
     algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
     row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
-    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {algo: row}.__getitem__)
+    monkeypatch.setattr(
+        "protofl_common.experiment.settings.algorithm_named", {algo: row}.__getitem__
+    )
     (result,) = rows_without_a_reply(run_config(tmp_path, algo=algo, **SMALL | {"rounds": 1}), 2)
-    assert f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover" in str(result)
+    assert (
+        f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover"
+        in str(result)
+    )
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -196,28 +252,47 @@ def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_
 
 def test_what_only_a_run_shows_is_refused_before_any_client_trains(tmp_path: Path) -> None:
     """Batch normalisation when a client introduces itself, and an ε too small for any noise."""
-    with pytest.raises(FederationError, match="2 clients cannot take part: norm = 'batch': this network has batch"):
+    with pytest.raises(
+        FederationError, match="2 clients cannot take part: norm = 'batch': this network has batch"
+    ):
         private(tmp_path, "fedpcl", norm="batch")
     grids = list[Any]()
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
-        run_federation(run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001}), 2, on_grid=grids.append)
+        run_federation(
+            run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001}), 2, on_grid=grids.append
+        )
     assert not [sent for sent, _ in grids[0].log if sent.metadata.message_type == MessageType.TRAIN]
 
 
-def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
+def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(
+    tmp_path: Path,
+) -> None:
     """FedPLVM, Table 11."""
-    site = client_of(run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0}), 0, 2)
+    site = client_of(
+        run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0}),
+        0,
+        2,
+    )
     step = client_half(site.settings.row)(site, 1).step()
     assert isinstance(step, PrivateStep)
     assert site.plan is None
     assert 3.9 < step.plan.epsilon(2) <= 4
-    outcome = private(tmp_path, "fedplvm", dp="none", gradient_noise=4.0, prototype_noise="gaussian 0.05 0.1", rounds=1)
+    outcome = private(
+        tmp_path,
+        "fedplvm",
+        dp="none",
+        gradient_noise=4.0,
+        prototype_noise="gaussian 0.05 0.1",
+        rounds=1,
+    )
     assert "epsilon" not in outcome.summary
     assert not protections(outcome.summary["settings"])
 
 
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
-    outcome, other = (private(tmp_path / name, "fedproto", rounds=3, evaluate_every=2) for name in "ab")
+    outcome, other = (
+        private(tmp_path / name, "fedproto", rounds=3, evaluate_every=2) for name in "ab"
+    )
     sent = [one.grid.log[2][1].content["prototypes"]["means"].data for one in (outcome, other)]
     assert sent[0] != sent[1]
     spent = [row["epsilon"] for row in outcome.rows]
@@ -230,7 +305,9 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
-    assert "ε in a line is that of the client that the run costs most" in str(protections(outcome.summary["settings"]))
+    assert "ε in a line is that of the client that the run costs most" in str(
+        protections(outcome.summary["settings"])
+    )
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
     assert len(ledgers) == 2
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
@@ -241,9 +318,13 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
 
 
-def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(
-        DifferentialPrivacy, "measure", lambda _, moments, features, labels, number: moments.measure(features, labels)
+        DifferentialPrivacy,
+        "measure",
+        lambda _, moments, features, labels, number: moments.measure(features, labels),
     )
     config = run_config(tmp_path, algo="gaussian", **SMALL | BEHIND | {"rounds": 1})
     reasons = [why for row in rows_without_a_reply(config, 2) for why in row["failed"].values()]
@@ -252,7 +333,9 @@ def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(("stopped", "rounds", "left"), [("train", 5, 4), ("evaluate", 2, 2)])
-def test_what_a_resumed_run_repeats_is_counted(stopped: str, rounds: int, left: int, tmp_path: Path) -> None:
+def test_what_a_resumed_run_repeats_is_counted(
+    stopped: str, rounds: int, left: int, tmp_path: Path
+) -> None:
     """A round: the last one has no budget left, and the final evaluation has. The evaluation: it has its budget."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})
     with pytest.raises(Killed):
@@ -268,23 +351,34 @@ def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
     assert outcome.summary["stopped-early"]
     for ledger in outcome.folder.glob("clients/*/privacy.json"):
         (entries,) = json.loads(ledger.read_text()).values()
-        assert epsilon([Mechanism(*one) for one in entries], 1e-5) == pytest.approx(outcome.summary["epsilon"])
+        assert epsilon([Mechanism(*one) for one in entries], 1e-5) == pytest.approx(
+            outcome.summary["epsilon"]
+        )
 
 
-def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(tmp_path: Path) -> None:
+def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(
+    tmp_path: Path,
+) -> None:
     """With 64 samples an epoch of batches of 64 has one step, with 65 two at nearly the same rate."""
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
     def run_of(*sizes: int) -> Any:
-        cards = {f"site-{number}": SimpleNamespace(train_samples=size) for number, size in enumerate(sizes)}
+        cards = {
+            f"site-{number}": SimpleNamespace(train_samples=size)
+            for number, size in enumerate(sizes)
+        }
         start, federation = SimpleNamespace(run_history=RunHistory(1)), SimpleNamespace(cards=cards)
         return SimpleNamespace(start=start, federation=federation, settings=settings)
 
     alone = [epsilon_spent(run_of(size), 3) for size in (64, 65, 1)]
     assert epsilon_spent(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
     assert len(set(alone)) > 1
-    assert not any(Budget().why_stop(run_of(20, one), number) for one in (1, 0, 2**60) for number in range(1, 6))
+    assert not any(
+        Budget().why_stop(run_of(20, one), number)
+        for one in (1, 0, 2**60)
+        for number in range(1, 6)
+    )
 
 
 def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:
@@ -295,7 +389,9 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
 
     def ask(kind: str) -> Message:
         asked = Instructions(1, "run", RunHistory(1))
-        reply: Message = client_app(Message(RecordDict({"round": pack_instructions(asked)}), 7, kind), context)
+        reply: Message = client_app(
+            Message(RecordDict({"round": pack_instructions(asked)}), 7, kind), context
+        )
         return reply
 
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
@@ -304,30 +400,58 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     assert not any(one.has_error() for one in replies[: len(answered)])
     for late in (replies[-1], ask(MessageType.TRAIN)):
         assert "dp-epsilon = 8: this message would bring this client to ε = " in late.error.reason
-    assert len({one.content["report"]["correct.head"] for one in answered}) > 1, "the same question, without noise"
+    assert len({one.content["report"]["correct.head"] for one in answered}) > 1, (
+        "the same question, without noise"
+    )
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "gaussian"])
-def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo: str, tmp_path: Path, capfd: Printed) -> None:
+def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
+    algo: str, tmp_path: Path, capfd: Printed
+) -> None:
     more = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
     demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
-    first, second = (run_config(tmp_path / name, algo=algo, run_name=name, **more) for name in ("first", "second"))
+    first, second = (
+        run_config(tmp_path / name, algo=algo, run_name=name, **more)
+        for name in ("first", "second")
+    )
     nodes = real_sites(2, tmp_path / "disk", **demand)
     named(zero=tmp_path / "disk-0/sites/site-0", one=tmp_path / "disk-1/sites/site-1")
     assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
     refusal = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller dp-epsilon may still fit"
-    older = {"site-1.json": r"\(charges to site-1.json\)", "site-1.answered": rf"\(1 {algo} round 1\)"}
-    for lost, reason in {"-": refusal, **older}.items():  # before the first round; then one has an older privacy/
+    older = {
+        "site-1.json": r"\(charges to site-1.json\)",
+        "site-1.answered": rf"\(1 {algo} round 1\)",
+    }
+    for lost, reason in {
+        "-": refusal,
+        **older,
+    }.items():  # before the first round; then one has an older privacy/
         (tmp_path / "disk-1/privacy" / lost).unlink(missing_ok=True)
-        with pytest.raises(FederationError, match=reason if lost == "-" else "LedgerError .state-dir.: "):
+        with pytest.raises(
+            FederationError, match=reason if lost == "-" else "LedgerError .state-dir.: "
+        ):
             run_federation(second, nodes=nodes, run_id=2)
         assert re.search(reason, capfd.readouterr().err)
-    assert [[*json.loads(at.read_text())] for at in (tmp_path / "disk-0").glob("privacy/*.json")] == [["first 1"]] * 2
-    file, log = (tmp_path / "disk-0" / name for name in ("privacy/site-0.answered", "sites/site-0/audit.jsonl"))
-    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key[0] != "1"}))
-    assert lacking(tmp_path / "disk-0", "site-0") == "", "lines that were compared before are read again"
+    assert [
+        [*json.loads(at.read_text())] for at in (tmp_path / "disk-0").glob("privacy/*.json")
+    ] == [["first 1"]] * 2
+    file, log = (
+        tmp_path / "disk-0" / name
+        for name in ("privacy/site-0.answered", "sites/site-0/audit.jsonl")
+    )
+    file.write_text(
+        json.dumps(
+            {key: value for key, value in json.loads(file.read_text()).items() if key[0] != "1"}
+        )
+    )
+    assert lacking(tmp_path / "disk-0", "site-0") == "", (
+        "lines that were compared before are read again"
+    )
     log.write_text("".join(log.read_text().splitlines(True)[:3]))
-    assert f"(1 {algo} round 1)" in lacking(tmp_path / "disk-0", "site-0"), "of another log all lines count"
+    assert f"(1 {algo} round 1)" in lacking(tmp_path / "disk-0", "site-0"), (
+        "of another log all lines count"
+    )
 
 
 @pytest.mark.parametrize(("demand", "changes", "said"), [
@@ -338,14 +462,20 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo: str, t
     ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
     ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
 ])  # fmt: skip
-def test_a_site_takes_no_less_than_it_demands(demand: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_site_takes_no_less_than_it_demands(
+    demand: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     node = {"site-name": "north", "require-dp": demand, "state-dir": str(tmp_path)}
     assert said in refusal(run_config(tmp_path, **changes), node)
 
 
-def test_a_site_hides_the_kind_of_an_unexpected_error(tmp_path: Path, monkeypatch: Patch, capfd: Printed) -> None:
+def test_a_site_hides_the_kind_of_an_unexpected_error(
+    tmp_path: Path, monkeypatch: Patch, capfd: Printed
+) -> None:
     """A single sample may have caused it."""
-    monkeypatch.setattr("client_app.app.evaluate", MagicMock(side_effect=ZeroDivisionError("sample 7")))
+    monkeypatch.setattr(
+        "client_app.app.evaluate", MagicMock(side_effect=ZeroDivisionError("sample 7"))
+    )
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
     (row,) = rows_without_a_reply(config, nodes=real_sites(2, tmp_path / "disk"))
     assert set(row["failed"].values()) == {"an unexpected error; the log of the site says more"}
@@ -364,7 +494,9 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no text", "no folder"])
-def test_an_unusable_ledger_stops_the_client_and_is_named(damage: str, tmp_path: Path, capfd: Printed) -> None:
+def test_an_unusable_ledger_stops_the_client_and_is_named(
+    damage: str, tmp_path: Path, capfd: Printed
+) -> None:
     for i in range(2):
         (folder := tmp_path / f"disk-{i}").mkdir()
         if damage == "no folder":
@@ -374,7 +506,10 @@ def test_an_unusable_ledger_stops_the_client_and_is_named(damage: str, tmp_path:
             (folder / "privacy" / f"{digest('', '', i)}.json").write_text("{")
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
     (row,) = rows_without_a_reply(config, nodes=real_sites(2, tmp_path / "disk"))
-    state = "StateError (state-dir): its state (models, requests, counts)", "state-dir: /.*.answered cannot"
+    state = (
+        "StateError (state-dir): its state (models, requests, counts)",
+        "state-dir: /.*.answered cannot",
+    )
     ledger = "LedgerError: its privacy ledger", "the privacy ledger /"
     reason, logged = state if damage == "no folder" else ledger  # answers are looked up first
     assert f"{reason} cannot be read or written; the log of the site says more" in str(row)

@@ -46,14 +46,31 @@ class Victim:
 
     def __init__(self, folder: Path, part: str, monkeypatch: Patch) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        settings = {"algo": "fedproto-avg", "dataset": "breast-cancer", "models": "mlp-1", "feature_dim": 2}
-        training = {"rounds": 1, "local_epochs": 3, "batch_size": 128, "lr": 0.1, "momentum": 0.0, "norm": "group"}
+        settings = {
+            "algo": "fedproto-avg",
+            "dataset": "breast-cancer",
+            "models": "mlp-1",
+            "feature_dim": 2,
+        }
+        training = {
+            "rounds": 1,
+            "local_epochs": 3,
+            "batch_size": 128,
+            "lr": 0.1,
+            "momentum": 0.0,
+            "norm": "group",
+        }
         dp = {"dp": "sample", "dp_epsilon": EPSILON, "dp_delta": DELTA}
         self.config = run_config(folder, **settings, **training, **dp)
         self.part, self.number, self.errors, self.data = part, 0, 0, neighbours(part)[0]
-        monkeypatch.setattr("client_app.client.open_client_data", lambda settings, **of_client: self.data)
+        monkeypatch.setattr(
+            "client_app.client.open_client_data", lambda settings, **of_client: self.data
+        )
         torch.manual_seed(1)
-        model, canary = client_half(self.client.settings.row)(self.client, 1).model, torch.tensor([CANARY])
+        model, canary = (
+            client_half(self.client.settings.row)(self.client, 1).model,
+            torch.tensor([CANARY]),
+        )
         with torch.no_grad():
             for weight in model.parameters():
                 weight *= 3
@@ -84,7 +101,9 @@ class Victim:
         self.errors += reply.has_error()
         weights, table, figures = np.zeros(PARAMETERS), np.zeros((2, 4)), np.zeros(2)
         if reply.has_content():
-            figures[:] = [reply.content["report"][f"correct.{kind}"] for kind in ("head", "prototype")]
+            figures[:] = [
+                reply.content["report"][f"correct.{kind}"] for kind in ("head", "prototype")
+            ]
         if reply.has_content() and kind == MessageType.TRAIN:
             sent = [values_of(one).ravel() for one in reply.content["weights"].values()]
             weights = np.concatenate(sent).astype(float)
@@ -127,7 +146,9 @@ def advantage(victim: Victim, runs: int, monkeypatch: Patch) -> tuple[float, flo
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_nothing_that_leaves_says_more_than_epsilon_allows(part: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_nothing_that_leaves_says_more_than_epsilon_allows(
+    part: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     least, most = advantage(victim, 200, monkeypatch)
     assert not victim.errors
@@ -137,7 +158,9 @@ def test_nothing_that_leaves_says_more_than_epsilon_allows(part: str, tmp_path: 
 
 def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
-    monkeypatch.setattr("client_app.protections.differential_privacy.charge", lambda *costs, **kinds: None)
+    monkeypatch.setattr(
+        "client_app.protections.differential_privacy.charge", lambda *costs, **kinds: None
+    )
     planned = Settings.plan
 
     def plan(settings: Settings, samples: int) -> Plan | None:
@@ -145,7 +168,9 @@ def multiply_noise(monkeypatch: Patch, factor: float) -> None:
             return None
         found = replace(original)
         for name in ("noise", "table_noise", "figure_noise"):
-            found.__dict__[name] = factor * getattr(original, name)  # in the place of the cached property
+            found.__dict__[name] = factor * getattr(
+                original, name
+            )  # in the place of the cached property
         return found
 
     monkeypatch.setattr(Settings, "plan", plan)
@@ -158,7 +183,9 @@ def a_tenth(monkeypatch: Patch) -> None:
 
 def exact_figures(monkeypatch: Patch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(differential_privacy.release, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(
+        differential_privacy.release, "private_hits", lambda correct, *noise: correct
+    )
 
 
 def no_guard_of_tables(monkeypatch: Patch) -> None:
@@ -169,14 +196,25 @@ def no_guard_of_tables(monkeypatch: Patch) -> None:
 
 def no_guard_of_gradients(monkeypatch: Patch) -> None:
     """A gradient that is not finite passes the clip."""
-    monkeypatch.setattr(PrivateStep, "_cut", lambda _, gradients: {name: one.sum(0) for name, one in gradients.items()})
+    monkeypatch.setattr(
+        PrivateStep,
+        "_cut",
+        lambda _, gradients: {name: one.sum(0) for name, one in gradients.items()},
+    )
 
 
-FAULTS = [("train", a_tenth), ("test", exact_figures), ("train", no_guard_of_tables), ("train", no_guard_of_gradients)]
+FAULTS = [
+    ("train", a_tenth),
+    ("test", exact_figures),
+    ("train", no_guard_of_tables),
+    ("train", no_guard_of_gradients),
+]
 
 
 @pytest.mark.parametrize(("part", "fault"), FAULTS)
-def test_the_attack_finds_a_fault_that_is_planted(part: str, fault: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_attack_finds_a_fault_that_is_planted(
+    part: str, fault: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     fault(monkeypatch)
     least, _ = advantage(victim, 150 if fault is a_tenth else 30, monkeypatch)

@@ -28,14 +28,19 @@ def algorithms() -> Iterator[tuple[Path, str]]:
         yield from ((recipe, algo) for algo in {content["algo"], *(content.keys() & CATALOG)})
 
 
-@pytest.mark.parametrize(("recipe", "algo"), sorted(algorithms()), ids=lambda part: getattr(part, "stem", part))
+@pytest.mark.parametrize(
+    ("recipe", "algo"), sorted(algorithms()), ids=lambda part: getattr(part, "stem", part)
+)
 def test_a_recipe_takes_two_rounds(recipe: Path, algo: str, tmp_path: Path) -> None:
     wanted = flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"algo": algo}
     dataset = "digit-domains" if SOURCES[str(wanted["dataset"])].has_domains else "digits"
     images = str(wanted.get("models")) not in ("table3", "signal3", "text3")
     kept = ("out-dir", "cache-dir", "join-timeout")
     here = {key: value for key, value in run_config(tmp_path).items() if key in kept}
-    small = SMALL | {"dataset": dataset, "classes-per-client": min(10, int(wanted.get("classes-per-client", 2)))}
+    small = SMALL | {
+        "dataset": dataset,
+        "classes-per-client": min(10, int(wanted.get("classes-per-client", 2))),
+    }
     small |= {} if images else {"models": "small3", "lr": 0.01}
     outcome = run_federation(run_config(tmp_path) | wanted | small | here, clients=2)
     assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
@@ -49,15 +54,27 @@ SAME_CLIENTS = {"mpft-office10": "fedpcl-office10", "pfllib-fmnist": "fedtgp-fmn
 
 @pytest.mark.parametrize("name", SAME_CLIENTS)
 def test_recipes_of_one_setting_divide_the_data_alike(name: str) -> None:
-    texts = [(RECIPES[0].parent / f"{one}.toml").read_text(encoding="utf-8") for one in (name, SAME_CLIENTS[name])]
-    found, wanted = (Settings.from_run_config(default_run_config() | flatten(tomllib.loads(text))) for text in texts)
+    texts = [
+        (RECIPES[0].parent / f"{one}.toml").read_text(encoding="utf-8")
+        for one in (name, SAME_CLIENTS[name])
+    ]
+    found, wanted = (
+        Settings.from_run_config(default_run_config() | flatten(tomllib.loads(text)))
+        for text in texts
+    )
     assert found.data == wanted.data
 
 
-def test_the_code_of_table_10_draws_the_first_weights_of_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_table_10_draws_the_first_weights_of_each_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     cells = plan(read_table(ROOT / "configs" / "tables" / "fmnist-baselines.yaml"), seeds=(1,))
-    eight = {cell.row: cell.runs[1].settings for cell in cells if cell.runs[1].config["models"] == "htcnn8"}
+    eight = {
+        cell.row: cell.runs[1].settings
+        for cell in cells
+        if cell.runs[1].config["models"] == "htcnn8"
+    }
     assert [row for row, settings in eight.items() if settings.starts_alike] == []
     assert len(eight) == 14
 

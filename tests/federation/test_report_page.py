@@ -22,7 +22,12 @@ from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page, drawn
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
-DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 30, "test_samples": 30}
+DIGITS: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "iid",
+    "train_samples": 30,
+    "test_samples": 30,
+}
 ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "settings"]
 
 
@@ -41,10 +46,17 @@ def run(folder: Path, clients: int, **settings: Any) -> Outcome:
 @pytest.fixture(scope="module")
 def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Clients with three classes each, one of which sends rubbish from the second round on."""
-    data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 3, "fedtgp__server_epochs": 5}
+    data = {
+        "dataset": "digits",
+        "partition": "pathological",
+        "classes_per_client": 3,
+        "fedtgp__server_epochs": 5,
+    }
     config = run_config(tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3)
     rubbish = scaled(1e9)
-    return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
+    return run_federation(
+        config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
+    )
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -52,7 +64,10 @@ def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.
     found = {}
     for message, reply in outcome.exchanged(number=round_number):
         record = reply.content.array_records["prototypes"]
-        found[f"site-{message.metadata.dst_node_id - 1000}"] = values_of(record["means"]), values_of(record["labels"])
+        found[f"site-{message.metadata.dst_node_id - 1000}"] = (
+            values_of(record["means"]),
+            values_of(record["labels"]),
+        )
     return found
 
 
@@ -80,8 +95,13 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
     accuracies = ["accuracy-curves", "accuracy-of-clients-prototype", "accuracy-of-clients-head"]
     others = ["losses", "distribution", "margins-by-class", "prototypes-map", "time-of-a-round"]
     assert list(page.figures) == accuracies + others
-    assert "The first two principal components of the prototypes after round 3" in page.figures["prototypes-map"]
-    assert "Points are not all of the same clients." in page.figures["accuracy-curves"]  # one was refused
+    assert (
+        "The first two principal components of the prototypes after round 3"
+        in page.figures["prototypes-map"]
+    )
+    assert (
+        "Points are not all of the same clients." in page.figures["accuracy-curves"]
+    )  # one was refused
 
 
 def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
@@ -91,7 +111,15 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         shares = sorted(client["accuracy"][kind] for client in final["clients"].values())
         assert len(shares) == 4
         worst, worst_40, best = shares[0], shares[0], shares[-1]
-        wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
+        wanted = [
+            np.mean(shares),
+            final["accuracy"][kind]["weighted"],
+            worst,
+            worst,
+            worst_40,
+            best,
+            np.std(shares),
+        ]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
     *_, lines, unit = drawn(charts.means, fedtgp.folder, "line_chart")
@@ -100,16 +128,23 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
             assert lines[f"{kind}, {label}"][-1] == 100 * figures[name]
     text = "\n".join(page.texts)
-    parts = ["FedTGP on digits", *(human_bytes(fedtgp.summary["bytes"][way]) for way in ("up", "down"))]
+    parts = [
+        "FedTGP on digits",
+        *(human_bytes(fedtgp.summary["bytes"][way]) for way in ("up", "down")),
+    ]
     assert all(part in text for part in parts), parts
-    settings = {row[0]: row[1:] for table in page.tables for row in table[1:] if table[0][0] == "setting"}
+    settings = {
+        row[0]: row[1:] for table in page.tables for row in table[1:] if table[0][0] == "setting"
+    }
     names = ("algo", "rounds", "fedtgp.server-epochs")
     assert [settings[name] for name in names] == [["fedtgp", "fedproto"], ["3", "20"], ["5", "100"]]
     assert set(settings) == set(fedtgp.summary["settings"])
 
 
 def test_its_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
-    rows = [json.loads(line) for line in (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()
+    ]
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
         uploads = sent(fedtgp, row["round"])
@@ -135,10 +170,20 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     sites = sites_of(fedtgp)
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
-    assert (classes, clients, unit) == ([*map(str, range(10))], [f"site-{n}" for n in range(4)], "training samples")
+    assert (classes, clients, unit) == (
+        [*map(str, range(10))],
+        [f"site-{n}" for n in range(4)],
+        "training samples",
+    )
     for index in range(4):
-        counts = np.bincount(client_of(fedtgp.grid.run_config, index, 4).data.train_labels, minlength=10).tolist()
-        assert sites[f"site-{index}"]["train-classes"] == np.nan_to_num(counts_CS[:, index]).tolist() == counts
+        counts = np.bincount(
+            client_of(fedtgp.grid.run_config, index, 4).data.train_labels, minlength=10
+        ).tolist()
+        assert (
+            sites[f"site-{index}"]["train-classes"]
+            == np.nan_to_num(counts_CS[:, index]).tolist()
+            == counts
+        )
 
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
@@ -162,13 +207,17 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
     assert page.sections == ALWAYS
-    heading = page.texts.index("Lost replies", page.texts.index("Lost replies") + 1)  # the first one is a link to it
+    heading = page.texts.index(
+        "Lost replies", page.texts.index("Lost replies") + 1
+    )  # the first one is a link to it
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
     assert not (outcome.folder / "prototypes.jsonl").exists()
     assert "not all of" not in page.figures["accuracy-curves"]
 
 
-def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_a_page_that_cannot_be_drawn_fails_nothing(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
     assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
@@ -176,7 +225,9 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
-    config = run_config(tmp_path, **SMALL, algo="local", rounds=9, run_name="mine", round_timeout=0.1)
+    config = run_config(
+        tmp_path, **SMALL, algo="local", rounds=9, run_name="mine", round_timeout=0.1
+    )
     with pytest.raises(Exception, match="3 rounds in a row"):
         run_federation(config, 2, when(lost, MessageType.TRAIN))
     page = Page(tmp_path / "runs" / "mine" / "report.html")
@@ -190,7 +241,9 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),  # a single class has no margin
     ([(1, 1), (1, 1)], [0, 1], [0, 0]),
 ])  # fmt: skip
-def test_margins_in_the_plane(points: list[tuple[float, float]], labels: list[int], wanted: list[float]) -> None:
+def test_margins_in_the_plane(
+    points: list[tuple[float, float]], labels: list[int], wanted: list[float]
+) -> None:
     found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
     np.testing.assert_allclose(found.numpy(), wanted)
 
@@ -207,7 +260,11 @@ def test_too_many_prototypes_are_not_compared_and_many_take_no_time() -> None:
 
 
 def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
-    sites = sites_of(run_federation(run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS), 2))
+    sites = sites_of(
+        run_federation(
+            run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS), 2
+        )
+    )
     assert all(sum(facts["train-classes"]) == 30 for facts in sites.values())
 
 
@@ -218,7 +275,9 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
         2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
         3: {"site-name": "north", "domain": "photo"},
     }
-    sites = sites_of(run_federation(run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1), nodes=nodes))
+    sites = sites_of(
+        run_federation(run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1), nodes=nodes)
+    )
     assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
 
 

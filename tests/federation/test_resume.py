@@ -27,7 +27,12 @@ from tests.support.harness import run_config, run_federation
 from tests.support.results import assert_same
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
-LIVES_ON = {"models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3, "participation": 0.5}
+LIVES_ON = {
+    "models": "resnet4-imagenet-stem",
+    "keep_optimizer": True,
+    "rounds": 3,
+    "participation": 0.5,
+}
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
 TRAINING, STORED = "while the clients train", "after the checkpoint"
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
@@ -42,7 +47,9 @@ EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], sta
     *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
     *(({"algo": algo, "rounds": 6}, EVERYWHERE) for algo in ("fedtgp", "fesem", "fedkd")),
 ])  # fmt: skip
-def test_a_stopped_run_equals_a_whole_one(settings: dict[str, Any], stops: dict[str, int], tmp_path: Path) -> None:
+def test_a_stopped_run_equals_a_whole_one(
+    settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
+) -> None:
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
@@ -68,7 +75,9 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     assert (found.folder, [*folder.rglob("*.tmp")]) == (folder, [own])
     assert found.summary["resumed-after-rounds"] == [2]
     settings = Settings.from_run_config(default_run_config())
-    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(settings, Path("r.toml"), 0)
+    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(
+        settings, Path("r.toml"), 0
+    )
     assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
 
@@ -82,7 +91,9 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     """With its settings and its clients, whom Flower does not simulate unless it is told so; and in one process."""
     config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
     stop(config, "after the checkpoint", 1)
-    with pytest.raises(SettingsError, match="holds a run already; choose another name, or let it go on with resume"):
+    with pytest.raises(
+        SettingsError, match="holds a run already; choose another name, or let it go on with resume"
+    ):
         run_federation(config, CLIENTS)
     with FileLock(tmp_path / "runs" / ".mine.lock"):
         assert "another process is at work" in refusal(config)
@@ -94,15 +105,25 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert "lr = 0.5: the run has lr = 0.05" in said
     assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
     assert "round-timeout" not in said
-    found = run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=3)
+    found = run_federation(
+        config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=3
+    )
     assert found.summary["resumed-after-rounds"] == [1]
 
 
 def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """Divided anew, what a model has been trained on would be among the samples that test it."""
     table = tmp_path / "mine.csv"
-    table.write_text("x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(60)), encoding="utf-8")
-    data = {"dataset": "arrays", "data_dir": str(table), "models": "mlp-1", "partition": "iid", "train_samples": 0}
+    table.write_text(
+        "x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(60)), encoding="utf-8"
+    )
+    data = {
+        "dataset": "arrays",
+        "data_dir": str(table),
+        "models": "mlp-1",
+        "partition": "iid",
+        "train_samples": 0,
+    }
     config = run_config(tmp_path, rounds=2, run_name="mine", **data)
     stop(config, "after the checkpoint", 1)
     table.write_text(table.read_text(encoding="utf-8").removesuffix("59,1\n"), encoding="utf-8")
@@ -127,7 +148,9 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
 
 
 @pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    place: str, tmp_path: Path, capsys: Printed
+) -> None:
     """Clients keep what that takes, also where some of them had begun the next round."""
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
@@ -139,7 +162,10 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(place: str, tmp
     resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
     before = 3 if place == "while the clients train" else 4
     said = capsys.readouterr().out
-    assert f"{newest.name} is damaged: its content does not have its checksum; going back a round" in said
+    assert (
+        f"{newest.name} is damaged: its content does not have its checksum; going back a round"
+        in said
+    )
     assert f"resuming mine after round {before} of 6" in said
     assert_same(resumed, wanted)
 
@@ -158,11 +184,19 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
     old = folder / CHECKPOINTS / "000001.safetensors"
-    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5" in refusal(config)
+    save_file(
+        {"prototypes:means": torch.zeros(1, 2)},
+        old,
+        {"format": "protofl-checkpoint-2", "facts": "{}"},
+    )
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5" in refusal(
+        config
+    )
 
 
-def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_resumed_run_says_from_where_and_from_what_code(
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, "after the checkpoint", 1)
@@ -174,25 +208,39 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path: Path, capsys
     assert said in capsys.readouterr().out
     run_federation(config | {"resume": True, "threads": 1}, CLIENTS, run_id=3)
     assert "resuming mine after round 2 of 3; round 3 is next" in (shown := capsys.readouterr().out)
-    assert "resuming with threads = 1: the run has threads = 0; figures may differ in their last digits" in shown
+    assert (
+        "resuming with threads = 1: the run has threads = 0; figures may differ in their last digits"
+        in shown
+    )
     assert shown.count("resuming with") == 1, "nor with other code"
 
 
-def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Before each checkpoint the simulated clients' files, which do not wait for the disk, are on it too."""
     config, synced = run_config(tmp_path, rounds=3, run_name="mine", **SMALL), list[int]()
 
-    def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    def save_unless_full(
+        tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]
+    ) -> None:
         if path.parent.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
-    monkeypatch.setattr("os.sync", lambda: synced.append(len(checkpoints(tmp_path / "runs" / "mine"))))
-    with pytest.raises(TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"):
+    monkeypatch.setattr(
+        "os.sync", lambda: synced.append(len(checkpoints(tmp_path / "runs" / "mine")))
+    )
+    with pytest.raises(
+        TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"
+    ):
         run_federation(config, CLIENTS, run_id=1)
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_file)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
     assert synced == [1, 2, 2, 3, 3], "of the models that the final evaluation leaves, too"
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(found, run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS))
+    assert_same(
+        found,
+        run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS),
+    )

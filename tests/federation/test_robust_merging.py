@@ -14,13 +14,29 @@ from scipy.stats import trim_mean
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.maths import aggregation
-from protofl_common.maths.aggregation import clip_updates, dropped, merge_by_class, merge_prototypes, merge_weights
+from protofl_common.maths.aggregation import (
+    clip_updates,
+    dropped,
+    merge_by_class,
+    merge_prototypes,
+    merge_weights,
+)
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
 from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
-from tests.support.attacks import Change, both, by, flipped, flooding, raw, reversed_update, scaled, values_of
+from tests.support.attacks import (
+    Change,
+    both,
+    by,
+    flipped,
+    flooding,
+    raw,
+    reversed_update,
+    scaled,
+    values_of,
+)
 from tests.support.given import Patch, Printed
 from tests.support.harness import refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
@@ -44,7 +60,15 @@ def cards(number: int, real: bool = True, archs: tuple[str, ...] = ("cnn4",)) ->
 
 def test_how_many_are_dropped() -> None:
     """⌈βn⌉ at each end, never all; three are enough to drop one, two never are."""
-    assert [dropped(n, "trimmed-mean", 0.2) for n in (1, 2, 3, 5, 6, 10, 11)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [dropped(n, "trimmed-mean", 0.2) for n in (1, 2, 3, 5, 6, 10, 11)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
     assert [dropped(n, "median", 0.2) for n in (1, 2, 3, 4, 5, 10)] == [0, 0, 1, 1, 2, 4]
     assert dropped(10, "trimmed-mean", 0.0) == 0
     assert dropped(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
@@ -54,26 +78,43 @@ def test_how_many_are_dropped() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_against_numpy_and_scipy(seed: int) -> None:
     sets = sets_of(np.random.default_rng(seed), clients=10)
-    median, trimmed = (merge_prototypes(sets, "counts", None, one, 0.2) for one in ("median", "trimmed-mean"))
+    median, trimmed = (
+        merge_prototypes(sets, "counts", None, one, 0.2) for one in ("median", "trimmed-mean")
+    )
     assert median.labels.tolist() == trimmed.labels.tolist() == [0, 1, 2, 3, 4]
-    for label, middle, mean in zip(range(5), median.means.numpy(), trimmed.means.numpy(), strict=True):
-        rows = np.stack([one.means[one.labels == label][0].double().numpy() for one in sets if label in one.labels])
+    for label, middle, mean in zip(
+        range(5), median.means.numpy(), trimmed.means.numpy(), strict=True
+    ):
+        rows = np.stack(
+            [
+                one.means[one.labels == label][0].double().numpy()
+                for one in sets
+                if label in one.labels
+            ]
+        )
         part = dropped(len(rows), "trimmed-mean", 0.2) / len(rows)  # SciPy rounds down
         np.testing.assert_allclose(middle, np.median(rows, axis=0), rtol=1e-6)
         np.testing.assert_allclose(mean, trim_mean(rows, part + 1e-9), rtol=1e-6)
 
 
-def test_no_order_of_clients_matters_a_class_nobody_sent_is_kept_and_the_default_is_the_mean() -> None:
+def test_no_order_of_clients_matters_a_class_nobody_sent_is_kept_and_the_default_is_the_mean() -> (
+    None
+):
     drawn = sets_of(np.random.default_rng(3), 4)
     sets = [Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4]) for one in drawn]
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
     wanted = merge_prototypes(sets, "uniform", previous, "median", 0.2)
     assert wanted.means[-1].tolist() == [7.0] * 8
     for order in itertools.permutations(sets):
-        assert torch.equal(merge_prototypes(list(order), "uniform", previous, "median", 0.2).means, wanted.means)
+        assert torch.equal(
+            merge_prototypes(list(order), "uniform", previous, "median", 0.2).means, wanted.means
+        )
     sets = sets_of(np.random.default_rng(0), 7)
     for weighting in ("counts", "uniform"):
-        found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)
+        found, wanted = (
+            merge_prototypes(sets, weighting, None, "mean", 0.2),
+            merge_by_class(sets, weighting),
+        )
         assert torch.equal(found.means, wanted.means)
     assert bounds(cards(4, real=False)) == Bounds()
     assert (Bounds().weights, Bounds().prototypes) == (("mean", 0), ("mean", 0))
@@ -82,17 +123,31 @@ def test_no_order_of_clients_matters_a_class_nobody_sent_is_kept_and_the_default
 def test_one_vote_per_client_by_hand() -> None:
     """Of class 4 the client far away goes with all its three prototypes; of class 7, which two hold, none does."""
     without_the_farthest = aggregation.without_the_farthest
-    near = [Prototypes(torch.tensor([[value, 0.0], [9.0, 9.0]]), torch.tensor([4, 7])) for value in (1.0, 2.0)]
-    far = Prototypes(torch.tensor([[50.0, 0.0], [1.5, 0.0], [52.0, 0.0], [5.0, 5.0]]), torch.tensor([4, 4, 4, 8]))
+    near = [
+        Prototypes(torch.tensor([[value, 0.0], [9.0, 9.0]]), torch.tensor([4, 7]))
+        for value in (1.0, 2.0)
+    ]
+    far = Prototypes(
+        torch.tensor([[50.0, 0.0], [1.5, 0.0], [52.0, 0.0], [5.0, 5.0]]), torch.tensor([4, 4, 4, 8])
+    )
     for merging in ("median", "trimmed-mean"):
         found = without_the_farthest([*near, far], merging, 0.2)
         assert [one.labels.tolist() for one in found] == [[4, 7], [4, 7], [8]]
         assert [one.means.tolist() for one in found[:2]] == [one.means.tolist() for one in near]
     assert without_the_farthest([*near, far], "mean", 0.2) == [*near, far]
-    who = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.5, 1.5]]  # class 0 alone would have the third
+    who = [
+        [0.0, 0.0],
+        [1.0, 0.0],
+        [2.0, 0.0],
+        [0.0, 1.0],
+        [1.5, 1.5],
+    ]  # class 0 alone would have the third
     sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in who]
     assert [len(one) for one in without_the_farthest(sets, "trimmed-mean", 0.2)] == [2, 2, 2, 2, 0]
-    five = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in (0.0, 1.0, 2.0, 3.0, 9.0)]
+    five = [
+        Prototypes(torch.tensor([[value]]), torch.tensor([0]))
+        for value in (0.0, 1.0, 2.0, 3.0, 9.0)
+    ]
     assert [len(one) for one in without_the_farthest(five, "median", 0.0)] == [0, 1, 1, 1, 0]
     assert [len(one) for one in without_the_farthest(five, "trimmed-mean", 0.2)] == [1, 1, 1, 1, 0]
 
@@ -112,15 +167,23 @@ def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
     assert "0.5: must be a number at least 0 and at most 0.49" in refusal({"trim-fraction": 0.5})
 
 
-AVERAGING = {algo for algo, row in CATALOG.items() if row.averages_prototypes and "prototypes" in row.exchange.up}
+AVERAGING = {
+    algo
+    for algo, row in CATALOG.items()
+    if row.averages_prototypes and "prototypes" in row.exchange.up
+}
 MEDIANS = [(algo, "prototypes") for algo in sorted(AVERAGING - {"fednh"})]
 """FedNH's prototypes only move towards the mean; its reference test has the median."""
 
 
-@pytest.mark.parametrize(("algo", "sent"), [*MEDIANS, *((algo, "weights") for algo in ("fedavg", "fedplvm", "fesem"))])
+@pytest.mark.parametrize(
+    ("algo", "sent"), [*MEDIANS, *((algo, "weights") for algo in ("fedavg", "fedplvm", "fesem"))]
+)
 def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_path: Path) -> None:
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "fesem__centres": 1}
-    outcome = run_federation(run_config(tmp_path, algo=algo, merging="median", rounds=1, **data), clients=3)
+    outcome = run_federation(
+        run_config(tmp_path, algo=algo, merging="median", rounds=1, **data), clients=3
+    )
     replies = [reply.content[sent] for _, reply in outcome.exchanged()]
     found = load_file(outcome.folder / f"{sent}.safetensors")
     for name in found if sent == "weights" else ["means"]:
@@ -134,18 +197,30 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
 
     One that sends as many as it has samples has as many centres as these, or twice the others' prototypes of a class.
     """
-    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1, "train_samples": 60}
+    data = {
+        "dataset": "digits",
+        "partition": "iid",
+        "arch": "htcnn-1",
+        "rounds": 1,
+        "train_samples": 60,
+    }
     received: dict[str, int] = {}
     for merging in ("mean", "trimmed-mean"):
         config = run_config(tmp_path / merging, algo=algo, merging=merging, **data)
         outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
-        received[merging] = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"]
+        received[merging] = outcome.rows[0]["server"][
+            "local-prototypes" if algo == "fedplvm" else "centres"
+        ]
     assert received["trimmed-mean"] < received["mean"]
-    outcome = run_federation(run_config(tmp_path / "many", algo=algo, liars=1, **data), 5, by({1004: flooding(60)}))
+    outcome = run_federation(
+        run_config(tmp_path / "many", algo=algo, liars=1, **data), 5, by({1004: flooding(60)})
+    )
     sent = [values_of(reply.content["prototypes"]["labels"]) for _, reply in outcome.exchanged()]
     *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
     most = {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo]
-    counted = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"] - np.sum(honest)
+    counted = outcome.rows[0]["server"][
+        "local-prototypes" if algo == "fedplvm" else "centres"
+    ] - np.sum(honest)
     assert counted == most < flood.sum()
     assert "site-4: " in str(outcome.summary["bounded"])
 
@@ -155,7 +230,9 @@ def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> No
     """Also where a layer is sorted in several parts."""
     monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES", at_once)
     rng = np.random.default_rng(0)
-    drawn = [(rng.normal(size=(3, 4)).astype(np.float32), int(rng.integers(1, 90))) for _ in range(9)]
+    drawn = [
+        (rng.normal(size=(3, 4)).astype(np.float32), int(rng.integers(1, 90))) for _ in range(9)
+    ]
     sets = [{"w": torch.from_numpy(weights), "seen": torch.tensor(seen)} for weights, seen in drawn]
     stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
     counts = np.array([int(one["seen"]) for one in sets])
@@ -180,7 +257,9 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
     assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
     assert clip_updates([start, start, sets[0]], [start] * 3, 1.5)[2] is sets[0]  # no part of 0
-    assert clip_updates([start, start, *sets[:2], sets[1]], [start] * 5, 1.5)[3] is not sets[1]  # the median is 1
+    assert (
+        clip_updates([start, start, *sets[:2], sets[1]], [start] * 5, 1.5)[3] is not sets[1]
+    )  # the median is 1
 
 
 def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:
@@ -189,9 +268,13 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
             factor = -4 if message.metadata.dst_node_id == 1004 else 1
-            record = {name: factor * values_of(one) for name, one in reply.content["control"].items()}
+            record = {
+                name: factor * values_of(one) for name, one in reply.content["control"].items()
+            }
             sent.append({name: torch.from_numpy(one) for name, one in record.items()})
-            reply.content["control"] = ArrayRecord({name: raw(one.astype("<f4")) for name, one in record.items()})
+            reply.content["control"] = ArrayRecord(
+                {name: raw(one.astype("<f4")) for name, one in record.items()}
+            )
         return reply
 
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "rounds": 1, "liars": 1}
@@ -207,21 +290,45 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
 def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
     """Two cannot outvote each other; a class that only two hold is not protected."""
     config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
-    with pytest.raises(FederationError, match=r"'median': a round asks only 2 sites \(participation = 0\.5\)"):
+    with pytest.raises(
+        FederationError, match=r"'median': a round asks only 2 sites \(participation = 0\.5\)"
+    ):
         run_federation(config, clients=4)
-    with pytest.raises(FederationError, match="liars = 2: a round asks only 4 sites, and 5 are the fewest that can"):
+    with pytest.raises(
+        FederationError, match="liars = 2: a round asks only 4 sites, and 5 are the fewest that can"
+    ):
         run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
-    shares = {"dataset": "digits", "partition": "pathological", "classes-per-client": 4, "participation": 1.0}
+    shares = {
+        "dataset": "digits",
+        "partition": "pathological",
+        "classes-per-client": 4,
+        "participation": 1.0,
+    }
     run_federation(config | shares, clients=5)
-    assert "fewer than 3 clients hold 10 classes, where merging = 'median' outvotes nobody" in capsys.readouterr().out
+    assert (
+        "fewer than 3 clients hold 10 classes, where merging = 'median' outvotes nobody"
+        in capsys.readouterr().out
+    )
 
 
 def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path) -> None:
     """It sends its update, reversed and ten times as long, below every limit of norms."""
-    settings: dict[str, Any] = {"algo": "fedavg", "arch": "htcnn-1", "rounds": 3, "lr": 0.1, "batch_size": 10}
+    settings: dict[str, Any] = {
+        "algo": "fedavg",
+        "arch": "htcnn-1",
+        "rounds": 3,
+        "lr": 0.1,
+        "batch_size": 10,
+    }
 
     def honest(name: str, change: Change | None, **merging: Any) -> float:
-        outcome = attacked(tmp_path / name, change=change, hostile=(1009,), **{"merging": "mean"} | merging, **settings)
+        outcome = attacked(
+            tmp_path / name,
+            change=change,
+            hostile=(1009,),
+            **{"merging": "mean"} | merging,
+            **settings,
+        )
         return honest_accuracy(outcome, "head")
 
     calm = honest("calm", None)
@@ -244,7 +351,9 @@ ATTACKS = {"×10": scaled(10), "×-5": scaled(-5), "flipped ×5": both(flipped(1
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_robust_merging_holds_where_the_mean_does_not(attack: str, unattacked: float, tmp_path: Path) -> None:
+def test_robust_merging_holds_where_the_mean_does_not(
+    attack: str, unattacked: float, tmp_path: Path
+) -> None:
     found = {
         merging: honest_accuracy(attacked(tmp_path / merging, merging, ATTACKS[attack], **SHARED))
         for merging in ("mean", "median", "trimmed-mean")
@@ -258,26 +367,35 @@ TRIMMED, MEAN = ("trimmed-mean", 1), ("mean", 0)
 
 
 def bounds(sites: list[SiteCard], **changed: Any) -> Bounds:
-    return bounds_of(settings_of({key.replace("_", "-"): value for key, value in changed.items()}), sites)
+    return bounds_of(
+        settings_of({key.replace("_", "-"): value for key, value in changed.items()}), sites
+    )
 
 
 def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_not() -> None:
     averaging = bounds(cards(3), algo="fedavg")
     assert averaging == Bounds(1, 5.0, 2.0, 8.0, 2.0, MEAN, MEAN)
     assert bounds(cards(3, real=False), algo="fedavg") == Bounds()
-    assert bounds([*cards(3, real=False), *cards(1)], algo="fedavg") == averaging  # nobody is believed to be simulated
+    assert (
+        bounds([*cards(3, real=False), *cards(1)], algo="fedavg") == averaging
+    )  # nobody is believed to be simulated
     assert bounds(cards(2), algo="fedavg") == Bounds()
     assert bounds(cards(6), algo="fedavg", participation=0.33) == Bounds()
     assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
     assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
-    assert bounds(cards(5, real=False), algo="feddistill", liars=2).prototypes == ("trimmed-mean", 2)
+    assert bounds(cards(5, real=False), algo="feddistill", liars=2).prototypes == (
+        "trimmed-mean",
+        2,
+    )
 
 
 def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
     assert bounds(cards(3)).prototypes == MEAN
     assert bounds(cards(3), initial_weights="shared").prototypes == TRIMMED
     assert bounds(cards(3, archs=("cnn4", "htcnn-1")), initial_weights="shared").prototypes == MEAN
-    odd = cards(3, archs=("cnn4", "mlp-1"))  # one of three names another network than the run, which may be a lie
+    odd = cards(
+        3, archs=("cnn4", "mlp-1")
+    )  # one of three names another network than the run, which may be a lie
     assert bounds(odd, initial_weights="shared", models="cnn4").prototypes == TRIMMED
     assert bounds([*odd, *odd], initial_weights="shared", models="cnn4").prototypes == MEAN
     assert bounds(cards(3), algo="fedproto-avg").prototypes == TRIMMED
@@ -287,18 +405,35 @@ def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
 
 
 def test_an_experts_key_wins() -> None:
-    given = {"max_norm_ratio": 3.0, "max_update_ratio": 1.0, "max_samples_ratio": 4.0, "max_samples_lead": 1.5}
+    given = {
+        "max_norm_ratio": 3.0,
+        "max_update_ratio": 1.0,
+        "max_samples_ratio": 4.0,
+        "max_samples_lead": 1.5,
+    }
     for real in (True, False):
         found = bounds(cards(5, real), **given, merging="median", trim_fraction=0.3)
         assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, ("median", 0.3), ("median", 0.3))
-    assert "max-norm-ratio = 0.5: must be a number 0, or at least 1" in refusal({"max-norm-ratio": 0.5})
+    assert "max-norm-ratio = 0.5: must be a number 0, or at least 1" in refusal(
+        {"max-norm-ratio": 0.5}
+    )
     assert "liars = 3: must be a number at least -1 and at most 2" in refusal({"liars": 3})
-    assert "liars = 1: secagg = true hides the single uploads" in refusal({"secagg": True, "liars": 1})
+    assert "liars = 1: secagg = true hides the single uploads" in refusal(
+        {"secagg": True, "liars": 1}
+    )
 
 
-def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(tmp_path: Path, capsys: Printed) -> None:
+def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
+    tmp_path: Path, capsys: Printed
+) -> None:
     """One of four sends its update ten times as long and reversed; another claims most samples."""
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1", "rounds": 2}
+    small = {
+        "dataset": "digits",
+        "partition": "iid",
+        "train_samples": 20,
+        "models": "htcnn-1",
+        "rounds": 2,
+    }
     config = run_config(tmp_path, algo="fedavg", **small)
     outcome = run_federation(config, nodes=real_sites(4), tamper=by({1003: reversed_update(10)}))
     printed = capsys.readouterr().out
@@ -315,8 +450,15 @@ def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(tmp_
 def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
     """A running variance of 40, from one of six: the cut bounds it, and the trimmed mean leaves it out."""
     start = {"w": torch.zeros(4), "bn.running_var": torch.ones(2)}
-    sets = [{"w": torch.full((4,), 0.1 * n), "bn.running_var": torch.full((2,), 1.0 + 0.1 * n)} for n in range(1, 7)]
+    sets = [
+        {"w": torch.full((4,), 0.1 * n), "bn.running_var": torch.full((2,), 1.0 + 0.1 * n)}
+        for n in range(1, 7)
+    ]
     sets[5]["bn.running_var"] = torch.full((2,), 40.0)
     clipped = clip_updates(sets, [start] * 6, 2.0)
     assert float(clipped[5]["bn.running_var"].max()) < 3
-    assert 1.1 <= float(merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)["bn.running_var"].max()) <= 1.5
+    assert (
+        1.1
+        <= float(merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)["bn.running_var"].max())
+        <= 1.5
+    )

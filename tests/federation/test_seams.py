@@ -30,7 +30,11 @@ def records(folder: Path, rare: int = 0, tested: int | None = None, sign: int = 
     labels = (np.arange(PATIENTS) % 2).astype(np.int64)
     split = np.array(["train", "test"])[(np.arange(PATIENTS) // 2) % 2]
     labels[np.flatnonzero(split == "train")[:rare]] = 2
-    labels[few := np.flatnonzero((split == "test") & (labels == 1))[: rare if tested is None else tested]] = 2
+    labels[
+        few := np.flatnonzero((split == "test") & (labels == 1))[
+            : rare if tested is None else tested
+        ]
+    ] = 2
     inputs = draw.normal(size=(PATIENTS, 6)).astype(np.float32)
     inputs[few] *= sign
     np.savez(folder / "data.npz", inputs=inputs, labels=labels, split=split)
@@ -44,28 +48,46 @@ def site(folder: Path, rare: int = 0, *of_tests: int, **more: Any) -> dict[str, 
 
 
 def table(folder: Path, **settings: Any) -> dict[str, Any]:
-    facts = {"dataset": "arrays", "partition": "own", "models": "mlp-1", "feature_dim": 4, "classes": "0,1,2"}
-    return run_config(folder, **facts | {"train_samples": 0, "test_samples": 0, "rounds": 3} | settings)
+    facts = {
+        "dataset": "arrays",
+        "partition": "own",
+        "models": "mlp-1",
+        "feature_dim": 4,
+        "classes": "0,1,2",
+    }
+    return run_config(
+        folder, **facts | {"train_samples": 0, "test_samples": 0, "rounds": 3} | settings
+    )
 
 
 def asked(
     node: Any, config: Any, kind: str, number: int = 1, history: str = "", run_id: int = RUN_ID, name: str = "study",
     **records: Any,
 ) -> Message:  # fmt: skip
-    instructions = pack_instructions(Instructions(number, name, RunHistory.parse(history or str(run_id))))
+    instructions = pack_instructions(
+        Instructions(number, name, RunHistory.parse(history or str(run_id)))
+    )
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
-    return LocalGrid(config, {7: node}, run_id=run_id).asked(Message(content, 7, kind, group_id=str(number)))
+    return LocalGrid(config, {7: node}, run_id=run_id).asked(
+        Message(content, 7, kind, group_id=str(number))
+    )
 
 
 def prototypes_of(*labels: int) -> dict[str, Any]:
     """Prototypes of which the last is the nearest to every sample."""
-    sent = Prototypes(torch.linspace(90, 0, len(labels) + 1)[1:, None].repeat(1, 4), torch.tensor(labels))
+    sent = Prototypes(
+        torch.linspace(90, 0, len(labels) + 1)[1:, None].repeat(1, 4), torch.tensor(labels)
+    )
     config = table(Path("."), algo="fedproto")
     return pack_payload(Payload(prototypes=sent), Settings.from_run_config(config).exchange.down)
 
 
-@pytest.mark.parametrize(("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)])
-def test_figures_do_not_tell_a_small_class(among: str, sent: tuple[int, ...], right: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)]
+)
+def test_figures_do_not_tell_a_small_class(
+    among: str, sent: tuple[int, ...], right: int, tmp_path: Path
+) -> None:
     """A server that sends the prototype of a class would see whether, or how often, the site has it."""
     replies = []
     for rare in (0, 1):
@@ -99,7 +121,12 @@ def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> Non
         (folder := tmp_path / str(rare)).mkdir()
         config = table(folder, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
         reply = asked(site(folder, rare), config, MessageType.QUERY)
-        stated.append([reply.content["site"][name] for name in ("train_samples", "test_samples", "found", "present")])
+        stated.append(
+            [
+                reply.content["site"][name]
+                for name in ("train_samples", "test_samples", "found", "present")
+            ]
+        )
     assert stated == 2 * [[PATIENTS // 2, PATIENTS // 2, PATIENTS, [0, 1, 2]]]
 
 
@@ -113,10 +140,15 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
     assert "losses.prototype" in free.content["report"]
 
 
-def test_no_server_goes_around_the_introduction_which_refuses_small_classes_alone(tmp_path: Path) -> None:
+def test_no_server_goes_around_the_introduction_which_refuses_small_classes_alone(
+    tmp_path: Path,
+) -> None:
     node, config = site(tmp_path, **{"min-class-samples": 31}), table(tmp_path, algo="fedavg")
     for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
-        assert "min-class-samples = 31: this client has no class of" in asked(node, config, kind).error.reason
+        assert (
+            "min-class-samples = 31: this client has no class of"
+            in asked(node, config, kind).error.reason
+        )
 
 
 def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:
@@ -125,11 +157,15 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
     free = table(tmp_path, algo="fedper", norm="group")
     assert not asked(node, free, MessageType.TRAIN).has_error()
     private = free | {"dp": "sample", "dp-epsilon": 8.0}
-    reply = asked(node | {"require-dp": "epsilon<=8"}, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712)
+    reply = asked(
+        node | {"require-dp": "epsilon<=8"}, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712
+    )
     assert "StateError" in reply.error.reason
 
 
-def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """A round that was killed before its answer was ready may be asked for again, and is charged again."""
     config, node = table(tmp_path, algo="fedavg", norm="group", dp="sample"), site(tmp_path)
     monkeypatch.setattr("client_app.app.Visit._report", interrupted)
@@ -157,8 +193,12 @@ def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path:
     assert answered[-1] < 500
 
 
-@pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
-def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(demand: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}]
+)
+def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(
+    demand: dict[str, Any], tmp_path: Path
+) -> None:
     """With a ``partition-id`` the run would choose who is a test sample."""
     node = site(tmp_path, **demand, **{"partition-id": 0, "num-partitions": 1})
     del node["test-from"]
@@ -186,7 +226,10 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypa
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
     node = site(tmp_path, **{"allow-python": "talkative"})
     reply = asked(node, table(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
-    assert "numbers [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]" in reply.error.reason
+    assert (
+        "numbers [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]"
+        in reply.error.reason
+    )
 
 
 def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) -> None:
@@ -204,7 +247,9 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
     assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
 
 
-def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(tmp_path: Path) -> None:
+def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
+    tmp_path: Path,
+) -> None:
     """Both run at once."""
     node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)

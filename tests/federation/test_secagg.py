@@ -39,11 +39,25 @@ from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, raw, silent, values_of, when
 from tests.support.commands import output
 from tests.support.given import Patch, Printed
-from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, refusal, run_config, run_federation, settings_of
+from tests.support.harness import (
+    CACHE,
+    LocalGrid,
+    Outcome,
+    Tamper,
+    refusal,
+    run_config,
+    run_federation,
+    settings_of,
+)
 from tests.support.sites import real_sites
 
 CLIENTS = 4
-DATA: dict[str, Any] = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "models": "htcnn-1"}
+DATA: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "pathological",
+    "classes_per_client": 5,
+    "models": "htcnn-1",
+}
 SMALL: dict[str, Any] = DATA | {"train_samples": 10, "test_samples": 10}
 LONG = pytest.mark.long
 STAGES = ("query.advertise", "query.share", "train", "query.unmask")
@@ -51,7 +65,9 @@ STAGES = ("query.advertise", "query.share", "train", "query.unmask")
 
 def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
     """Four clients with five classes each."""
-    return run_federation(run_config(folder, **{"rounds": 1, "secagg": True} | SMALL | settings), CLIENTS, tamper)
+    return run_federation(
+        run_config(folder, **{"rounds": 1, "secagg": True} | SMALL | settings), CLIENTS, tamper
+    )
 
 
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
@@ -61,13 +77,17 @@ def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
 
 def begun_anew(tamper: Tamper) -> Tamper:
     """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
-    return both(when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001), tamper)
+    return both(
+        when(lambda _, reply: reply.content.pop(NEXT_SUM) and reply, "query.unmask", 1001), tamper
+    )
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
     """All global ones."""
     files = [outcome.folder / f"{name}.safetensors" for name in ("prototypes", "weights")]
-    return {name: value for file in files if file.exists() for name, value in load_file(file).items()}
+    return {
+        name: value for file in files if file.exists() for name, value in load_file(file).items()
+    }
 
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
@@ -87,7 +107,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 # -- the sums ----------------------------------------------------------------------------------------------------------
 
-ABLE = {algo for algo, row in CATALOG.items() if row.exchange.up and not row.needs_single_uploads(row.exchange)}
+ABLE = {
+    algo
+    for algo, row in CATALOG.items()
+    if row.exchange.up and not row.needs_single_uploads(row.exchange)
+}
 KINDS: dict[str, dict[str, Any]] = {"fedproto": {}, "fedproto, uniform": {"fedproto__weighting": "uniform"},
     "fedproto-avg": {}, "fedpcl": {"fedpcl__prototypes": "global"}}  # fmt: skip
 ALL = [kind for kind in KINDS if kind != "fedpcl"]
@@ -97,7 +121,10 @@ ALL += [pytest.param(algo, marks=LONG) for algo in sorted({*ABLE, "fedpcl"} - se
 @pytest.mark.parametrize("kind", ALL)
 def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -> None:
     algo, more = kind.partition(",")[0], KINDS.get(kind, {})
-    plain, summed = (federation(tmp_path / str(secagg), algo=algo, secagg=secagg, **more) for secagg in (False, True))
+    plain, summed = (
+        federation(tmp_path / str(secagg), algo=algo, secagg=secagg, **more)
+        for secagg in (False, True)
+    )
     assert summed.summary["trouble"] == plain.summary["trouble"]
     assert_same(summed, plain)
     assert_figures_of_all(summed, plain)
@@ -111,44 +138,93 @@ def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
             assert found.get(group, {}).keys() == wanted.get(group, {}).keys(), group
             for name, figures in found.get(group, {}).items():
                 by_samples = wanted[group][name]["weighted"]
-                assert figures == pytest.approx({"mean": by_samples, "weighted": by_samples}, rel=1e-6), name
+                assert figures == pytest.approx(
+                    {"mean": by_samples, "weighted": by_samples}, rel=1e-6
+                ), name
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "local", "protofed"])
 def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path: Path) -> None:
     """Of clients of different sizes; also where nothing is sent but figures, and in rounds without prototypes."""
-    data = {"partition": "dirichlet", "total_samples": 300, "train_samples": 0, "test_samples": 0, "rounds": 2}
-    asked: dict[str, Any] = {"validation_fraction": 0.3, "metrics": "auc, balanced-accuracy", "algo": algo, **data}
-    plain, summed = (federation(tmp_path / str(secagg), secagg=secagg, **asked) for secagg in (False, True))
+    data = {
+        "partition": "dirichlet",
+        "total_samples": 300,
+        "train_samples": 0,
+        "test_samples": 0,
+        "rounds": 2,
+    }
+    asked: dict[str, Any] = {
+        "validation_fraction": 0.3,
+        "metrics": "auc, balanced-accuracy",
+        "algo": algo,
+        **data,
+    }
+    plain, summed = (
+        federation(tmp_path / str(secagg), secagg=secagg, **asked) for secagg in (False, True)
+    )
     assert {"head/auc", "head/balanced-accuracy", "head"} <= summed.rows[0]["validation"].keys()
     assert all(row["accuracy"] and row["metrics"] for row in summed.rows)
     assert_figures_of_all(summed, plain)
     for row in summed.rows:
-        assert all(one == {"accuracy": {}, "losses": {}, "seconds": one["seconds"]} for one in row["clients"].values())
+        assert all(
+            one == {"accuracy": {}, "losses": {}, "seconds": one["seconds"]}
+            for one in row["clients"].values()
+        )
     for message, reply in summed.grid.log:
         if "report" in reply.content:
             report = reply.content.metric_records["report"]
-            wanted = {"train_samples": 0, "test_samples": 0, "validation_samples": 0, "round": report["round"]}
-            assert {name: value for name, value in report.items() if not name.startswith("seconds.")} == wanted
+            wanted = {
+                "train_samples": 0,
+                "test_samples": 0,
+                "validation_samples": 0,
+                "round": report["round"],
+            }
+            assert {
+                name: value for name, value in report.items() if not name.startswith("seconds.")
+            } == wanted
             assert "masked" in reply.content
         if message.metadata.message_type == MessageType.QUERY:
             card = reply.content.config_records["site"]
-            assert not any(card[key] for key in ("train_samples", "test_samples", "validation_samples", "found"))
+            assert not any(
+                card[key]
+                for key in ("train_samples", "test_samples", "validation_samples", "found")
+            )
 
 
-def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, capsys: Printed) -> None:
+def test_whoever_shows_the_figures_shows_those_of_all_sites(
+    tmp_path: Path, capsys: Printed
+) -> None:
     """Console, page, comparison and tables, with baselines, the best model and metrics."""
-    more: dict[str, Any] = {"baselines": "local", "keep_best": True, "metrics": "auc", "validation_fraction": 0.3}
-    config = run_config(tmp_path, rounds=2, secagg=True, report=True, run_name="mine", **SMALL | {"train_samples": 20})
+    more: dict[str, Any] = {
+        "baselines": "local",
+        "keep_best": True,
+        "metrics": "auc",
+        "validation_fraction": 0.3,
+    }
+    config = run_config(
+        tmp_path,
+        rounds=2,
+        secagg=True,
+        report=True,
+        run_name="mine",
+        **SMALL | {"train_samples": 20},
+    )
     run_federation(config | {key.replace("_", "-"): value for key, value in more.items()}, CLIENTS)
     console, folder = " ".join(capsys.readouterr().out.split()), tmp_path / "runs" / "mine"
     assert "worst" not in console.replace("worst 10 %", "")
     assert console.count(HIDDEN) == 2  # of the run, and beside its baseline
     page = (folder / "report.html").read_text()
-    there = (HIDDEN, 'id="accuracy-curves"', "Test accuracy over all samples", "means over all samples")
+    there = (
+        HIDDEN,
+        'id="accuracy-curves"',
+        "Test accuracy over all samples",
+        "means over all samples",
+    )
     assert [text for text in there if text not in unescape(page)] == []
     assert "nan" not in page.partition("<svg")[0].lower()
-    assert [text for text in ("could not be drawn", 'id="accuracy-of-clients') if text in page] == []
+    assert [
+        text for text in ("could not be drawn", 'id="accuracy-of-clients') if text in page
+    ] == []
     (clients,) = re.findall(r'id="clients".*?</section>', page, re.S)
     assert clients.count("<td>–</td>") >= CLIENTS
     assert Figure().read(folder) == Figure(over="by-samples").read(folder)
@@ -156,12 +232,18 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, caps
         with pytest.raises(NoFigure, match="secure aggregation hides single clients"):
             Figure(**hidden).read(folder)
     assert Figure(what="validation/head").read(folder) >= 0
-    assert f"Without a std: {HIDDEN}" in " ".join(output(capsys, "compare", folder, f"{folder}-local").out.split())
-    assert "final head over all samples." in " ".join(output(capsys, "compare", folder, "--what", "head").out.split())
+    assert f"Without a std: {HIDDEN}" in " ".join(
+        output(capsys, "compare", folder, f"{folder}-local").out.split()
+    )
+    assert "final head over all samples." in " ".join(
+        output(capsys, "compare", folder, "--what", "head").out.split()
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_who_is_lost_is_missed_in_the_sum_alone(stage: str, tmp_path: Path, plain: dict[str, Outcome]) -> None:
+def test_who_is_lost_is_missed_in_the_sum_alone(
+    stage: str, tmp_path: Path, plain: dict[str, Outcome]
+) -> None:
     """After its upload it is not even missed there."""
     found = federation(tmp_path, lost(stage, 1001))
     assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
@@ -176,7 +258,9 @@ SENT = ("keys", "shares of their keys", "uploads", "shares to unmask the sum")
     pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
     for stage, what in zip(STAGES, SENT, strict=True)
 ])  # fmt: skip
-def test_too_few_sites_change_nothing(stage: str, what: str, tmp_path: Path, plain: Any, capsys: Printed) -> None:
+def test_too_few_sites_change_nothing(
+    stage: str, what: str, tmp_path: Path, plain: Any, capsys: Printed
+) -> None:
     found = federation(tmp_path, begun_anew(lost(stage, 1001, 1003, number=2)), rounds=3)
     assert [row["void"] for row in found.rows] == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
@@ -200,18 +284,25 @@ def lies_about_shares(node: int) -> Tamper:
 
 
 @pytest.mark.parametrize(("node", "rounds"), [(1000, 1), (1002, 1), (1002, 3)])
-def test_one_wrong_share_is_named_and_its_liar_out(node: int, rounds: int, tmp_path: Path, plain: Any) -> None:
+def test_one_wrong_share_is_named_and_its_liar_out(
+    node: int, rounds: int, tmp_path: Path, plain: Any
+) -> None:
     """The sum is right."""
     found = federation(tmp_path, lies_about_shares(node), rounds=rounds)
     if rounds == 1:
         assert_same(found, plain["all"])
     said = "secure aggregation: wrong shares of keys; it takes no further part in this run"
     assert [row["refused"] for row in found.rows] == [{f"site-{node - 1000}": said}, *rounds * [{}]]
-    assert [(row["asked"], row["void"]) for row in found.rows] == [(4, False), *rounds * [(3, False)]]
+    assert [(row["asked"], row["void"]) for row in found.rows] == [
+        (4, False),
+        *rounds * [(3, False)],
+    ]
 
 
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
-def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage: str, record: str, tmp_path: Path) -> None:
+def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
+    stage: str, record: str, tmp_path: Path
+) -> None:
     """No other goes on with these, so that each round would be void, and nobody named."""
     keys: list[Any] = []
 
@@ -221,12 +312,16 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage: st
         own.update(dict.fromkeys(own, keys[0]))
         return reply
 
-    found = run_federation(run_config(tmp_path, secagg=True, rounds=3, **SMALL), 5, by({1001: same, 1002: same}, stage))
+    found = run_federation(
+        run_config(tmp_path, secagg=True, rounds=3, **SMALL), 5, by({1001: same, 1002: same}, stage)
+    )
     assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
     assert [row["void"] for row in found.rows] == [stage != "train", False, False, False]
 
 
-def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Nobody can tell which of the two lies: both stay."""
     honest = client_secagg.masks.split
 
@@ -249,17 +344,27 @@ def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(tmp_pat
     monkeypatch.setattr(client_secagg.masks, "new_secret", noted)
     found = federation(tmp_path, rounds=2)
     assert [list(row["refused"]) for row in found.rows] == 3 * [["site-2"]]
-    assert "a wrong share of a key of site-0: one of the two lies" in found.rows[0]["refused"]["site-2"]
+    assert (
+        "a wrong share of a key of site-0: one of the two lies"
+        in found.rows[0]["refused"]["site-2"]
+    )
     assert [row["asked"] for row in found.rows] == 3 * [4]
     assert not any(row["void"] for row in found.rows)
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
-    honest, first = client_secagg.masks.split, iter([True, True])  # the two keys of site-0 in the first round
+    honest, first = (
+        client_secagg.masks.split,
+        iter([True, True]),
+    )  # the two keys of site-0 in the first round
 
     def wrong(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
         shares = honest(secret, threshold, points)
-        return {point: bytes([0, point]) * 16 + b"x" for point in shares} if next(first, False) else shares
+        return (
+            {point: bytes([0, point]) * 16 + b"x" for point in shares}
+            if next(first, False)
+            else shares
+        )
 
     monkeypatch.setattr(client_secagg.masks, "split", wrong)
     found = federation(tmp_path, rounds=3)
@@ -278,7 +383,9 @@ def noise(message: Message, reply: Message) -> Message:
     (both(lies_about_shares(1002), lost("train", 1001)), "the shares of site-0's keys do not give them: it, or others"),
     (by({1002: noise}), "void: secure aggregation: "),
 ])  # fmt: skip
-def test_what_nobody_can_mend_costs_the_round(tamper: Tamper, said: str, tmp_path: Path, capsys: Printed) -> None:
+def test_what_nobody_can_mend_costs_the_round(
+    tamper: Tamper, said: str, tmp_path: Path, capsys: Printed
+) -> None:
     """Of three shares, where three are needed, one is wrong; or an upload is noise, and nobody can tell whose."""
     found = federation(tmp_path, tamper)
     assert found.rows[0]["void"]
@@ -288,8 +395,14 @@ def test_what_nobody_can_mend_costs_the_round(tamper: Tamper, said: str, tmp_pat
 
 RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "keys of another length": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(5)})),
-    "keys that are none": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(PUBLIC + SIGNATURE)})),
-    "another's keys": ("query.advertise", lambda c: c[SECAGG].update({"site-2": bytes(PUBLIC + SIGNATURE)})),
+    "keys that are none": (
+        "query.advertise",
+        lambda c: c[SECAGG].update({"site-1": bytes(PUBLIC + SIGNATURE)}),
+    ),
+    "another's keys": (
+        "query.advertise",
+        lambda c: c[SECAGG].update({"site-2": bytes(PUBLIC + SIGNATURE)}),
+    ),
     "no record": ("query.advertise", lambda c: c.__delitem__(SECAGG)),
     "shares of another length": ("query.share", lambda c: c[SECAGG].update({"site-2": b""})),
     "shares for strangers": ("query.share", lambda c: c[SECAGG].update({"nobody": bytes(SEALED)})),
@@ -297,11 +410,20 @@ RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "a masked upload of another length": ("train", lambda c: cut(c)),
     "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
     "next keys of another length": ("train", lambda c: c[NEXT_SUM].update({"site-1": bytes(5)})),
-    "another's next keys": ("train", lambda c: c[NEXT_SUM].update({"site-2": bytes(PUBLIC + SIGNATURE)})),
-    "next shares for strangers": ("query.unmask", lambda c: c[NEXT_SUM].update({"nobody": bytes(SEALED)})),
+    "another's next keys": (
+        "train",
+        lambda c: c[NEXT_SUM].update({"site-2": bytes(PUBLIC + SIGNATURE)}),
+    ),
+    "next shares for strangers": (
+        "query.unmask",
+        lambda c: c[NEXT_SUM].update({"nobody": bytes(SEALED)}),
+    ),
     "words for shares": ("query.unmask", lambda c: c[SECAGG].update({"site-2": "word"})),
 }
-IN_UPLOADS = ("a masked upload of another length", "an upload in the clear")  # which cost the round only
+IN_UPLOADS = (
+    "a masked upload of another length",
+    "an upload in the clear",
+)  # which cost the round only
 
 
 def cut(content: RecordDict) -> None:
@@ -313,15 +435,23 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
     """A kind of it in every run; in the stages of keys and shares it is no accident, and the sender is out."""
     for kind, (stage, change) in RUBBISH.items():
         tamper = when(lambda _, reply, change=change: change(reply.content) or reply, stage, 1001)
-        outcome = federation(tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5)
+        outcome = federation(
+            tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5
+        )
         assert list(outcome.rows[0]["refused"]) == ["site-1"], kind
         assert len(outcome.rows[0]["refused"]["site-1"]) < 600
-        assert [row["asked"] for row in outcome.rows] == ([4, 4, 4] if kind in IN_UPLOADS else [4, 3, 3]), kind
+        assert [row["asked"] for row in outcome.rows] == (
+            [4, 4, 4] if kind in IN_UPLOADS else [4, 3, 3]
+        ), kind
         assert not any(row["void"] for row in outcome.rows), kind
 
 
-@pytest.mark.parametrize("stage", ["train", *(pytest.param(one, marks=LONG) for one in STAGES[1::2])])
-def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stage", ["train", *(pytest.param(one, marks=LONG) for one in STAGES[1::2])]
+)
+def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
+    stage: str, tmp_path: Path
+) -> None:
     """Bit for bit: sums of whole numbers do not depend on masks."""
     more: dict[str, Any] = {"rounds": 2, "run_name": "mine"}
     wanted = federation(tmp_path / "whole", **more)
@@ -336,7 +466,11 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
     """Unless a site is missing: then all begin anew, and as well for the final evaluation of a run that stops early."""
 
     def tamper(message: Message, reply: Message) -> Message:
-        kind, number, node = message.metadata.message_type, message.metadata.group_id, message.metadata.dst_node_id
+        kind, number, node = (
+            message.metadata.message_type,
+            message.metadata.group_id,
+            message.metadata.dst_node_id,
+        )
         if number == "1":
             begun_anew(lambda _, same: same)(message, reply)
         if (kind, number, node) == ("query.unmask", "2", 1003):
@@ -349,7 +483,13 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
     everyone = [1000, 1001, 1002, 1003]
     outcome = federation(tmp_path, tamper, rounds=5)
     for kind in ("query.advertise", "query.share"):
-        assert [asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)] == [everyone, everyone, [], everyone, []]
+        assert [asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)] == [
+            everyone,
+            everyone,
+            [],
+            everyone,
+            [],
+        ]
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
     early: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **early)
@@ -363,16 +503,26 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path, capsys: Printed)
 
 
 # -- what can be read --------------------------------------------------------------------------------------------------
-def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(tmp_path: Path) -> None:
+def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(
+    tmp_path: Path,
+) -> None:
     """`test_wire_privacy.py` says how the bytes are read; four clients, each with five of ten classes."""
     outcome = federation(tmp_path, rounds=2)
     uploads = []
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
-        wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
-        assert names == wanted.get(kind, {SECAGG}) | ({NEXT_SUM} if kind in ("train", "query.unmask") else set())
-        if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
+        wanted = {
+            "query": {"site"},
+            "train": {"masked", "report"},
+            "evaluate": {"masked", "report"},
+        }
+        assert names == wanted.get(kind, {SECAGG}) | (
+            {NEXT_SUM} if kind in ("train", "query.unmask") else set()
+        )
+        if (
+            "masked" in names
+        ):  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
             size = 2 * (2 * 2 + 4) + 2 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
             uploads.append(arrays["masked"]["sum"])
@@ -380,20 +530,31 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
             card = reply.content.config_records["site"]
             assert (card["present"], card["train_samples"], card["found"]) == ([], 0, 0)
     assert len(uploads) == 3 * CLIENTS
-    moments = {"algo": "gaussian", "rounds": 1, "backbones": "glyphs"}  # which are refused without a class
+    moments = {
+        "algo": "gaussian",
+        "rounds": 1,
+        "backbones": "glyphs",
+    }  # which are refused without a class
     assert card_of(harness.client_of(outcome.grid.run_config | moments), 0, "").present == ()
     numbers = np.frombuffer(b"".join(one.tobytes() for one in uploads), np.uint8)
-    assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6  # the masks are drawn anew each time
+    assert (
+        chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6
+    )  # the masks are drawn anew each time
 
 
 @pytest.mark.parametrize(("dp", "told"), [("none", set()), ("sample", {"train-samples"})])
-def test_what_the_run_leaves_tells_nothing_of_single_uploads(dp: str, told: set[str], tmp_path: Path) -> None:
+def test_what_the_run_leaves_tells_nothing_of_single_uploads(
+    dp: str, told: set[str], tmp_path: Path
+) -> None:
     """A budget of differential privacy needs the numbers of training samples."""
     outcome = federation(tmp_path, dp=dp)
     sites = json.loads((outcome.folder / "sites.json").read_text())["sites"]
     assert all(facts.keys() == {"arch", "domain", "parameters"} | told for facts in sites.values())
     assert not (outcome.folder / "client-prototypes.safetensors").exists()
-    assert all(row.keys() == {"accuracy", "losses", "seconds"} for row in outcome.rows[0]["clients"].values())
+    assert all(
+        row.keys() == {"accuracy", "losses", "seconds"}
+        for row in outcome.rows[0]["clients"].values()
+    )
     assert outcome.summary["accuracy-of-clients"] == {f"site-{i}": {} for i in range(CLIENTS)}
     assert ("total" in outcome.rows[0]["losses"]) == (dp == "none")
 
@@ -467,19 +628,27 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
                     records = {name: record for name, record in content.items() if name != SECAGG}
                     more = told(message, reply)
                     content = RecordDict({**records, **(pack_by_site(more) if more else {})})
-                context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
-                answers[trick] = str(client_app(Message(content, 1000, stage, group_id="1"), context).error.reason)
+                context = Context(
+                    4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config
+                )
+                answers[trick] = str(
+                    client_app(Message(content, 1000, stage, group_id="1"), context).error.reason
+                )
         return reply
 
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
     outcome = run_federation(config, CLIENTS, tamper, on_grid=grids.append)
-    assert {trick: reason for trick, (*_, reason) in TRICKS.items() if reason not in answers[trick]} == {}
+    assert {
+        trick: reason for trick, (*_, reason) in TRICKS.items() if reason not in answers[trick]
+    } == {}
     assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
 
 
 @pytest.mark.parametrize("during", ["pack", "_remember"])
-def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
+    during: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """A site trains and unmasks while the same training ends, or it unmasks: one unmasking of the sum is answered."""
     answers, waiting, nodes = list[Message](), list[Thread](), real_sites(7, tmp_path / "disk")
     names = [str(node["site-name"]) for node in nodes.values()]
@@ -516,7 +685,9 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during: str, tmp_
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "protofed"])
-def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_a_server_chooses_to_send_shows_no_single_site(
+    algo: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """To all sites but one a model that no data change; to all a prototype that breaks the training of its class.
 
     Or to one the keys of five sites, to the others of four: its numbers would have another scale, and be odd.
@@ -535,7 +706,9 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
     def fewer(self: Any, stage: str, records: Any) -> Any:
         if stage == "share":
             self.keys = {site: key for site, key in self.keys.items() if site != "site-4"}
-            records = {site: pack_by_site(self.keys) for site in self.keys} | {"site-0": records["site-0"]}
+            records = {site: pack_by_site(self.keys) for site in self.keys} | {
+                "site-0": records["site-0"]
+            }
         return asked(self, stage, records)
 
     if algo == "protofed":
@@ -543,11 +716,15 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
         monkeypatch.setattr(SecureSum, "_true_shares", lambda self, sealed, keys: sealed)
     monkeypatch.setattr(server_round, "_contents", chosen)
     for room in ("app", "protections.secure_sum"):
-        monkeypatch.setattr(f"client_app.{room}.log", lambda level, text: broken.extend([text] * (level == "ERROR")))
+        monkeypatch.setattr(
+            f"client_app.{room}.log", lambda level, text: broken.extend([text] * (level == "ERROR"))
+        )
     config = run_config(tmp_path, algo=algo, rounds=3, secagg=True, secagg_threshold=0.6, **SMALL)
     nodes = real_sites(CLIENTS + (algo == "protofed"), tmp_path / "d")
     if algo != "fedproto":
-        with pytest.raises(FederationError, match=r"secure aggregation: sums of (?!35 )"):  # of three sites and a half
+        with pytest.raises(
+            FederationError, match=r"secure aggregation: sums of (?!35 )"
+        ):  # of three sites and a half
             run_federation(config, nodes=nodes)
         return
     outcome = run_federation(config, nodes=nodes)
@@ -563,11 +740,20 @@ def test_what_a_server_chooses_to_send_shows_no_single_site(algo: str, tmp_path:
 
 def test_a_site_that_was_lost_in_one_sum_is_in_no_other(tmp_path: Path) -> None:
     """Of ten sites each may be told other lost ones, so that one is missing in the sum; or h is, beside i and j."""
-    for sums in ("abcdefghij abcdefg abcdefg-h-i-j abcdefghi-j", "abcdefgh-i-j abcdefgh-i-j abcdefg"):
-        client = SimpleNamespace(settings=settings_of({"secagg": True, "rounds": 1}), study="any", root=tmp_path / sums)
+    for sums in (
+        "abcdefghij abcdefg abcdefg-h-i-j abcdefghi-j",
+        "abcdefgh-i-j abcdefgh-i-j abcdefg",
+    ):
+        client = SimpleNamespace(
+            settings=settings_of({"secagg": True, "rounds": 1}), study="any", root=tmp_path / sums
+        )
         site: Any = SimpleNamespace(client=client, name="a", sum_number=2)
         for place, now in enumerate(sums.split()):
-            with pytest.raises(RefusedMessage, match=r"what h and i and j|what j") if place > 1 else nullcontext():
+            with (
+                pytest.raises(RefusedMessage, match=r"what h and i and j|what j")
+                if place > 1
+                else nullcontext()
+            ):
                 client_secagg.SecureSum._remember(site, {*re.findall("-?[a-j]", now)})
 
 
@@ -582,8 +768,17 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
 
     outcome = federation(tmp_path, tamper)
     assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 96]
-    assert seen["query.advertise"]["secret"] == seen["query.share"]["secret"] != seen["query.unmask"]["secret"]
-    assert [seen[stage]["following"] for stage in STAGES] == ["", "", seen["query.unmask"]["secret"], ""]
+    assert (
+        seen["query.advertise"]["secret"]
+        == seen["query.share"]["secret"]
+        != seen["query.unmask"]["secret"]
+    )
+    assert [seen[stage]["following"] for stage in STAGES] == [
+        "",
+        "",
+        seen["query.unmask"]["secret"],
+        "",
+    ]
     assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))
 
@@ -598,9 +793,14 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
     message.content.config_records["round"]["run_name"] = "another"
     again = Message(message.content, 1000, "query.advertise", group_id="1")
     answer = client_app(again, Context(4711, 1000, nodes[1000], RecordDict(), config))
-    assert "keys asked for round 1, after the upload of the final evaluation after round 1" in str(answer.error.reason)
+    assert "keys asked for round 1, after the upload of the final evaluation after round 1" in str(
+        answer.error.reason
+    )
     (file,) = (tmp_path / "disk-0" / "privacy").glob("*.secagg")
-    assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (0o600, "")
+    assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (
+        0o600,
+        "",
+    )
     for damaged in ('{"run_id": 1, "secret": "deadbe', '{"secret": "deadbeefzz"}'):
         file.write_text(damaged)
         with pytest.raises(ValueError, match="secagg") as refused:
@@ -611,7 +811,9 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
 # -- settings ----------------------------------------------------------------------------------------------------------
 OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh")
 WHY = {
-    **dict.fromkeys(OF_PROTOTYPES, "its server does more with the clients' prototypes than average them"),
+    **dict.fromkeys(
+        OF_PROTOTYPES, "its server does more with the clients' prototypes than average them"
+    ),
     "fedpcl": "its clients receive one another's prototypes",
     "fednh": "its server scales every client's prototypes to length 1",
     "feddistill": "what teaches a client is the mean of the others' outputs",
@@ -633,7 +835,9 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     assert said.startswith(why)
     assert said.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"}).splitlines()
-    assert not re.search("ditto|fedrep|per-fedavg|pfedme", with_dp[0].partition("choose")[2]), with_dp[0]
+    assert not re.search("ditto|fedrep|per-fedavg|pfedme", with_dp[0].partition("choose")[2]), (
+        with_dp[0]
+    )
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [
@@ -649,15 +853,24 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: st
     assert refusal({"secagg": True, key: value}).startswith(said)
 
 
-STEP, COSINE = ({"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1}, {"lr-schedule": "cosine", "lr": 2e-7})
+STEP, COSINE = (
+    {"lr-schedule": "step", "lr-decay": 1e-9, "lr-step": 1},
+    {"lr-schedule": "cosine", "lr": 2e-7},
+)
 
 
-@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, COSINE, {"algo": "gaussian"}])
-def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more", [{"participation": 0.75}, {"local-epochs": 0}, STEP, COSINE, {"algo": "gaussian"}]
+)
+def test_a_site_refuses_sums_whose_difference_is_an_upload(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
     grid = LocalGrid(run_config(tmp_path, secagg=True, **SMALL) | more, {7: node})
-    assert "single uploads" in str(grid.asked(Message(RecordDict(), 7, MessageType.QUERY, group_id="0")).error.reason)
+    assert "single uploads" in str(
+        grid.asked(Message(RecordDict(), 7, MessageType.QUERY, group_id="0")).error.reason
+    )
 
 
 def test_a_site_may_take_part_in_nothing_else_and_one_round_without_training_is_one_sum() -> None:
@@ -665,20 +878,30 @@ def test_a_site_may_take_part_in_nothing_else_and_one_round_without_training_is_
     said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"{said}; set secagg = true"
     settings_of({"secagg": True}, node)
-    assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
+    assert "require-secagg = 'yes' must be true or false" in refusal(
+        {"secagg": True}, node | {"require-secagg": "yes"}
+    )
     for more in ({"rounds": 1}, {"local-steps": 5}):
         settings_of({"secagg": True, "local-epochs": 0} | more)
 
 
-def test_two_clients_are_too_few_and_what_is_undeclared_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
-    with pytest.raises(FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"):
+def test_two_clients_are_too_few_and_what_is_undeclared_is_refused(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    with pytest.raises(
+        FederationError, match=r"secure aggregation: a round asks 2 sites; 3 are the"
+    ):
         run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
     reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
     assert "which the run's settings do not ask for" in str(reply.error.reason)
     honest, more = ClientAlgorithm.upload, {"weights": {"w": torch.zeros(1)}}
-    monkeypatch.setattr(ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more))
-    with pytest.raises(FederationError, match="uploaded: prototypes, weights; declared for this sum: prototypes"):
+    monkeypatch.setattr(
+        ClientAlgorithm, "upload", lambda self: Payload(**honest(self).entries, **more)
+    )
+    with pytest.raises(
+        FederationError, match="uploaded: prototypes, weights; declared for this sum: prototypes"
+    ):
         federation(tmp_path / "entries")
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
     with pytest.raises(FederationError, match="FedProto sends site-0 a payload of its own"):

@@ -78,4 +78,6 @@ def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object
     under, other = CASES[key]
     under = ({"rounds": 2} if key in IN_THE_SECOND_ROUND.split() else {}) | under
     assert other != default_run_config()[key]
-    assert left_behind(under | {key.replace("-", "_").replace(".", "__"): other}) != left_behind(under)
+    assert left_behind(under | {key.replace("-", "_").replace(".", "__"): other}) != left_behind(
+        under
+    )

@@ -86,7 +86,9 @@ LEFT_OUT: dict[str, tuple[Callable[[Three, Patch], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("fault", LEFT_OUT)
-def test_a_faulty_site_is_named_and_left_out(fault: str, three: Three, monkeypatch: Patch, capfd: Printed) -> None:
+def test_a_faulty_site_is_named_and_left_out(
+    fault: str, three: Three, monkeypatch: Patch, capfd: Printed
+) -> None:
     strike, at_server, at_site = LEFT_OUT[fault]
     strike(three, monkeypatch)
     outcome = three.run()
@@ -101,17 +103,26 @@ def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three
     """Images of another size are no fault."""
     for file in (three.south / "data").rglob("*.png"):
         Image.open(file).resize((13, 21)).save(file)
-    deaths = [Error(code, "unavailable") for code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)]
+    deaths = [
+        Error(code, "unavailable")
+        for code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+    ]
 
     def dies_once(message: Message, reply: Message) -> Message:
         return Message(deaths.pop(), reply_to=message) if deaths else reply
 
-    assert set(three.run(when(dies_once, MessageType.QUERY, 3), min_clients=3).summary["clients"]) == set(NAMES)
+    assert set(
+        three.run(when(dies_once, MessageType.QUERY, 3), min_clients=3).summary["clients"]
+    ) == set(NAMES)
 
 
 def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: Printed) -> None:
     def older(message: Message, reply: Message) -> Message:
-        card = {key: value for key, value in reply.content.config_records["site"].items() if key != "found"}
+        card = {
+            key: value
+            for key, value in reply.content.config_records["site"].items()
+            if key != "found"
+        }
         return Message(RecordDict({"site": ConfigRecord(card)}), reply_to=message)
 
     assert set(three.run(when(older, MessageType.QUERY, 3)).summary["clients"]) == {"east", "north"}
@@ -120,29 +131,46 @@ def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: 
 
 
 def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) -> None:
-    three.run(on_round(1, 3, lambda _, reply: shutil.rmtree(three.south / "state") or reply), rounds=2)
-    said = re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err)
+    three.run(
+        on_round(1, 3, lambda _, reply: shutil.rmtree(three.south / "state") or reply), rounds=2
+    )
+    said = re.findall(
+        r"WARNING protofl: run \d+: no model of an earlier round in state-dir",
+        capfd.readouterr().err,
+    )
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(kind: str, three: Three) -> None:
-    with pytest.raises(FederationError, match=r"no client has sent one valid reply|no valid reply to the final"):
+def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
+    kind: str, three: Three
+) -> None:
+    with pytest.raises(
+        FederationError, match=r"no client has sent one valid reply|no valid reply to the final"
+    ):
         three.run(when(empty, kind), run_name="mine")
     assert not (three.folder / "runs/mine/summary.json").exists()
     last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
-    assert re.match(rf"{STAMP} ERROR ended by FederationError: no (client has sent one )?valid reply", last)
+    assert re.match(
+        rf"{STAMP} ERROR ended by FederationError: no (client has sent one )?valid reply", last
+    )
 
 
-def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, monkeypatch: Patch, capfd: Printed) -> None:
+def test_a_site_that_hangs_costs_no_whole_timeout(
+    three: Three, monkeypatch: Patch, capfd: Printed
+) -> None:
     """In a round after the first; in the first everybody has the whole timeout."""
     monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE", 0.0)
     outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0)
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
-    assert float(re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)[1]) < 100  # type: ignore[index]
+    assert (
+        float(re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)[1]) < 100
+    )  # type: ignore[index]
 
 
-def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(three: Three, capfd: Printed) -> None:
+def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
+    three: Three, capfd: Printed
+) -> None:
     fails = on_round(1, 3, lambda message, _: Message(Error(2, "it rains"), reply_to=message))
     outcome = three.run(fails, run_name="mine")
     lines = (outcome.folder / "run.log").read_text().splitlines()

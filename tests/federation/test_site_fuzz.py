@@ -48,15 +48,32 @@ HANG = 120
 """Seconds of computing, on however busy a machine, after which a case is taken for one that never ends."""
 
 PATHS_OF = {
-    **dict.fromkeys(("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"), (0,)),
+    **dict.fromkeys(
+        ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"),
+        (0,),
+    ),
     **dict.fromkeys(("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"), (0,)),
     **dict.fromkeys(("os.rename", "os.link", "os.symlink"), (0, 1)),
 }
 """Audit events that name paths -> which of their arguments these are."""
-NEVER = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class"} | {
-    f"socket.{name}" for name in ("connect", "bind", "sendto", "getaddrinfo", "gethostbyname")
-}
-CODE = (*filter(None, sys.path), sys.prefix, sys.base_prefix, str(app_folder()), "/dev", "/proc", "/sys", "/usr")
+NEVER = {
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "pickle.find_class",
+} | {f"socket.{name}" for name in ("connect", "bind", "sendto", "getaddrinfo", "gethostbyname")}
+CODE = (
+    *filter(None, sys.path),
+    sys.prefix,
+    sys.base_prefix,
+    str(app_folder()),
+    "/dev",
+    "/proc",
+    "/sys",
+    "/usr",
+)
 """Where Python, its packages and the site's code lie: read, never written."""
 ODD_MODULES = ("this", "antigravity", "turtledemo", "idlelib", MODULE)
 
@@ -65,13 +82,20 @@ class Watch:
     """What happened since it began, outside of what is allowed."""
 
     def __init__(self) -> None:
-        self.on, self.reads, self.writes, self.odd = False, tuple[str, ...](), tuple[str, ...](), list[str]()
+        self.on, self.reads, self.writes, self.odd = (
+            False,
+            tuple[str, ...](),
+            tuple[str, ...](),
+            list[str](),
+        )
         sys.addaudithook(self._heard)  # for the life of the process; there is no way to remove one
 
     def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
         if not self.on:
             return
-        if name in NEVER or (name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES):
+        if name in NEVER or (
+            name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
+        ):
             self.odd.append(f"{name} {arguments[:2]}")
         for index in PATHS_OF.get(name, ()):
             path = arguments[index]
@@ -80,20 +104,34 @@ class Watch:
 
     @staticmethod
     def _absolute(path: str, arguments: tuple[Any, ...]) -> str:
-        folder = arguments[-1] if isinstance(arguments[-1], int) and 2 < arguments[-1] < 1000 else None
-        base = os.readlink(f"/proc/self/fd/{folder}") if folder and not os.path.isabs(path) else os.getcwd()
+        folder = (
+            arguments[-1] if isinstance(arguments[-1], int) and 2 < arguments[-1] < 1000 else None
+        )
+        base = (
+            os.readlink(f"/proc/self/fd/{folder}")
+            if folder and not os.path.isabs(path)
+            else os.getcwd()
+        )
         return os.path.normpath(os.path.join(base, path))
 
     def _touched(self, name: str, path: str, arguments: tuple[Any, ...]) -> None:
-        flags = arguments[2] if name == "open" and len(arguments) > 2 and isinstance(arguments[2], int) else 0
+        flags = (
+            arguments[2]
+            if name == "open" and len(arguments) > 2 and isinstance(arguments[2], int)
+            else 0
+        )
         mode = str(arguments[1] or "") if name == "open" else ""
         reads = name in ("os.listdir", "os.scandir") or (
-            name == "open" and not set(mode) & set("wax+") and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            name == "open"
+            and not set(mode) & set("wax+")
+            and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         )
         allowed = (*self.reads, *self.writes, *CODE) if reads else (*self.writes, "/dev/null")
         if name == "os.listdir" and path == sys.path[0]:  # where Python looks for modules
             return
-        if reads and name == "open" and not os.path.exists(path):  # or a name below a folder that shutil has open
+        if (
+            reads and name == "open" and not os.path.exists(path)
+        ):  # or a name below a folder that shutil has open
             return
         if not any(path == one or path.startswith(f"{one}/") for one in allowed):
             self.odd.append(f"{name} {path} {mode or flags}")
@@ -113,37 +151,68 @@ class SiteOnDisk:
 
     def __init__(self, root: Path, watch: Watch) -> None:
         self.root, self.watch = root, watch
-        self.data, self.state, self.cache = root / "site/data", root / "site/state", root / "site/cache"
+        self.data, self.state, self.cache = (
+            root / "site/data",
+            root / "site/state",
+            root / "site/cache",
+        )
         self.work, self.outside = root / "work", root / "outside"
         for folder in (self.work, self.outside / "home", self.outside / "packages", self.cache):
             folder.mkdir(parents=True)
         self._write_data(self.data)
         self._write_data(self.outside / "data")
         (self.data / "sick" / f"{SECRET}.txt").write_text(SECRET)
-        for name in ("x.json", "x.csv", "x.npz", "x.pth", "x.safetensors", f"packages/{MODULE}.py", "home/.netrc"):
+        for name in (
+            "x.json",
+            "x.csv",
+            "x.npz",
+            "x.pth",
+            "x.safetensors",
+            f"packages/{MODULE}.py",
+            "home/.netrc",
+        ):
             (self.outside / name).write_text(f"{SECRET}\n{{}}")
         self.model = self._write_model()
-        images = [np.asarray(Image.open(file)).transpose(2, 0, 1) for file in sorted(self.data.rglob("*.png"))]
-        self.pixels = [image.tobytes()[:32] for image in images]  # four rows: one is not enough, two might be alike
+        images = [
+            np.asarray(Image.open(file)).transpose(2, 0, 1)
+            for file in sorted(self.data.rglob("*.png"))
+        ]
+        self.pixels = [
+            image.tobytes()[:32] for image in images
+        ]  # four rows: one is not enough, two might be alike
 
     @staticmethod
     def _write_data(folder: Path) -> None:
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
+            Image.fromarray(
+                np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            ).save(path)
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
-        states = StateFolder(self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)")
+        states = StateFolder(
+            self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)"
+        )
         states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
 
     @property
     def node(self) -> dict[str, Any]:
-        places = {"data-dir": str(self.data), "state-dir": str(self.state), "cache-dir": str(self.cache)}
-        return {"site-name": "north", "arch": "cnn4", "dataset": "image-folder", "classes": "sick,well", **places}
+        places = {
+            "data-dir": str(self.data),
+            "state-dir": str(self.state),
+            "cache-dir": str(self.cache),
+        }
+        return {
+            "site-name": "north",
+            "arch": "cnn4",
+            "dataset": "image-folder",
+            "classes": "sick,well",
+            **places,
+        }
 
     def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
         """The reply of the site's process to one message, watched, as if it were the first of its kind."""
@@ -154,7 +223,9 @@ class SiteOnDisk:
         message = Message(content, 7, kind, group_id="1")
         message.metadata.__dict__["_message_id"] = "m"
         with self.watch() as odd, not_for_ever():
-            reply: Message = client_app.app.app(message, Context(RUN, 7, self.node, RecordDict(), config))
+            reply: Message = client_app.app.app(
+                message, Context(RUN, 7, self.node, RecordDict(), config)
+            )
         assert not odd, odd[:5]
         return reply
 
@@ -166,7 +237,10 @@ class SiteOnDisk:
             assert reason.isprintable()
             assert len(reason) <= 600
             if not isinstance(errors[-1], OPEN):
-                assert re.fullmatch(r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more", reason)
+                assert re.fullmatch(
+                    r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more",
+                    reason,
+                )
             sent = reason.encode()
         else:
             sent = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)
@@ -174,7 +248,9 @@ class SiteOnDisk:
             assert secret not in sent
         for pixels in self.pixels:
             assert pixels not in sent
-            assert (np.frombuffer(pixels, np.uint8) / np.float32(255)).astype(np.float32).tobytes() not in sent
+            assert (np.frombuffer(pixels, np.uint8) / np.float32(255)).astype(
+                np.float32
+            ).tobytes() not in sent
 
     def assert_untouched(self) -> None:
         """What the earlier run left is there, if under another name."""
@@ -228,7 +304,9 @@ def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """Files that Rust opens raise no event of Python."""
 
     def opened(*arguments: Any, **named: Any) -> Any:
-        sys.audit("open", str(next(one for one in arguments if isinstance(one, (str, Path)))), mode, 0)
+        sys.audit(
+            "open", str(next(one for one in arguments if isinstance(one, (str, Path)))), mode, 0
+        )
         return function(*arguments, **named)
 
     return opened
@@ -249,7 +327,13 @@ def errors(monkeypatch: Patch) -> list[Exception]:
 
 def base(**changes: Any) -> dict[str, Any]:
     """An honest run on this site's images, as small as can be."""
-    small = {"dataset": "image-folder", "partition": "own", "image-size": 8, "rounds": 3, "num-clients": 1}
+    small = {
+        "dataset": "image-folder",
+        "partition": "own",
+        "image-size": 8,
+        "rounds": 3,
+        "num-clients": 1,
+    }
     return default_run_config() | small | {"threads": 1} | changes
 
 
@@ -259,7 +343,15 @@ def instructions(**changes: Any) -> RecordDict:
 
 
 HUGE = (2**63 - 1, 10**12, 10**6)
-PLACES = ("{root}/outside", "{root}/outside/x.json", "../outside", "~", "/etc/passwd", "file:///etc/passwd", "a\0b")
+PLACES = (
+    "{root}/outside",
+    "{root}/outside/x.json",
+    "../outside",
+    "~",
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "a\0b",
+)
 NAMES = ["file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth",
     "file:resnet18:{root}/outside/x.safetensors", "torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo",
     "hf:..", "hf:sick", "hf:{root}/outside/data", f"{MODULE}:x", "this:s", "os:system", "antigravity:x",
@@ -269,7 +361,10 @@ DEFAULTS = default_run_config()
 WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
 
 
-SECTIONS_OF = [*((one, "") for one in SECTIONS.values()), *((row.hparams, f"{name}.") for name, row in CATALOG.items())]
+SECTIONS_OF = [
+    *((one, "") for one in SECTIONS.values()),
+    *((row.hparams, f"{name}.") for name, row in CATALOG.items()),
+]
 CHOICES = {
     key: field.metadata["choices"]
     for section, prefix in SECTIONS_OF
@@ -305,10 +400,19 @@ def value_like(key: str) -> st.SearchStrategy[Any]:
 @st.composite
 def messages(draw: st.DrawFn) -> RecordDict:
     """Instructions, changed in some places, with records of what a server sends."""
-    names = st.one_of(TEXTS, st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]))
+    names = st.one_of(
+        TEXTS,
+        st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]),
+    )
     run_histories = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
     rounds = st.integers(-1, 5)
-    likely = {"round": rounds, "run_name": names, "run_history": run_histories, "counted": rounds, "part": VALUES}
+    likely = {
+        "round": rounds,
+        "run_name": names,
+        "run_history": run_histories,
+        "counted": rounds,
+        "part": VALUES,
+    }
     odd = {
         key: draw(st.one_of(likely[key], likely[key], VALUES))
         for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2))
@@ -331,7 +435,9 @@ def messages(draw: st.DrawFn) -> RecordDict:
     return content
 
 
-KINDS = st.sampled_from([MessageType.QUERY, MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE])
+KINDS = st.sampled_from(
+    [MessageType.QUERY, MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE]
+)
 
 
 def filled(value: Any, root: Path) -> Any:
@@ -341,8 +447,16 @@ def filled(value: Any, root: Path) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @example({"algo": "fedproto"}, instructions(run_name="earlier"), MessageType.EVALUATE)
-@example({"algo": "fedproto"}, instructions(run_name="earlier", run_history=f"12:1,{RUN}"), MessageType.TRAIN)
-@example({"algo": "fedproto", "backbones": "file:small:{root}/outside/x.json"}, instructions(), MessageType.QUERY)
+@example(
+    {"algo": "fedproto"},
+    instructions(run_name="earlier", run_history=f"12:1,{RUN}"),
+    MessageType.TRAIN,
+)
+@example(
+    {"algo": "fedproto", "backbones": "file:small:{root}/outside/x.json"},
+    instructions(),
+    MessageType.QUERY,
+)
 @example({"algo": "fedproto", "data-dir": "{root}/outside/data"}, instructions(), MessageType.TRAIN)
 @example({"algo": "fedproto", "dataset": f"{MODULE}:x"}, instructions(), MessageType.QUERY)
 @example({"algo": "fedproto", "dataset": "hf:sick"}, instructions(), MessageType.QUERY)

@@ -25,7 +25,13 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, LIMITS
-from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
+from protofl_common.experiment.settings import (
+    WITH_SECAGG,
+    Settings,
+    default_run_config,
+    digest_of,
+    flatten,
+)
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism
 from protofl_common.tools.cli import main
@@ -44,12 +50,20 @@ EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that a
 
 
 def question(config: dict[str, Any]) -> Message:
-    return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
+    return Message(
+        RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0"
+    )
 
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **words: Any) -> Message:
     """What a server sends in a round; 4711 is the Flower run of these messages."""
-    said = {"round": number, "run_name": "mine", "run_history": "4711", "counted": 0, "part": 1.0} | words
+    said = {
+        "round": number,
+        "run_name": "mine",
+        "run_history": "4711",
+        "counted": 0,
+        "part": 1.0,
+    } | words
     return Message(RecordDict({"round": ConfigRecord(said)}), 7, kind, group_id=str(number))
 
 
@@ -68,17 +82,30 @@ SOURCES = {"json": "file:small:{file}", "safetensors": "file:resnet18:{file}", "
 
 
 @pytest.mark.parametrize("suffix", SOURCES)
-@pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
-def test_no_file_content_leaves_in_an_error(suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"]
+)
+@settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.one_of(
+        st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)
+    )
+)
+def test_no_file_content_leaves_in_an_error(
+    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     if suffix == "image":
         data = {"data-dir": str(tmp_path / "data")}
         config = run_config(tmp_path, dataset="image-folder", partition="own") | data
-        reply = answer(node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config)
+        reply = answer(
+            node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config
+        )
     else:
         config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=5)
         reply = answer(node, config | {"backbones": SOURCES[suffix].format(file=file)})
@@ -91,15 +118,21 @@ def test_no_file_content_leaves_in_an_error(suffix: str, node: dict[str, Any], t
 
 
 @pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
-def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys: Printed, at_site: bool, lines: int) -> None:
+def test_a_reason_is_printable_and_in_a_simulation_logged_once(
+    capsys: Printed, at_site: bool, lines: int
+) -> None:
     """Also where a text may leave as it is."""
     reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
     assert len(reason) < 600
     assert reason.isprintable()
     with pytest.raises(RuntimeError) as huge:
         torch.empty(2**50)
-    assert "the machine has no memory left; take a smaller batch-size" in reason_of(huge.value, at_site)
-    full = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
+    assert "the machine has no memory left; take a smaller batch-size" in reason_of(
+        huge.value, at_site
+    )
+    full = reason_of(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site
+    )
     assert "protofl run --gpus 1" in full
     assert "batch-size" in full
     for _ in range(2):
@@ -107,9 +140,15 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys: Printed, 
     assert capsys.readouterr().err.count("alpha = -7.5") == lines
 
 
-def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path: Path, capsys: Printed) -> None:
-    data = images(tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
-    config = run_config(tmp_path, dataset="image-folder", partition="own", classes="positive,negative")
+def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    data = images(
+        tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png"
+    )
+    config = run_config(
+        tmp_path, dataset="image-folder", partition="own", classes="positive,negative"
+    )
     node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
     reason = answer(node, config).error.reason
     said = "its data cannot be read or divided as the run asks; the log of the site says more"
@@ -125,29 +164,44 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path
 
 # -- what a run chooses -----------------------------------------------------------------------------------------------
 
-FOLDERS = {"data-dir": "/home/jane/photos", "state-dir": "/srv/www", "cache-dir": "/srv/www", "out-dir": "/srv/www"}
+FOLDERS = {
+    "data-dir": "/home/jane/photos",
+    "state-dir": "/srv/www",
+    "cache-dir": "/srv/www",
+    "out-dir": "/srv/www",
+}
 
 
 def folders_of(found: Settings) -> list[str]:
     return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
 
 
-@pytest.mark.parametrize("node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}])
+@pytest.mark.parametrize(
+    "node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}]
+)
 def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
     assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
     own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
     read = {"dataset": "image-folder"}
-    assert folders_of(settings_of(FOLDERS | {"partition": "own"}, node | read | own)) == [*own.values(), "runs"]
+    assert folders_of(settings_of(FOLDERS | {"partition": "own"}, node | read | own)) == [
+        *own.values(),
+        "runs",
+    ]
     assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
 
 
-def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
     images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
-    config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b") | wanted
+    config = (
+        run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b")
+        | wanted
+    )
     node = SITE | {"dataset": "image-folder"}
     assert answer(node, config).error.reason.startswith("site north: DataError (data-dir): ")
     own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
@@ -169,12 +223,17 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path: Path,
     ({"models": "cnn4,timm:tiny.a"}, {"allow-arch": "torchvision:, timm:tiny.a"}),
     ({"fml.meme": "torchvision:resnet18"}, {"allow-arch": "torchvision:resnet18"}),
 ])  # fmt: skip
-def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, Any], permission: dict[str, Any]) -> None:
+def test_downloads_and_strange_weights_need_the_operators_word(
+    run: dict[str, Any], permission: dict[str, Any]
+) -> None:
     (key, value), (allow, _) = *run.items(), *permission.items()
     (line,) = refusal(run, SITE).splitlines()
     assert line.startswith(f"{key} = ")
     assert str(value).split(",")[-1].lower() in line.lower()
-    assert f"not allowed on this site; its operator may {'set' if key == 'download' else 'name it in'} {allow}" in line
+    assert (
+        f"not allowed on this site; its operator may {'set' if key == 'download' else 'name it in'} {allow}"
+        in line
+    )
     settings_of(run, SITE | permission)
     settings_of(run, SIMULATED)
 
@@ -182,8 +241,15 @@ def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, An
 @pytest.mark.parametrize("key", ["columns", "drop", "one-hot"])
 def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str) -> None:
     """Else it could try out which columns and categories a site has."""
-    value, site = "a:x|y" if key == "one-hot" else "a,b", SITE | {"dataset": "arrays", "data-dir": "/data"}
-    for node in (site, site | {key: "c:x|y"}, SITE | {"dataset": "arrays", "partition-id": 0, "num-partitions": 2}):
+    value, site = (
+        "a:x|y" if key == "one-hot" else "a,b",
+        SITE | {"dataset": "arrays", "data-dir": "/data"},
+    )
+    for node in (
+        site,
+        site | {key: "c:x|y"},
+        SITE | {"dataset": "arrays", "partition-id": 0, "num-partitions": 2},
+    ):
         said = refusal({key: value, "partition": "own"}, node)
         assert re.match(f"{key} = '.*not allowed on this site; its operator may set it", said)
     for run in ({key: value}, {}):
@@ -199,7 +265,9 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str)
     ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
 ])  # fmt: skip
 def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
-    assert "not allowed on this site" in refusal({"backbones": backbones}, SITE | {"allow-backbones": allowed})
+    assert "not allowed on this site" in refusal(
+        {"backbones": backbones}, SITE | {"allow-backbones": allowed}
+    )
 
 
 @pytest.mark.parametrize("key", LIMITED)
@@ -212,7 +280,9 @@ def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
         assert refusal(small | {key: most + 1}, node) == said
     settings_of(small | {key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
     settings_of(small | {key: LIMITS[limit] + 1}, SIMULATED)
-    settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})  # its own, not a run's
+    settings_of(
+        {"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600}
+    )  # its own, not a run's
 
 
 def test_an_operator_chooses_the_algorithms_and_a_wrong_permission_is_named() -> None:
@@ -221,7 +291,9 @@ def test_an_operator_chooses_the_algorithms_and_a_wrong_permission_is_named() ->
     line = "algo = 'fedavg': not allowed on this site; its operator may name it in allow-algorithms (node config)"
     assert refusal({"algo": "fedavg"}, node) == line
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
-    assert unknown.startswith("node-config: allow-algorithms: 'fedprotto': choose from all, local, ")
+    assert unknown.startswith(
+        "node-config: allow-algorithms: 'fedprotto': choose from all, local, "
+    )
     wrong = {"allow-backbones": True, "allow-algorithms": 3, "max-epochs": "7", "max-rounds": 0}
     for key, value in (("allow-download", "yes"), ("allow-download", 1), *wrong.items()):
         assert re.match(f"node-config: {key} = .* must be ", refusal({}, SITE | {key: value}))
@@ -232,7 +304,9 @@ def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
         content = tomllib.loads(recipe.read_text(encoding="utf-8"))
         run = flatten(content) | {"download": False}
         for algo in {content["algo"], *(content.keys() & CATALOG)}:
-            settings_of(run | {"algo": algo}, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")})
+            settings_of(
+                run | {"algo": algo}, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")}
+            )
 
 
 def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:
@@ -270,11 +344,18 @@ def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patc
         settings_of({}, SITE | {"arch": VIT})  # of its own, by the operator's word
 
 
-@pytest.mark.parametrize("dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"])
+@pytest.mark.parametrize(
+    "dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"]
+)
 def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
     """It would choose how the operator's files are read, or look into the cache of a hub."""
     strange = {"allow-python": "absent_moon", "data-dir": "/srv/data", "allow-download": True}
-    for node in (SITE | SIMULATED, SITE | SIMULATED | strange, SITE, SITE | {"allow-python": "absent_moon"}):
+    for node in (
+        SITE | SIMULATED,
+        SITE | SIMULATED | strange,
+        SITE,
+        SITE | {"allow-python": "absent_moon"},
+    ):
         line = f"dataset = {dataset!r}: not allowed on this site; its operator may name it as dataset (node config)"
         assert refusal({"dataset": dataset, "partition": "own"}, node) == line
     settings_of({"dataset": dataset, "partition": "own"}, SITE | {"dataset": dataset})
@@ -291,7 +372,12 @@ def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
 @pytest.mark.parametrize("dataset", ["domain-folder", "text-csv", "digits", "image-folder"])
 def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path: Path) -> None:
     """Read as DOMAIN/CLASS/image, the folders of the patients would be the classes."""
-    scans = [f"{kind}/DOE_Jane_{day}/{i}.png" for kind in ("sick", "well") for day in range(3) for i in range(2)]
+    scans = [
+        f"{kind}/DOE_Jane_{day}/{i}.png"
+        for kind in ("sick", "well")
+        for day in range(3)
+        for i in range(2)
+    ]
     node = OWN | {"data-dir": str(images(tmp_path / "scans", *scans)), "image-size": 8}
     config = run_config(tmp_path, dataset=dataset, partition="own", classes="DOE_Jane_1,DOE_Jane_2")
     config |= {"image-size": 32, "text-length": 7}
@@ -300,50 +386,87 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path
 
 
 @pytest.mark.parametrize("dataset", ["image-folder", "digits"])
-def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, tmp_path: Path) -> None:
+def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
+    dataset: str, tmp_path: Path
+) -> None:
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
-    said = "site north: node-config: dataset: missing; with data of its own a site says how they are "
+    said = (
+        "site north: node-config: dataset: missing; with data of its own a site says how they are "
+    )
     assert answer(SITE | {"data-dir": str(data)}, config).error.reason.startswith(said)
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-def test_names_of_classes_and_domains_that_nobody_said_stay_there(kind: str, tmp_path: Path, capsys: Printed) -> None:
+def test_names_of_classes_and_domains_that_nobody_said_stay_there(
+    kind: str, tmp_path: Path, capsys: Printed
+) -> None:
     rows = [f"ward of Dr. Grey,DOE {i},{i}.5\n" for i in range(3)] * 2
     (tmp_path / "records.csv").write_text("".join(["client,label,x\n", *rows]))
     config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
     node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
     LocalGrid(config, {})  # Flower's messages want a run
-    reason = str(answer(node, config, instruction(1) if kind == MessageType.TRAIN else None).error.reason)
+    reason = str(
+        answer(node, config, instruction(1) if kind == MessageType.TRAIN else None).error.reason
+    )
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
     named = {"classes": "DOE 0,DOE 1,DOE 2"}
     for card in (card_of(node | named, config), card_of(node, config | named)):
         assert (card.classes, card.domain) == (("DOE 0", "DOE 1", "DOE 2"), "")
-    assert card_of(node | named | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+    assert (
+        card_of(node | named | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+    )
 
 
-def test_weights_are_not_averaged_over_tables_whose_columns_differ(tmp_path: Path, capsys: Printed) -> None:
-    cards, config = dict[str, SiteCard](), run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+def test_weights_are_not_averaged_over_tables_whose_columns_differ(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    cards, config = (
+        dict[str, SiteCard](),
+        run_config(tmp_path, partition="own", models="table3", dataset="arrays"),
+    )
     for names in ("age,dose", "dose,age"):
         (tmp_path / f"{names}.csv").write_text(f"label,{names}\n" + "sick,1,2\nwell,3,5\n" * 4)
         node = OWN | {"data-dir": str(tmp_path / f"{names}.csv"), "dataset": "arrays"}
         cards[names] = card_of(node, config | {"dp": "sample", "norm": "group"})
     check_fit(settings_of({"algo": "fedproto"}), cards)
-    with pytest.raises(FederationError, match="differ in the names or the order of columns; rename or reorder them"):
+    with pytest.raises(
+        FederationError, match="differ in the names or the order of columns; rename or reorder them"
+    ):
         check_fit(settings_of({"algo": "fedavg"}), cards)
-    assert {len(card.columns) for card in cards.values()} == {4}  # too few digits to find names by trying
-    assert capsys.readouterr().err.count("under dp its numbers are not standardised: scale them") == 2
+    assert {len(card.columns) for card in cards.values()} == {
+        4
+    }  # too few digits to find names by trying
+    assert (
+        capsys.readouterr().err.count("under dp its numbers are not standardised: scale them") == 2
+    )
 
 
-@pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
-def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}]
+)
+def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
+    demand: dict[str, Any], tmp_path: Path
+) -> None:
     """It accepts a run that names all its classes and no other: a run could try names out."""
-    strict = SITE | {"data-dir": str(tmp_path), "dataset": "arrays", "state-dir": str(tmp_path)} | demand
-    run = {"partition": "own", "classes": "sick,well", "dataset": "arrays", "dp": "sample", "norm": "group"}
-    run |= {"secagg": "require-secagg" in demand} | {key: only for key, (only, _) in WITH_SECAGG.items()}
-    assert f"classes: missing; with {next(iter(demand))} a site names its classes" in refusal(run, strict)
+    strict = (
+        SITE | {"data-dir": str(tmp_path), "dataset": "arrays", "state-dir": str(tmp_path)} | demand
+    )
+    run = {
+        "partition": "own",
+        "classes": "sick,well",
+        "dataset": "arrays",
+        "dp": "sample",
+        "norm": "group",
+    }
+    run |= {"secagg": "require-secagg" in demand} | {
+        key: only for key, (only, _) in WITH_SECAGG.items()
+    }
+    assert f"classes: missing; with {next(iter(demand))} a site names its classes" in refusal(
+        run, strict
+    )
     settings_of(run, strict | {"classes": "sick,well"})
 
 
@@ -352,39 +475,82 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     demand: dict[str, Any], tmp_path: Path, capsys: Printed
 ) -> None:
     node, dp = sharing(tmp_path) | demand, "sample" if "require-dp" in demand else "none"
-    config = run_config(tmp_path, norm="group", dp=dp, dp_epsilon=8.0, secagg="require-secagg" in demand, rounds=1)
+    config = run_config(
+        tmp_path, norm="group", dp=dp, dp_epsilon=8.0, secagg="require-secagg" in demand, rounds=1
+    )
     unmounted = answer(node, config)
-    assert ("state has neither a privacy ledger nor a key of north" in capsys.readouterr().err) == bool(demand)
+    assert (
+        "state has neither a privacy ledger nor a key of north" in capsys.readouterr().err
+    ) == bool(demand)
     named(north=tmp_path / "state/sites/north")
     assert [unmounted.has_error(), answer(node, config).has_error()] == [bool(demand), False]
     if demand:
-        assert "site north: StateError (state-dir): its state (models, requests" in unmounted.error.reason
+        assert (
+            "site north: StateError (state-dir): its state (models, requests"
+            in unmounted.error.reason
+        )
 
 
-def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
+    tmp_path: Path, capsys: Printed
+) -> None:
     """Two runs that differ in one training sample would tell that sample."""
     rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
     (tmp_path / "records.csv").write_text("\n".join(["label,x", *rows]))
     node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
     runs = [
-        {"train-samples": 120, "seed": 1, "train-fraction": 0.5, "total-samples": 150, "positive-rate": 0.5},
-        {"train-samples": 121, "seed": 2, "train-fraction": 0.6, "test-samples": 1, "validation-fraction": 0.5},
+        {
+            "train-samples": 120,
+            "seed": 1,
+            "train-fraction": 0.5,
+            "total-samples": 150,
+            "positive-rate": 0.5,
+        },
+        {
+            "train-samples": 121,
+            "seed": 2,
+            "train-fraction": 0.6,
+            "test-samples": 1,
+            "validation-fraction": 0.5,
+        },
         {"test-from": "balanced", "validation-fraction": 0.1, "positive-rate": 0.51},
     ]
 
     def data(run: dict[str, Any], **facts: Any) -> list[bytes]:
-        config = run_config(tmp_path, partition="own", models="table3", dataset="arrays") | {"train-samples": 0} | run
+        config = (
+            run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+            | {"train-samples": 0}
+            | run
+        )
         data = Client(Context(1, 7, node | facts, RecordDict(), config)).data
-        parts = (data.train_inputs, data.train_labels, data.test_inputs, data.test_labels, data.validation_inputs)
+        parts = (
+            data.train_inputs,
+            data.train_labels,
+            data.test_inputs,
+            data.test_labels,
+            data.validation_inputs,
+        )
         return [np.asarray(part).tobytes() for part in parts]
 
     first, *others = [data(run) for run in runs]
     assert others == [first, first]
     assert [len(part) for part in first] == [150 * 4, 150 * 8, 50 * 4, 50 * 8, 0]
-    own = data(runs[0], **{"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"})
-    assert [len(part) // size for part, size in zip(own, (4, 8, 4, 8, 4), strict=True)] == [80, 80, 100, 100, 20]
-    card_of(node, run_config(tmp_path, partition="own", models="table3", dataset="arrays") | runs[0])
-    told = "this site divides its own data, and ignores the run's seed, total-samples, train-samples, "
+    own = data(
+        runs[0], **{"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"}
+    )
+    assert [len(part) // size for part, size in zip(own, (4, 8, 4, 8, 4), strict=True)] == [
+        80,
+        80,
+        100,
+        100,
+        20,
+    ]
+    card_of(
+        node, run_config(tmp_path, partition="own", models="table3", dataset="arrays") | runs[0]
+    )
+    told = (
+        "this site divides its own data, and ignores the run's seed, total-samples, train-samples, "
+    )
     assert told in (log := capsys.readouterr().err)
     assert (log.count(told), log.count("its inputs, in this order: x\n")) == (1, 1)
 
@@ -401,16 +567,22 @@ def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> Non
     for node in (SITE, SITE | SIMULATED | {"data-dir": "/srv/data"}):
         said = refusal({}, node | {key: default_run_config()[key]})
         assert f"node-config: {key}: only at a site with data of its own" in said
-    assert f"{key} = 'thirds': " in refusal({"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"})
+    assert f"{key} = 'thirds': " in refusal(
+        {"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"}
+    )
 
 
-def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
 
     def client(run_id: int = 1, **facts: Any) -> Client:
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return Client(Context(run_id, 7, OWN | {"require-dp": "epsilon<=2"} | facts, RecordDict(), config))
+        return Client(
+            Context(run_id, 7, OWN | {"require-dp": "epsilon<=2"} | facts, RecordDict(), config)
+        )
 
     def ledgers(**facts: Any) -> set[Path]:
         return {*ledgers_of(client(**facts), "any")}
@@ -418,7 +590,11 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
     south, copy = {"site-name": "south"}, {"data-dir": str(tmp_path / "copy")}
     assert ledgers() == ledgers(**{"data-dir": "data"})
     assert all(file.is_relative_to(tmp_path / "state/privacy") for file in ledgers())
-    assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [True, True, False]
+    assert [bool(ledgers() & ledgers(**facts)) for facts in (south, copy, south | copy)] == [
+        True,
+        True,
+        False,
+    ]
     nearly_all = [Mechanism(1.0, 3.0, 1)]
     charge(client(), "first", nearly_all)
     for facts in (south, copy):
@@ -428,7 +604,10 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_
         assert before == [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
     charge(client(2, **south, **copy), "second", nearly_all)
     free = {"require-dp": "epsilon<=9", "state-dir": str(tmp_path / "free")}
-    for run_id, name in ((1, "heart 2"), (2, "heart")):  # each may cost dp-epsilon: neither pays for the other
+    for run_id, name in (
+        (1, "heart 2"),
+        (2, "heart"),
+    ):  # each may cost dp-epsilon: neither pays for the other
         charge(client(run_id, **free), name, nearly_all)
     for run_id, name in ((3, "heart"), (2, "another")):
         with pytest.raises(SettingsError, match="dp-epsilon = 2"):
@@ -442,31 +621,47 @@ def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
     assert re.search("node-config: state-dir = .*: with require-dp it must be absolute", said)
 
 
-def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_runs_settings_forge_no_line_of_a_sites_log(
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
     assert answer(SITE, config).has_error()
-    monkeypatch.setattr("client_app.introduction.Client", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")))
+    monkeypatch.setattr(
+        "client_app.introduction.Client", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J"))
+    )
     assert answer(SITE, config).has_error()
     log = capsys.readouterr().err
     assert forged in log
-    assert not [line for line in log.splitlines() if line.startswith(forged) or not line.isprintable()]
+    assert not [
+        line for line in log.splitlines() if line.startswith(forged) or not line.isprintable()
+    ]
 
 
 # -- what a server asks -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("run_name", "run_history"), [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"),
     ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")])  # fmt: skip
-def test_a_server_leads_no_site_elsewhere(run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_server_leads_no_site_elsewhere(
+    run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
-    node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
+    node = SITE | {
+        "partition-id": 0,
+        "num-partitions": 2,
+        "state-dir": str(tmp_path / "work" / "runs"),
+    }
     config = run_config(tmp_path, **DIGITS)
     LocalGrid(config, {})  # Flower's messages want a run
     told = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
     assert answer(node, config, told).error.reason.startswith("round.")
-    assert answer(node, config, instruction(3)).error.reason == "round.round is 3 in a run of 2 rounds"
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts] == [old]
+    assert (
+        answer(node, config, instruction(3)).error.reason == "round.round is 3 in a run of 2 rounds"
+    )
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts
+    ] == [old]
 
 
 def _saved(folder: Path, run_id: int) -> list[Path]:
@@ -475,12 +670,16 @@ def _saved(folder: Path, run_id: int) -> list[Path]:
     return list(states.folder.iterdir())
 
 
-def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Printed, monkeypatch: Patch) -> None:
+def test_two_studies_of_one_name_do_not_meet_at_a_site(
+    tmp_path: Path, capfd: Printed, monkeypatch: Patch
+) -> None:
     node, setting = sharing(tmp_path), {"run_name": "mine", "keep_best": True, **DIGITS}
     models = _saved(tmp_path / "state/mine-11/clients", 10)
     before = [models[0].read_bytes()]
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
-    models += [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
+    models += [
+        tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")
+    ]
     before += [model.read_bytes() for model in models[1:]]
     said = f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
     assert said in capfd.readouterr().err
@@ -488,10 +687,15 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Pr
     assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
     said = capfd.readouterr().err
-    assert f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11;" in said
+    assert (
+        f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11;"
+        in said
+    )
     assert [model.read_bytes() for model in models] == before
     for number in ("11", "12"):
-        card = TrainedModel.read(tmp_path / f"state/mine-{number}/clients/north/model.safetensors").card
+        card = TrainedModel.read(
+            tmp_path / f"state/mine-{number}/clients/north/model.safetensors"
+        ).card
         assert (card.run, card.flower_run) == ("mine", number)
     assert main(["export", "mine", "--out", str(tmp_path / "model")]) == 1
     said = "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12"
@@ -500,14 +704,20 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path: Path, capfd: Pr
     assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
 
 
-def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """And a site's model waits for the disk."""
     node, config = sharing(tmp_path), run_config(tmp_path, run_name="mine", **DIGITS)
     run_federation(config, nodes={7: node}, run_id=11)
     former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
     synced = set[str]()
-    monkeypatch.setattr("os.fsync", lambda file: synced.add(Path(os.readlink(f"/proc/self/fd/{file}")).name))
-    assert not answer(node, config, instruction(2, MessageType.EVALUATE, run_history="11:2,4711")).has_error()
+    monkeypatch.setattr(
+        "os.fsync", lambda file: synced.add(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+    )
+    assert not answer(
+        node, config, instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
+    ).has_error()
     assert model.name in synced
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
@@ -520,16 +730,25 @@ def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
     return str(reply.error.reason) if reply.has_error() else ""
 
 
-def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_real_site_answers_each_question_once_in_a_flower_run(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     settings = {"rounds": 3, "baselines": "local", "models": "mlp-1", "keep_best": True}
     config, node = run_config(tmp_path, algo="fedproto", **DIGITS | settings), sharing(tmp_path)
-    train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
+    train, evaluate, baseline = (
+        MessageType.TRAIN,
+        MessageType.EVALUATE,
+        {"baseline": {"algo": "local"}},
+    )
     grid = LocalGrid(config, {7: node}, run_id=5)
     for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
         assert f"a message of the kind '{kind}.default'" in asked(grid, f"{kind}.default", 1)
     assert asked(grid, train, 1) == ""
     assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, 1)
-    for number in (0, -1):  # the card of a model that is left after such a round could not be read again
+    for number in (
+        0,
+        -1,
+    ):  # the card of a model that is left after such a round could not be read again
         for kind in (train, evaluate):
             assert asked(grid, kind, number) == f"round.round is {number} in a run of 3 rounds"
     assert asked(grid, train, 3) == ""
@@ -551,22 +770,36 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path, 
     assert [asked(simulated, train, 1), asked(simulated, train, 1)] == ["", ""]
 
 
-def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path: Path) -> None:
+def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
+    tmp_path: Path,
+) -> None:
     """Each evaluation answers a server that has chosen the weights: a message cannot ask for one more."""
-    settings = {"rounds": 4, "evaluate_every": 3, "models": "mlp-1", "validation_fraction": 0.5, "metrics": "macro-f1"}
+    settings = {
+        "rounds": 4,
+        "evaluate_every": 3,
+        "models": "mlp-1",
+        "validation_fraction": 0.5,
+        "metrics": "macro-f1",
+    }
     grid = LocalGrid(run_config(tmp_path, **DIGITS | settings), {7: sharing(tmp_path)}, run_id=5)
     for number in (1, 2, 3, 4):
         more = grid.asked(instruction(number, evaluate=True, run_history="5"))
         assert "no complete record 'round'" in more.error.reason
         assert asked(grid, MessageType.TRAIN, number) == ""
-        figures = [name for name in grid.log[-1][1].content["report"] if name.partition(".")[0] in EVALUATED]
+        figures = [
+            name
+            for name in grid.log[-1][1].content["report"]
+            if name.partition(".")[0] in EVALUATED
+        ]
         assert bool(figures) == (number in (1, 4))
     assert asked(grid, MessageType.EVALUATE, 4) == ""
     assert "correct.head" in grid.log[-1][1].content["report"]
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_an_error_is_an_answer_and_an_interruption_none(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_error_is_an_answer_and_an_interruption_none(
+    kind: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Weights that fail on some samples only would else ask as many questions as a server likes."""
     grid = LocalGrid(run_config(tmp_path, **DIGITS), {7: sharing(tmp_path)}, run_id=5)
     with monkeypatch.context() as patch:
@@ -581,18 +814,29 @@ def test_an_error_is_an_answer_and_an_interruption_none(kind: str, tmp_path: Pat
 def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:
     """A server that names an earlier run of FedProto gets its model trained on, but by FedProto only."""
     node, setting = sharing(tmp_path), {"run_name": "mine", "models": "htcnn-1", **DIGITS}
-    run_federation(run_config(tmp_path, algo="fedproto", rounds=1, **setting), nodes={7: node}, run_id=11)
+    run_federation(
+        run_config(tmp_path, algo="fedproto", rounds=1, **setting), nodes={7: node}, run_id=11
+    )
     told = instruction(2, run_history="11:1,4711")
-    assert answer(node, run_config(tmp_path, algo="fedper", **setting), told).error.reason.startswith("StateError")
-    assert not answer(node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told).has_error()
+    assert answer(
+        node, run_config(tmp_path, algo="fedper", **setting), told
+    ).error.reason.startswith("StateError")
+    assert not answer(
+        node, run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting), told
+    ).has_error()
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
 def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
     """Embedded data and backbones need no permission."""
-    before, node = os.umask(0o022), sharing(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")}
+    before, node = (
+        os.umask(0o022),
+        sharing(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")},
+    )
     try:
-        run_federation(run_config(tmp_path, algo=algo, **DIGITS | {"train_samples": 20}), nodes={7: node})
+        run_federation(
+            run_config(tmp_path, algo=algo, **DIGITS | {"train_samples": 20}), nodes={7: node}
+        )
     finally:
         os.umask(before)
     found = [path for top in ("a", "b") for path in [tmp_path / top, *(tmp_path / top).rglob("*")]]

@@ -33,7 +33,14 @@ SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "arrays": (12, 25)
 CLASSES = {"arrays": 9, "text-csv": 4, "image-folder": 200, "domain-folder": 10}
 DOMAINS = {"digit5": "abcde", "office10": "abcd", "domainnet": "abcdef"}
 """By the folder of the data."""
-SMALL = {"rounds": 2, "evaluate-every": 2, "total-samples": 0, "train-samples": 8, "test-samples": 8, "batch-size": 4}
+SMALL = {
+    "rounds": 2,
+    "evaluate-every": 2,
+    "total-samples": 0,
+    "train-samples": 8,
+    "test-samples": 8,
+    "batch-size": 4,
+}
 LARGEST = {"local-epochs": 1, "shots": 4, "image-size": 32, "lr": 0.001}
 """FedPLVM's λ = 100 lets the features of noise grow beyond what the server takes, at its own learning rate."""
 MADE: set[str] = set()
@@ -59,7 +66,9 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
 def _data(monkeypatch: Patch) -> None:
     for name, source in SOURCES.items():
         if source.locate is not Source.locate:
-            monkeypatch.setitem(SOURCES, name, replace(source, locate=Source.locate, read=partial(stand_in, name)))
+            monkeypatch.setitem(
+                SOURCES, name, replace(source, locate=Source.locate, read=partial(stand_in, name))
+            )
 
 
 def of_runs(table: TableFile) -> Iterator[tuple[Run, list[Cell]]]:
@@ -78,9 +87,16 @@ def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
     """The run's config, made small, and its number of clients."""
     config = default_run_config() | run.config | SMALL
     config |= {key: min(config[key], most) for key, most in LARGEST.items()}
-    config["positive-rate"] = max(config["positive-rate"], 0.5)  # batch normalisation needs more than one sample
+    config["positive-rate"] = max(
+        config["positive-rate"], 0.5
+    )  # batch normalisation needs more than one sample
     config |= {"backbones": "glyphs"} if ":" in config["backbones"] else {}
-    here = {"out-dir": str(folder), "cache-dir": str(cache / config["data-dir"]), "report": False, "threads": 1}
+    here = {
+        "out-dir": str(folder),
+        "cache-dir": str(cache / config["data-dir"]),
+        "report": False,
+        "threads": 1,
+    }
     counts = config["clients-per-domain"]
     return config | here, sum(map(int, counts.split(","))) if counts else 2
 
@@ -99,14 +115,21 @@ def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
         return f"{type(error).__name__}: {error}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # the models of all runs are many gigabytes
-    lost = [reason for row in outcome.rows for kind in ("failed", "refused") for reason in row[kind].values()]
+    lost = [
+        reason
+        for row in outcome.rows
+        for kind in ("failed", "refused")
+        for reason in row[kind].values()
+    ]
     return lost[0] if lost else "" if found else missing
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_data")
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_row_and_every_column_runs(path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_row_and_every_column_runs(
+    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     problems, cache = {}, tmp_path_factory.getbasetemp() / "cache"
     table = read_table(path)
     for number, (run, cells) in enumerate(of_runs(table)):

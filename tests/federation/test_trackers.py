@@ -67,7 +67,9 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_every_round_arrives_and_nothing_of_a_single_client(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
     run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
@@ -78,18 +80,29 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name: str, tmp_path:
     assert not (run.folder / "tensorboard").exists()
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    own = {"algo": "gaussian", "callback": name, "gaussian.start-from": "runs/one", "backbones": "file:small:/own.json"}
-    resumed: Any = SimpleNamespace(settings=settings_of(own), folder=Path("one"), rows=run.rows[:-1])
+    own = {
+        "algo": "gaussian",
+        "callback": name,
+        "gaussian.start-from": "runs/one",
+        "backbones": "file:small:/own.json",
+    }
+    resumed: Any = SimpleNamespace(
+        settings=settings_of(own), folder=Path("one"), rows=run.rows[:-1]
+    )
     UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
     assert (again.figures, again.config["algo"]) == (fake.figures, "gaussian")
     assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
-def test_a_missing_package_or_one_that_cannot_start_is_one_line(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_missing_package_or_one_that_cannot_start_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """And the run ends before any client is asked."""
     asked: list[Any] = []
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None
+    )
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
         run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=asked.append)
     assert f"pip install 'protofl[{name}]'" in str(error.value)
@@ -117,19 +130,32 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
     means = [figures[number]["accuracy/head/mean"] for number in range(3)]
     if name == "mlflow":
         (file,) = tmp_path.rglob("metrics/accuracy/head/mean")
-        found = {int(line.split()[2]): float(line.split()[1]) for line in file.read_text().splitlines()}
+        found = {
+            int(line.split()[2]): float(line.split()[1]) for line in file.read_text().splitlines()
+        }
     elif name == "trackio":
         (file,) = tmp_path.glob("*.db")
         rows = sqlite3.connect(file).execute("select step, metrics from metrics").fetchall()
         told = [(step, json.loads(text)) for step, text in rows]
-        found = {step: row["accuracy/head/mean"] for step, row in told if "accuracy/head/mean" in row}
+        found = {
+            step: row["accuracy/head/mean"] for step, row in told if "accuracy/head/mean" in row
+        }
     else:
         (file,) = tmp_path.rglob("run-*.wandb")
-        found = {number: mean for number, mean in enumerate(means) if json.dumps(mean).encode() in file.read_bytes()}
+        found = {
+            number: mean
+            for number, mean in enumerate(means)
+            if json.dumps(mean).encode() in file.read_bytes()
+        }
     assert found == pytest.approx(dict(enumerate(means)))
 
 
-EVENTS: dict[str, Any] = SMALL | {"dataset": "digits", "partition": "iid", "algo": "fedtgp", "metrics": "auc"}
+EVENTS: dict[str, Any] = SMALL | {
+    "dataset": "digits",
+    "partition": "iid",
+    "algo": "fedtgp",
+    "metrics": "auc",
+}
 EVENTS |= {"rounds": 3, "callback": "tensorboard", "fedtgp__server_epochs": 2}
 
 
@@ -153,7 +179,9 @@ def assert_complete(outcome: Outcome) -> None:
             rows = [row for row in outcome.rows if kind in row["accuracy"]]
             wanted = {row["evaluated-after-round"]: row["accuracy"][kind][name] for row in rows}
             assert found[f"accuracy/{kind}/{tag}"] == pytest.approx(wanted)
-        wanted = {row["evaluated-after-round"]: row["metrics"][f"{kind}/auc"]["mean"] for row in rows}
+        wanted = {
+            row["evaluated-after-round"]: row["metrics"][f"{kind}/auc"]["mean"] for row in rows
+        }
         assert found[f"metric/{kind}/auc"] == pytest.approx(wanted)
     rounds = outcome.rows[:-1]
     for tag, value in {

@@ -44,7 +44,14 @@ from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import (
+    LocalGrid,
+    Outcome,
+    client_of,
+    rows_without_a_reply,
+    run_config,
+    run_federation,
+)
 from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
@@ -52,7 +59,12 @@ CLIENTS, ROUNDS = 3, 2
 
 def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     """Five classes each, at least three samples of each."""
-    data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 40}
+    data = {
+        "dataset": "digits",
+        "partition": "pathological",
+        "classes_per_client": 5,
+        "train_samples": 40,
+    }
     return run_config(folder, **{"algo": algo, "rounds": ROUNDS} | data | settings)
 
 
@@ -88,7 +100,9 @@ def _trained(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ClientAlgorithm, "packed_state", noted)
 
 
-def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
+def assert_only_declared(
+    algo: str, kind: str, round_number: int, text: bytes
+) -> dict[str, dict[str, np.ndarray]]:
     """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read."""
     found, arrays = read_anew(algo, kind, text)
     if kind != MessageType.TRAIN:
@@ -103,14 +117,18 @@ def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -
     return arrays
 
 
-def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def kept_by(
+    outcome: Outcome, algo: str, index: int
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Features [N, D] and labels [N] of a client's training data under its last model; the weights that it may send."""
     node = outcome.grid.nodes[1000 + index]
     site = client_of(outcome.grid.run_config, **node)
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
     own = DECLARED[algo].own
     files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
-    assert len(files) == (DECLARED[algo].keeps_model or bool(DECLARED[algo].keeps))  # what is averaged is not stored
+    assert len(files) == (
+        DECLARED[algo].keeps_model or bool(DECLARED[algo].keeps)
+    )  # what is averaged is not stored
     for path in files:
         kept = load_file(path)
         beside = tuple(name + mark for name in DECLARED[algo].keeps for mark in "/:")
@@ -118,7 +136,11 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
         wanted = {f"{own}/{name}": value for name, value in model.items()}
         assert {name for name in kept if not name.startswith(beside)} == wanted.keys()
         assert all(torch.equal(kept[name], value) for name, value in wanted.items())
-    body = {name.removeprefix("body."): value for name, value in state.items() if name.startswith("body.")}
+    body = {
+        name.removeprefix("body."): value
+        for name, value in state.items()
+        if name.startswith("body.")
+    }
     if body:
         site.model.body.load_state_dict(body)
     with torch.no_grad():
@@ -126,11 +148,15 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
         features = inputs if DECLARED[algo].frozen else site.model.eval().body(inputs)
     if algo in ("fedpcl", "fednh"):
         features = features / features.norm(dim=1, keepdim=True)
-    leaves = {name: value for name, value in sent.items() if not name.startswith(DECLARED[algo].stays)}
+    leaves = {
+        name: value for name, value in sent.items() if not name.startswith(DECLARED[algo].stays)
+    }
     return features.double().numpy(), site.train_set.labels.numpy(), leaves
 
 
-def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np.ndarray, algo: str) -> None:
+def assert_means(
+    arrays: dict[str, np.ndarray], features: np.ndarray, labels: np.ndarray, algo: str
+) -> None:
     """Means over several samples of one class each; never the feature of one."""
     means = arrays["means"].astype(np.float64)
     assert set(arrays["labels"].tolist()) == set(labels.tolist())
@@ -145,10 +171,14 @@ def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np
             assert (of_class.min(axis=0) - 1e-4 <= mean).all()
             assert (mean <= of_class.max(axis=0) + 1e-4).all()
     if "counts" in arrays:
-        assert arrays["counts"].tolist() == [int((labels == label).sum()) for label in arrays["labels"]]
+        assert arrays["counts"].tolist() == [
+            int((labels == label).sum()) for label in arrays["labels"]
+        ]
 
 
-def in_place_of_factors(sent: dict[str, np.ndarray], after: State, before: State) -> dict[str, np.ndarray]:
+def in_place_of_factors(
+    sent: dict[str, np.ndarray], after: State, before: State
+) -> dict[str, np.ndarray]:
     """The weights whose change was sent, without the smallest singular values that factors leave out, 5 % at most."""
     found = {}
     for name, value in after.items():
@@ -167,7 +197,14 @@ def in_place_of_factors(sent: dict[str, np.ndarray], after: State, before: State
 
 def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
     """Neither the folders that the client uses, nor anything like a path in a text."""
-    places = [folder, Path.home(), Path.cwd(), outcome.grid.run_config["cache-dir"], "private-disk", "/srv/ours"]
+    places = [
+        folder,
+        Path.home(),
+        Path.cwd(),
+        outcome.grid.run_config["cache-dir"],
+        "private-disk",
+        "/srv/ours",
+    ]
     assert not any(str(place).encode() in text for place in places), "a path"
     for item in proto.RecordDict.FromString(text).items:
         for field in item.config_record.items:
@@ -186,25 +223,42 @@ def assert_private(outcome: Any, folder: Path, algo: str) -> None:
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
             index = message.metadata.dst_node_id - 1000
-            (features, labels, leaves), modules = kept_by(outcome, algo, index), TRAINED[f"site-{index}"]
+            (features, labels, leaves), modules = (
+                kept_by(outcome, algo, index),
+                TRAINED[f"site-{index}"],
+            )
             if "prototypes" in arrays:
                 assert_means(arrays["prototypes"], features, labels, algo)
             if "outputs" in arrays:  # means over the training, which its own script proves
                 assert set(arrays["outputs"]["labels"].tolist()) == set(labels.tolist())
                 np.testing.assert_allclose(arrays["outputs"]["means"].sum(axis=1), 1, atol=1e-3)
             for name, of in DECLARED[algo].beside.items():
-                keys = [key for key in modules[of] if key.startswith(f"{name}.")] or list(modules[of])
+                keys = [key for key in modules[of] if key.startswith(f"{name}.")] or list(
+                    modules[of]
+                )
                 assert arrays[name].keys() == set(keys) != set()
-                assert all(np.array_equal(arrays[name][key], modules[of][key].numpy()) for key in keys)
+                assert all(
+                    np.array_equal(arrays[name][key], modules[of][key].numpy()) for key in keys
+                )
             if "label_counts" in arrays:
                 assert set(arrays["label_counts"]) == {"counts"}
-                assert np.array_equal(arrays["label_counts"]["counts"], np.bincount(labels, minlength=10))
+                assert np.array_equal(
+                    arrays["label_counts"]["counts"], np.bincount(labels, minlength=10)
+                )
             if "weights" in arrays:
                 since = modules.get("since")
-                found = arrays["weights"] if since is None else in_place_of_factors(arrays["weights"], leaves, since)
+                found = (
+                    arrays["weights"]
+                    if since is None
+                    else in_place_of_factors(arrays["weights"], leaves, since)
+                )
                 assert set(found) == set(leaves)
-                assert all(np.array_equal(found[name], value.numpy()) for name, value in leaves.items())
-    assert sorted(kinds) == sorted(CLIENTS * [MessageType.QUERY, MessageType.EVALUATE, *ROUNDS * [MessageType.TRAIN]])
+                assert all(
+                    np.array_equal(found[name], value.numpy()) for name, value in leaves.items()
+                )
+    assert sorted(kinds) == sorted(
+        CLIENTS * [MessageType.QUERY, MessageType.EVALUATE, *ROUNDS * [MessageType.TRAIN]]
+    )
 
 
 @pytest.mark.parametrize("algo", DECLARED)
@@ -245,23 +299,36 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
             names, _ = read_anew(algo, kind, text, METRICS)
             seen.setdefault(kind, set()).update(names)
             assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
-    assert {name.removesuffix(".default") for name in client_module.app._registered_funcs} == set(RECORDS)
+    assert {name.removesuffix(".default") for name in client_module.app._registered_funcs} == set(
+        RECORDS
+    )
     seen[MessageType.TRAIN] |= {name for row in CATALOG.values() for name in row.exchange.up}
     assert seen == RECORDS
 
 
 @pytest.mark.parametrize("what", ["noise", "noise under masks"])
-def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(what: str, asked: dict[str, Outcome]) -> None:
+def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
+    what: str, asked: dict[str, Outcome]
+) -> None:
     for message, reply in asked[what].grid.log:
-        names, arrays = read_anew("fedproto", message.metadata.message_type, bytes_of(reply.content))
+        names, arrays = read_anew(
+            "fedproto", message.metadata.message_type, bytes_of(reply.content)
+        )
         if names == {"site"}:
-            assert list(reply.content.config_records["site"]["present"]) == ([] if "masks" in what else [*range(10)])
+            assert list(reply.content.config_records["site"]["present"]) == (
+                [] if "masks" in what else [*range(10)]
+            )
         if "report" in names:
-            assert not [name for name in reply.content.metric_records["report"] if name.startswith("losses")]
+            assert not [
+                name for name in reply.content.metric_records["report"] if name.startswith("losses")
+            ]
         if "prototypes" in arrays:
             assert arrays["prototypes"]["counts"].sum() <= 40
         if message.metadata.message_type == MessageType.TRAIN:
-            assert names == {"report", *(("masked", NEXT_SUM) if "masks" in what else ("prototypes",))}
+            assert names == {
+                "report",
+                *(("masked", NEXT_SUM) if "masks" in what else ("prototypes",)),
+            }
     accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
     assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
     for one in accounts:
@@ -269,11 +336,17 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(what: 
         assert all(len(used) == 3 and isinstance(used[2], int) for used in spent)
 
 
-def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dict[str, Outcome]) -> None:
+def test_class_means_under_differential_privacy_are_not_the_true_ones(
+    asked: dict[str, Outcome],
+) -> None:
     """Nor near them: of 40 samples even a large ε leaves much noise. A few numbers may be equal by chance."""
     noisy = {}
     for what in ("nothing", "noise"):
-        sent = [reply.content["prototypes"] for _, reply in asked[what].grid.log if "prototypes" in reply.content]
+        sent = [
+            reply.content["prototypes"]
+            for _, reply in asked[what].grid.log
+            if "prototypes" in reply.content
+        ]
         noisy[what] = np.concatenate([values_of(one["means"]).ravel() for one in sent])
     assert np.abs(noisy["noise"]).mean() > 0.1
     assert np.isin(noisy["noise"], noisy["nothing"][noisy["nothing"] != 0]).mean() < 0.001
@@ -287,9 +360,14 @@ SAID = {OSError: "an unexpected error", KeyError: "an unexpected error",
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_error_says_its_kind_and_nothing_of_the_data(
+    kind: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Whatever fails in whatever part of a round, at a machine with an operator."""
-    node = {"site-name": "north", "state-dir": str(tmp_path)}  # not the checkout's, whose refusals of a day are counted
+    node = {
+        "site-name": "north",
+        "state-dir": str(tmp_path),
+    }  # not the checkout's, whose refusals of a day are counted
     context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 7
     for error, said in SAID.items():
@@ -297,20 +375,38 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind: str, tmp_path: Pat
             monkeypatch.setattr(module, "Client", MagicMock(side_effect=error(SECRET)))
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         called = "site north: " if kind == MessageType.QUERY else ""
-        assert reply.error.reason == f"{called}{error.__name__}: {said}; the log of the site says more"
+        assert (
+            reply.error.reason == f"{called}{error.__name__}: {said}; the log of the site says more"
+        )
 
 
 # -- small classes and noise -------------------------------------------------------------------------------------------
-def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
+def unequal(
+    folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any
+) -> Outcome:
     """Three clients with classes of one sample and of many."""
-    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
-    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30, "rounds": 1, "fedgen__server_steps": 2}
+    data = {
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "total_samples": 150,
+        "train_samples": 0,
+    }
+    data |= {
+        "models": "mlp-1",
+        "feature_dim": 16,
+        "test_samples": 30,
+        "rounds": 1,
+        "fedgen__server_steps": 2,
+    }
     data |= {"backbones": "glyphs"} if algo in ("fedpcl", "mpft", "gaussian") else {}
     config = run_config(folder, algo=algo, **data | {"min_class_samples": least} | settings)
     return run_federation(config, nodes=real_nodes(folder, **(node or {})))
 
 
-@pytest.mark.parametrize("algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts])
+@pytest.mark.parametrize(
+    "algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
+)
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
     """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
     least, kept = 6, 0
@@ -318,19 +414,30 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        counts = np.bincount(client_of(outcome.grid.run_config, **node).data.train_labels, minlength=10)
+        counts = np.bincount(
+            client_of(outcome.grid.run_config, **node).data.train_labels, minlength=10
+        )
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
-        facts = RunFolder(outcome.folder).sites()["sites"][f"site-{message.metadata.dst_node_id - 1000}"]
-        assert facts["train-samples"] == counts[counts >= least].sum()  # or it would show how many are in small ones
+        facts = RunFolder(outcome.folder).sites()["sites"][
+            f"site-{message.metadata.dst_node_id - 1000}"
+        ]
+        assert (
+            facts["train-samples"] == counts[counts >= least].sum()
+        )  # or it would show how many are in small ones
         for item in recorddict_to_proto(reply.content).items:
             if item.key == "site":
-                assert list(item.config_record.items[list(SITE).index("present")].value.sint_list.vals) == large
+                assert (
+                    list(item.config_record.items[list(SITE).index("present")].value.sint_list.vals)
+                    == large
+                )
             if item.key in ("prototypes", "outputs"):
                 arrays = arrays_anew(item.array_record)[1]
                 assert sorted(set(arrays["labels"].tolist())) == large
                 assert (arrays.get("counts", counts[arrays["labels"]]) >= least).all()
-                assert (np.bincount(arrays["labels"], minlength=10) <= counts // least).all()  # of clusters
+                assert (
+                    np.bincount(arrays["labels"], minlength=10) <= counts // least
+                ).all()  # of clusters
                 kept += len(large)
             if item.key == "label_counts":
                 told = arrays_anew(item.array_record)[1]["counts"]
@@ -342,12 +449,20 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
 def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) -> None:
     """A client without a class of enough samples says so at once."""
     north = {"site-name": "north"}
-    for more, run, least in (({"min-class-samples": 5}, 1, 5), ({"min-class-samples": 5}, 9, 9), ({}, 3, 3)):
+    for more, run, least in (
+        ({"min-class-samples": 5}, 1, 5),
+        ({"min-class-samples": 5}, 9, 9),
+        ({}, 3, 3),
+    ):
         client = client_of(run_config(tmp_path, min_class_samples=run), **north | more)
         assert client.settings.privacy.min_class_samples == least
-    with pytest.raises(SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"):
+    with pytest.raises(
+        SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"
+    ):
         client_of(run_config(tmp_path), **north, **{"min-class-samples": "many"})
-    assert client_of(run_config(tmp_path, min_class_samples=999), **north).stated_samples == 0  # all are in small ones
+    assert (
+        client_of(run_config(tmp_path, min_class_samples=999), **north).stated_samples == 0
+    )  # all are in small ones
     for algo in ("fedproto", "fedavg"):
         with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
             unequal(tmp_path, algo, 999)
@@ -363,7 +478,9 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
         node = outcome.grid.nodes[message.metadata.dst_node_id]
         tested = client_of(outcome.grid.run_config, **node).data.test_labels
         names = {name.rpartition("/")[2] for name in reply.content["report"] if "/recall/" in name}
-        large = sorted((counts := np.bincount(tested))[counts >= max(least, 20)])  # all, or all but the smallest
+        large = sorted(
+            (counts := np.bincount(tested))[counts >= max(least, 20)]
+        )  # all, or all but the smallest
         assert names == {str(label) for label in range(10) if (tested == label).sum() >= large[0]}
         assert ("metrics.head/auc" in reply.content["report"]) == (len(names) > 1)
         found += names
@@ -371,10 +488,25 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 
 
 @pytest.mark.parametrize("least", [2, 25])
-def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tmp_path: Path) -> None:
+def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
+    least: int, tmp_path: Path
+) -> None:
     """With 20 of them where ``min-class-samples`` is less; test and validation samples each for themselves."""
-    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2}
-    outcome = unequal(tmp_path, "fedproto", least, total_samples=900, test_samples=19 if least == 2 else 24, **more)
+    more = {
+        "validation_fraction": 0.3,
+        "metrics": "auc",
+        "keep_best": True,
+        "report": True,
+        "rounds": 2,
+    }
+    outcome = unequal(
+        tmp_path,
+        "fedproto",
+        least,
+        total_samples=900,
+        test_samples=19 if least == 2 else 24,
+        **more,
+    )
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     seen = set()
@@ -396,7 +528,9 @@ def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path:
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
 
 
-def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_an_error_names_no_file_of_a_site_and_no_folder(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
 
     def reasons(folder: Path, **options: Any) -> set[str]:
@@ -407,7 +541,9 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path: Path, monkeypa
     told = "OSError: an unexpected error; the log of the site says more"
     assert reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites")) == {told}
     assert f"OSError: {text}" in capsys.readouterr().err
-    assert reasons(tmp_path / "simulated") == {"OSError: cannot open …/a.png, nor '…/my scans/b.png'"}
+    assert reasons(tmp_path / "simulated") == {
+        "OSError: cannot open …/a.png, nor '…/my scans/b.png'"
+    }
 
 
 # -- a client that sends more is found out -----------------------------------------------------------------------------
@@ -427,13 +563,17 @@ def packs(change: Callable[[Any], Any]) -> Callable[[Pack], Pack]:
 
 def more_bytes(content: RecordDict) -> None:
     means = content.array_records["prototypes"]["means"]
-    content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
+    content.array_records["prototypes"]["means"] = Array(
+        "float32", means.shape, RAW, means.data + b"more"
+    )
 
 
 def sends_a_sample(honest: Pack) -> Pack:
     def local_prototypes(self: ClientAlgorithm[Any]) -> Prototypes:
         found: Prototypes = honest(self)
-        sample = self.model.body(self.client.train_set.inputs[self.client.train_set.labels == found.labels[0]][:1])
+        sample = self.model.body(
+            self.client.train_set.inputs[self.client.train_set.labels == found.labels[0]][:1]
+        )
         return Prototypes(torch.cat([sample.detach(), found.means[1:]]), found.labels, found.counts)
 
     return local_prototypes
@@ -461,13 +601,20 @@ UNSEEN = ("a path in the introduction", "a sample in place of a mean")
 
 
 @pytest.mark.parametrize("what", MORE)
-def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_client_that_sends_more_is_found_out(
+    what: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """So the test above can see it. Where the server can, it refuses."""
     owner, name, change, said = MORE[what]
     monkeypatch.setattr(owner, name, change(getattr(owner, name)))
     grids: list[LocalGrid] = []
     run = run_federation if what in UNSEEN else rows_without_a_reply
-    found = run(small_config(tmp_path, "fedproto"), CLIENTS, nodes=real_nodes(tmp_path), on_grid=grids.append)
+    found = run(
+        small_config(tmp_path, "fedproto"),
+        CLIENTS,
+        nodes=real_nodes(tmp_path),
+        on_grid=grids.append,
+    )
     with pytest.raises(AssertionError, match=said):
         assert_private(SimpleNamespace(grid=grids[0]), tmp_path, "fedproto")
     rows = found.rows if isinstance(found, Outcome) else found
@@ -476,7 +623,9 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
     card = pack_site_card(card_of(client_of(small_config(tmp_path, "local"), 1), 1, ""))
-    honest, more = (RecordDict({"site": one}) for one in (card, ConfigRecord({**card, "counts": [10, 20]})))
+    honest, more = (
+        RecordDict({"site": one}) for one in (card, ConfigRecord({**card, "counts": [10, 20]}))
+    )
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))

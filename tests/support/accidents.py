@@ -76,7 +76,11 @@ FINAL = "while the clients evaluate"
 def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
     """Run until the server dies at a place of a round, or of the final evaluation after so many."""
     where = PLACES.get(place)
-    tamper = on_message(MessageType.EVALUATE if place == FINAL else MessageType.TRAIN, number) if not where else None
+    tamper = (
+        on_message(MessageType.EVALUATE if place == FINAL else MessageType.TRAIN, number)
+        if not where
+        else None
+    )
     dying = instead(where[0], where[1], number, after=where[2]) if where else nullcontext()
     with dying, pytest.raises(Killed):
         run_federation(config, CLIENTS, tamper, run_id=run_id)

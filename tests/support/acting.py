@@ -11,10 +11,19 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples"
     "rounds": 1}  # fmt: skip
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
-UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
+UNEQUAL = {
+    "partition": "dirichlet",
+    "alpha": 0.5,
+    "train_samples": 0,
+    "test_samples": 0,
+    "total_samples": 200,
+}
 VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
-NEED_AN_EARLIER_RUN = {"gaussian.revocable", "gaussian.start-from"}  # they act in tests/federation/test_forget.py
+NEED_AN_EARLIER_RUN = {
+    "gaussian.revocable",
+    "gaussian.start-from",
+}  # they act in tests/federation/test_forget.py
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),

@@ -21,7 +21,12 @@ SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
 """The stages of secure aggregation beside the training and the final evaluation -> bytes for each site."""
 RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
-    MessageType.TRAIN: {"report", "masked", NEXT_SUM, *(name for one in DECLARED.values() for name in one.records)},
+    MessageType.TRAIN: {
+        "report",
+        "masked",
+        NEXT_SUM,
+        *(name for one in DECLARED.values() for name in one.records),
+    },
     MessageType.EVALUATE: {"report", "masked"},
     "query.best": set(),
     **{stage: {SECAGG, NEXT_SUM} if stage == "query.unmask" else {SECAGG} for stage in SECURE},
@@ -75,7 +80,11 @@ def bytes_anew(size: int, record: Any) -> Any:
     for item in record.items:
         assert re.fullmatch(r"site-\d+", item.key), "an undeclared field"
         assert len(item.value.bytes) == size
-        made.items.append(proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(bytes=item.value.bytes)))
+        made.items.append(
+            proto.ConfigRecord.Item(
+                key=item.key, value=proto.ConfigRecordValue(bytes=item.value.bytes)
+            )
+        )
     return made
 
 
@@ -112,10 +121,17 @@ def site_anew(record: Any) -> Any:
     for item in record.items:
         kind = item.value.WhichOneof("value")
         value = getattr(item.value, kind)
-        wanted = {int: ("sint64",), bool: ("bool",), str: ("string",), list: ("string_list", "sint_list", "bool_list")}
+        wanted = {
+            int: ("sint64",),
+            bool: ("bool",),
+            str: ("string",),
+            list: ("string_list", "sint_list", "bool_list"),
+        }
         assert kind in wanted[SITE[item.key]]
         if kind.endswith("list"):
             assert kind != "bool_list" or not value.vals  # Flower's way to write an empty list
             value = type(value)(vals=list(value.vals))
-        made.items.append(proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(**{kind: value})))
+        made.items.append(
+            proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(**{kind: value}))
+        )
     return made

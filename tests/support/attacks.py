@@ -5,7 +5,16 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 
 from protofl_common.wire.payloads import RAW
 from tests.support.harness import Tamper
@@ -38,13 +47,23 @@ def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.
     return tamper
 
 
-def when(change: Any, kind: str | None = None, node: int | None = None, number: int | None = None) -> Tamper:
+def when(
+    change: Any, kind: str | None = None, node: int | None = None, number: int | None = None
+) -> Tamper:
     """The replies of this kind, node and round, changed; what is not given may be any."""
 
     def tamper(message: Message, reply: Message) -> Any:
         meta = message.metadata
-        facts = zip((kind, node, number), (meta.message_type, meta.dst_node_id, int(meta.group_id)), strict=True)
-        return change(message, reply) if all(wanted in (None, found) for wanted, found in facts) else reply
+        facts = zip(
+            (kind, node, number),
+            (meta.message_type, meta.dst_node_id, int(meta.group_id)),
+            strict=True,
+        )
+        return (
+            change(message, reply)
+            if all(wanted in (None, found) for wanted, found in facts)
+            else reply
+        )
 
     return tamper
 
@@ -83,7 +102,10 @@ def values_of(array: Array) -> np.ndarray:
 
 @maker
 def prototypes_with(
-    message: Message, reply: Message, record_name: str = "prototypes", **changes: Callable[[Any], Any]
+    message: Message,
+    reply: Message,
+    record_name: str = "prototypes",
+    **changes: Callable[[Any], Any],
 ) -> None:
     """Replace arrays of the prototypes by what a function makes of them: an Array, or values."""
     record = reply.content.array_records[record_name]
@@ -93,7 +115,9 @@ def prototypes_with(
 
 
 def scaled(factor: float, record_name: str = "prototypes") -> Change:
-    return prototypes_with(record_name, means=lambda means: (means * np.float32(factor)).astype(np.float32))
+    return prototypes_with(
+        record_name, means=lambda means: (means * np.float32(factor)).astype(np.float32)
+    )
 
 
 def flipped(num_classes: int) -> Change:
@@ -119,7 +143,10 @@ def reversed_update(message: Message, reply: Message, factor: float) -> None:
     """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
     if reply.has_error():  # its own training may diverge from what it has done
         return
-    received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
+    received, sent = (
+        message.content.array_records["weights"],
+        reply.content.array_records["weights"],
+    )
     for name, array in sent.items():
         if array.dtype == "float32":
             start, end = values_of(received[name]), values_of(array)
@@ -131,7 +158,10 @@ def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = 
     wrong = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
 
     def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.dst_node_id not in nodes or message.metadata.message_type == MessageType.EVALUATE:
+        if (
+            message.metadata.dst_node_id not in nodes
+            or message.metadata.message_type == MessageType.EVALUATE
+        ):
             return reply
         if message.metadata.message_type == MessageType.QUERY:
             reply.content.config_records["site"]["train_samples"] = samples
@@ -139,7 +169,9 @@ def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = 
         report_with(train_samples=samples)(message, reply)
         record = reply.content.array_records.get("prototypes", {})
         if "counts" in record:
-            record["counts"] = raw(np.full(record["counts"].shape, samples // record["counts"].shape[0]))
+            record["counts"] = raw(
+                np.full(record["counts"].shape, samples // record["counts"].shape[0])
+            )
         return wrong(message, reply)
 
     return tamper
@@ -226,7 +258,9 @@ def card_with(message: Message, reply: Message, **values: Any) -> None:
 
 
 @maker
-def extra(message: Message, reply: Message, name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> None:
+def extra(
+    message: Message, reply: Message, name: str, record: ArrayRecord | MetricRecord | ConfigRecord
+) -> None:
     reply.content[name] = record
 
 

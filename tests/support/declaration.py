@@ -45,7 +45,11 @@ class Declared:
     @property
     def records(self) -> set[str]:
         """Names of the array records."""
-        sent = {self.record: self.prototypes, "weights": self.weights, "label_counts": self.label_counts}
+        sent = {
+            self.record: self.prototypes,
+            "weights": self.weights,
+            "label_counts": self.label_counts,
+        }
         return {name for name, there in sent.items() if there} | set(self.beside)
 
     @property

@@ -17,7 +17,9 @@ WITHOUT_SCRIPT = {"local": Declared(), "fedproto-avg": Declared(COUNTED, weights
 def declared_by(algo: str) -> Declared | None:
     """The declaration of an algorithm; None where it has no script, or its script declares nothing."""
     script = f"tests.unit.reference.test_{algo.replace('-', '_')}"
-    return WITHOUT_SCRIPT.get(algo, getattr(import_module(script), "DECLARED", None) if find_spec(script) else None)
+    return WITHOUT_SCRIPT.get(
+        algo, getattr(import_module(script), "DECLARED", None) if find_spec(script) else None
+    )
 
 
 DECLARED = {algo: declared for algo in CATALOG if (declared := declared_by(algo))}

@@ -24,7 +24,9 @@ RUN_ID = 4711
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
 CACHE = {"cache-dir": _CACHE.name}
 """For node configs of sites, which do not take the run's."""
-SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {"fedgen.server-steps": 10}
+SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {
+    "fedgen.server-steps": 10
+}
 """A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
 LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
 Nodes = dict[int, dict[str, Any]]
@@ -37,7 +39,11 @@ class LocalGrid(local.LocalGrid):
     """The product's grid of one process, which logs messages, tampers with replies, and loses nodes on request."""
 
     def __init__(
-        self, run_config: dict[str, Any], nodes: Nodes, tamper: Tamper | None = None, run_id: int = RUN_ID
+        self,
+        run_config: dict[str, Any],
+        nodes: Nodes,
+        tamper: Tamper | None = None,
+        run_id: int = RUN_ID,
     ) -> None:
         super().__init__(run_config, nodes, run_id)
         self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
@@ -87,12 +93,20 @@ class Outcome:
     def __init__(self, folder: Path, grid: LocalGrid) -> None:
         self.folder, self.grid = folder, grid
         self.summary = json.loads((folder / "summary.json").read_text())
-        self.rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        self.rows = [
+            json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
 
-    def exchanged(self, kind: str = MessageType.TRAIN, number: int | None = None) -> list[tuple[Message, Message]]:
+    def exchanged(
+        self, kind: str = MessageType.TRAIN, number: int | None = None
+    ) -> list[tuple[Message, Message]]:
         """The messages of a kind, or those of one round, each with its honest reply."""
         facts = [(pair, pair[0].metadata) for pair in self.grid.log]
-        return [pair for pair, one in facts if one.message_type == kind and number in (None, int(one.group_id))]
+        return [
+            pair
+            for pair, one in facts
+            if one.message_type == kind and number in (None, int(one.group_id))
+        ]
 
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
@@ -120,9 +134,13 @@ def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: Any) -> list[dict[str, Any]]:
+def rows_without_a_reply(
+    config: dict[str, Any], clients: int = 4, **options: Any
+) -> list[dict[str, Any]]:
     """The rows of a run which fails because no client has sent a valid reply."""
-    with pytest.raises(FederationError, match=r"no client has sent one valid reply: .*; the first reason: (?!none)"):
+    with pytest.raises(
+        FederationError, match=r"no client has sent one valid reply: .*; the first reason: (?!none)"
+    ):
         run_federation(config, clients, **options)
     (file,) = Path(config["out-dir"]).glob("*/metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
@@ -137,13 +155,19 @@ def run_federation(
     on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> Outcome:
     """Run the ServerApp's main on ``clients`` in-process clients; what the only run in its folder of results left."""
-    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    default_nodes = {
+        1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)
+    }
     grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
     if on_grid is not None:
         on_grid(grid)
     server_main(grid, Context(run_id, 0, {}, RecordDict(), config))
-    folders = sorted(path.parent for path in Path(config["out-dir"]).expanduser().glob("*/summary.json"))
-    (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
+    folders = sorted(
+        path.parent for path in Path(config["out-dir"]).expanduser().glob("*/summary.json")
+    )
+    (folder,) = (
+        folders if not config["baselines"] else folders[:1]
+    )  # a baseline's begins with the run's name
     return Outcome(folder, grid)
 
 

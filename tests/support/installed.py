@@ -17,11 +17,15 @@ def install_into(folder: Path) -> Path:
     """Make ``folder`` a site-packages that holds it: its modules, and the ``dist-info`` that its wheel would have."""
     project = pyproject()["project"]
     for package in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        shutil.copytree(OUTSIDE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            OUTSIDE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     name, version = project["name"], project["version"]
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", encoding="utf-8"
+    )
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items()), ""]

@@ -34,7 +34,9 @@ class Block:
 
 def blocks_of(readme: Path) -> list[Block]:
     """All ``sh`` blocks, in order."""
-    found = re.findall(r"^```sh (\w+)( service)?\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
+    found = re.findall(
+        r"^```sh (\w+)( service)?\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S
+    )
     return [Block(machine, bool(service), text) for machine, service, text in found]
 
 
@@ -67,7 +69,11 @@ class Machines:
             "/data/": f"{self.folder}/data/",
             "rounds=2": "rounds=2 threads=1",
             'classes="benign,malignant"': 'classes="0,1,2,3,4,5,6,7,8,9"',
-            **({} if machine == "superlink" else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}),
+            **(
+                {}
+                if machine == "superlink"
+                else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}
+            ),
         }
 
     def checkout(self, machine: str) -> Path:
@@ -78,8 +84,14 @@ class Machines:
         """A home of its own, and this virtual environment's commands."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
         home = str(self.folder / machine)
-        paths = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "PATH": f"{BIN}{os.pathsep}{env['PATH']}"}
-        paths["PYTHONPATH"] = str(self.checkout(machine))  # in the place of its own `pip install -e .`
+        paths = {
+            "HOME": home,
+            "XDG_CACHE_HOME": f"{home}/.cache",
+            "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
+        }
+        paths["PYTHONPATH"] = str(
+            self.checkout(machine)
+        )  # in the place of its own `pip install -e .`
         return env | paths | {"OMP_NUM_THREADS": "1"}
 
     def script(self, machine: str, text: str) -> list[str]:
@@ -93,7 +105,9 @@ class Machines:
         """What precedes a command that runs on a machine."""
         return []
 
-    def run(self, machine: str, text: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, machine: str, text: str, timeout: float = 240
+    ) -> subprocess.CompletedProcess[str]:
         """A block as a step."""
         return subprocess.run(self.script(machine, text), cwd=self.checkout(machine), env=self.environment(machine),
             capture_output=True, text=True, timeout=timeout)  # fmt: skip
@@ -121,7 +135,9 @@ class Machines:
 
     def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
         """The exit status and the output of a service that should end by itself."""
-        with process(self.script(machine, text), self.environment(machine), log, cwd=self.checkout(machine)) as started:
+        with process(
+            self.script(machine, text), self.environment(machine), log, cwd=self.checkout(machine)
+        ) as started:
             status = started.wait(timeout=60)
         return status, log.read_text()
 
@@ -148,7 +164,9 @@ class Machines:
     def set_up(self) -> None:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
-            write_digits(self.folder / "data" / site / "ward", slice(300 * number, 300 * (number + 1)))
+            write_digits(
+                self.folder / "data" / site / "ward", slice(300 * number, 300 * (number + 1))
+            )
         *setup, _ = [block for block in blocks_of(README) if block.machine != "preamble"]
         for block in setup:
             if block.machine == "north":
@@ -169,7 +187,9 @@ class Machines:
 
     def logs(self) -> str:
         """The last lines of every service."""
-        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log"))
+        )
 
 
 def copy_checkout(target: Path) -> None:
@@ -186,14 +206,18 @@ def changed_checkout(target: Path) -> Path:
     copy_checkout(target)
     for half in ("client_app", "server_app"):
         with (target / half / "app.py").open("a") as code:
-            code.write("\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n")
+            code.write(
+                "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
+            )
     return target
 
 
 def write_digits(folder: Path, rows: slice, classes: int = 10) -> None:
     """CLASS/image.png, enlarged."""
     digits = load_digits(n_class=classes)
-    for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
+    for index, (digit, label) in enumerate(
+        zip(digits.images[rows], digits.target[rows], strict=True)
+    ):
         path = folder / str(label) / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)

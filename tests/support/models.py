@@ -18,7 +18,9 @@ def settings(**changes: object) -> TrainingSettings:
 
 def some_data(n: int = 23) -> Samples:
     generator = torch.Generator().manual_seed(0)
-    return Samples(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 4, (n,), generator=generator))
+    return Samples(
+        torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 4, (n,), generator=generator)
+    )
 
 
 def some_model(arch: str = "cnn4") -> SplitModel:
@@ -33,8 +35,12 @@ def privacy(**changes: object) -> PrivacySettings:
 CLASSES, DIM = 10, 12
 
 
-def build(arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0) -> SplitModel:
-    return build_model(arch, input_shape=(channels, size, size), num_classes=CLASSES, feature_dim=dim, seed=seed)
+def build(
+    arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0
+) -> SplitModel:
+    return build_model(
+        arch, input_shape=(channels, size, size), num_classes=CLASSES, feature_dim=dim, seed=seed
+    )
 
 
 def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:

@@ -35,7 +35,9 @@ def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]
 def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:
     """Those of sites with these node configs, whose state folders are named after them."""
     folders = {site: folder / site / "state" / "sites" / site for site in nodes}
-    return approving(folders, lambda site, study: done(folder, "approve", study, "--node-config", nodes[site]))
+    return approving(
+        folders, lambda site, study: done(folder, "approve", study, "--node-config", nodes[site])
+    )
 
 
 def study(folder: Path, name: str, sites: Mapping[str, str]) -> Path:
@@ -64,7 +66,10 @@ train-samples = 7
 train-fraction = 0.5
 '''
     if not (key := folder / "jane").exists():
-        output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], environment(folder / "home"))
+        output_of(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)],
+            environment(folder / "home"),
+        )
     (file := folder / f"{name}.toml").write_text(settings)
     command = [PROTOFL, "study", "sign", str(file), "--key", str(key), "--by", "jane"]
     assert "signed by jane" in output_of(command, environment(folder / "home"))

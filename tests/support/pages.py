@@ -76,7 +76,9 @@ class Page(HTMLParser):
 
     def svg(self, figure: str) -> str:
         """The drawing of a figure."""
-        found = re.search(rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)', self.source, re.DOTALL)
+        found = re.search(
+            rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)', self.source, re.DOTALL
+        )
         return found[1]
 
     def marks(self, figure: str) -> list[int]:
@@ -119,7 +121,9 @@ class Page(HTMLParser):
         assert self.source.count(POLICY) == 1
 
 
-def drawn(function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str) -> list[Any]:
+def drawn(
+    function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str
+) -> list[Any]:
     """What the figure of a ``function`` of the page shows: the arguments of its ``line_chart`` or ``heat_map``."""
     with patch.object(drawing, chart, wraps=getattr(drawing, chart)) as made:
         assert list(function(RecordedRun(folder)))

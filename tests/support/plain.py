@@ -32,9 +32,16 @@ class PlainClient:
     """All clients have the same first model."""
 
     def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
-        mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
-        scaled = ((images.astype(np.float32) / 255 - mean) / std for images in (data.train_inputs, data.test_inputs))
+        data = open_client_data(
+            settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
+        )
+        mean, std = (
+            np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std)
+        )
+        scaled = (
+            (images.astype(np.float32) / 255 - mean) / std
+            for images in (data.train_inputs, data.test_inputs)
+        )
         self.x, self.x_test = map(torch.from_numpy, scaled)
         self.data = data
         self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
@@ -51,12 +58,16 @@ class PlainClient:
         return build_model(self.arch, input_shape=self.data.train_inputs.shape[1:], num_classes=10,
             feature_dim=self.dim, seed=derive_seed(self.seed, "model", owner))  # fmt: skip
 
-    def batches(self, number: int, size: int = BATCH, passes: int = 1, what: str = "train") -> Iterator[list[int]]:
+    def batches(
+        self, number: int, size: int = BATCH, passes: int = 1, what: str = "train"
+    ) -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
         yield from minibatches(len(self.y), size, passes, generator)
 
-    def sgd(self, number: int, module: torch.nn.Module | None = None, loss: Loss | None = None) -> None:
+    def sgd(
+        self, number: int, module: torch.nn.Module | None = None, loss: Loss | None = None
+    ) -> None:
         """A round's steps on the loss of a batch, the model's cross-entropy unless another is given."""
         module = (module or self.model).train()
         velocity = [torch.zeros_like(p) for p in module.parameters()]
@@ -76,7 +87,9 @@ class PlainClient:
 
     def rows_of(self) -> dict[int, list[int]]:
         """Class -> the rows of its training samples."""
-        return {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
+        return {
+            label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))
+        }
 
     def class_means(self) -> dict[int, torch.Tensor]:
         """Class -> the mean of its training features in evaluation mode, float64 [D]."""
@@ -85,7 +98,12 @@ class PlainClient:
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def step(
-        self, loss: Tensor, model: nn.Module, velocity: list[Tensor], towards: Iterable[Tensor] = (), pull: float = 0
+        self,
+        loss: Tensor,
+        model: nn.Module,
+        velocity: list[Tensor],
+        towards: Iterable[Tensor] = (),
+        pull: float = 0,
     ) -> None:
         """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -111,7 +129,9 @@ def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
     return -sum(logp[row, label] for row, label in enumerate(labels)) / len(labels)
 
 
-def minibatches(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[list[int]]:
+def minibatches(
+    count: int, size: int, epochs: int, generator: torch.Generator
+) -> Iterator[list[int]]:
     """Rows of so many samples, shuffled anew in every epoch."""
     for _ in range(epochs):
         order = torch.randperm(count, generator=generator).tolist()
@@ -128,21 +148,31 @@ def descend(loss: torch.Tensor, parameters: Sequence[torch.Tensor], lr: float) -
 
 def averaged(states: list[State], sizes: list[int]) -> State:
     """Σ n_i w_i / Σ n_i."""
-    return {name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True)) for name in states[0]}
+    return {
+        name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True))
+        for name in states[0]
+    }
 
 
 def class_averages(sets: Iterable[Mapping[int, tuple[Any, int]]]) -> dict[int, Any]:
     """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
     held: dict[int, list[tuple[Any, int]]] = {}
-    for label, pair in sorted((item for one in sets for item in one.items()), key=lambda item: item[0]):
+    for label, pair in sorted(
+        (item for one in sets for item in one.items()), key=lambda item: item[0]
+    ):
         held.setdefault(label, []).append(pair)
-    return {c: sum(n * mean for mean, n in pairs) / sum(n for _, n in pairs) for c, pairs in held.items()}
+    return {
+        c: sum(n * mean for mean, n in pairs) / sum(n for _, n in pairs)
+        for c, pairs in held.items()
+    }
 
 
 def two_rounds(clients: Sequence[Any], weights: State) -> State:
     """Each client trains on the weights, whose mean by samples the next round begins with."""
     for number in (1, 2):
-        weights = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+        weights = averaged(
+            [client.train(number, weights) for client in clients], [len(one.y) for one in clients]
+        )
     return weights
 
 
@@ -169,7 +199,11 @@ def assert_close(found: State, wanted: State) -> None:
 def model_left(folder: Path, site: str) -> State:
     """The weights of the model that a client leaves after the run."""
     (path,) = folder.rglob(f"{site}/model.safetensors")
-    return {name.removeprefix("model."): value for name, value in load_file(path).items() if name.startswith("model.")}
+    return {
+        name.removeprefix("model."): value
+        for name, value in load_file(path).items()
+        if name.startswith("model.")
+    }
 
 
 def weights_left(outcome: Outcome) -> State:
@@ -183,7 +217,9 @@ def assert_models_left(folder: Path, models: Mapping[str, State]) -> None:
         assert_close(model_left(folder, site), wanted)
 
 
-def assert_prototypes_left(outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4) -> None:
+def assert_prototypes_left(
+    outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4
+) -> None:
     """One global prototype of each class after the run."""
     found = load_file(outcome.folder / "prototypes.safetensors")
     assert found["labels"].tolist() == sorted(wanted)
@@ -192,7 +228,11 @@ def assert_prototypes_left(outcome: Outcome, wanted: Mapping[int, Any], rtol: fl
 
 
 def side_by_side(
-    folder: Path, kind: type[Any], archs: str | Sequence[str] = "htcnn-3", number: int = CLIENTS, **settings: Any
+    folder: Path,
+    kind: type[Any],
+    archs: str | Sequence[str] = "htcnn-3",
+    number: int = CLIENTS,
+    **settings: Any,
 ) -> tuple[Outcome, list[Any]]:
     """A run, and a script's clients of the same settings: all of one architecture, or each of its own."""
     config = run_config(folder, **settings)
@@ -200,12 +240,19 @@ def side_by_side(
         outcome, archs = run_federation(config | {"models": archs}, number), [archs] * number
     else:
         outcome = run_federation(config, nodes=on_sites(folder, archs))
-    return outcome, [kind(Settings.from_run_config(config), index, arch, number) for index, arch in enumerate(archs)]
+    return outcome, [
+        kind(Settings.from_run_config(config), index, arch, number)
+        for index, arch in enumerate(archs)
+    ]
 
 
-def runs(folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: Any) -> list[Outcome]:
+def runs(
+    folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: Any
+) -> list[Outcome]:
     """One of each algorithm."""
-    return [run_federation(run_config(folder / algo, algo=algo, **settings), number) for algo in algos]
+    return [
+        run_federation(run_config(folder / algo, algo=algo, **settings), number) for algo in algos
+    ]
 
 
 LABEL_SHIFT: dict[str, Any] = {"partition": "label-shift", "alpha": 0.5, "test_samples": 20}
@@ -224,5 +271,7 @@ def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None
         kind = message.metadata.message_type
         up = (reply.content, kind == MessageType.TRAIN)
         for content, travel in ((message.content, kind != MessageType.QUERY), up):
-            assert [set(record) for record in content.array_records.values()] == [set(names)] * travel
+            assert [set(record) for record in content.array_records.values()] == [
+                set(names)
+            ] * travel
             assert list(content.array_records) == ["weights"] * travel

@@ -37,13 +37,17 @@ class FedPCLClient(PlainClient):
             for row, i in enumerate(batch):
                 unit = z[row] / z[row].norm()
                 terms = [self.contrast(unit, self.y[i], overall)]
-                terms.append(sum(self.contrast(unit, self.y[i], one) for one in sets) / max(1, len(sets)))
+                terms.append(
+                    sum(self.contrast(unit, self.y[i], one) for one in sets) / max(1, len(sets))
+                )
                 losses.append(sum(terms))
             self.step(sum(losses) / len(losses), self.model.body, velocity)
 
     def contrast(self, z: torch.Tensor, label: int, table: Table) -> torch.Tensor:
         """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ]."""
-        products = {c: z @ torch.from_numpy(p / np.linalg.norm(p)).float() for c, p in table.items()}
+        products = {
+            c: z @ torch.from_numpy(p / np.linalg.norm(p)).float() for c, p in table.items()
+        }
         tau = self.hparams.temperature
         below = sum(torch.exp(value / tau) for c, value in products.items() if c != label)
         return -torch.log(torch.exp(products[label] / tau) / below)

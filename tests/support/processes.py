@@ -55,7 +55,9 @@ def wait_until(
 ) -> Any:  # fmt: skip
     """What a condition returns once that is true; an error with the logs if it takes too long, or a process ends."""
     deadline = time.monotonic() + timeout
-    while (ended := started is not None and started.poll() is not None) or not (found := condition()):
+    while (ended := started is not None and started.poll() is not None) or not (
+        found := condition()
+    ):
         assert not ended, logs()
         assert time.monotonic() < deadline, logs()
         time.sleep(pause)
@@ -74,10 +76,14 @@ def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @contextmanager
-def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
     """A background process in a group of its own, ended with its children."""
     with log.open("wb") as out:
-        started = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
+        started = subprocess.Popen(
+            command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         yield started
     finally:
@@ -92,16 +98,24 @@ def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT
 def name_superlink(home: Path, port: int) -> None:
     """Let ``here`` be the SuperLink on a port, for the `flwr` with this home."""
     address = f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}')
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}'
+    )
 
 
 @contextmanager
-def superlink(folder: Path, *options: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Iterator[Connection]:
+def superlink(
+    folder: Path, *options: str, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> Iterator[Connection]:
     """A SuperLink on loopback and a connection to it."""
     port, env = free_port(), env or environment(folder / "home")
     name_superlink(Path(env["FLWR_HOME"]), port)
     command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--control-api-address", f"127.0.0.1:{free_port()}", "--disable-runtime-dependency-installation"]
+    command += [
+        "--control-api-address",
+        f"127.0.0.1:{free_port()}",
+        "--disable-runtime-dependency-installation",
+    ]
     log = folder / "superlink.log"
     with process([*command, *options], env, log, cwd) as started:
         wait_for(port, started, log)
@@ -110,12 +124,24 @@ def superlink(folder: Path, *options: str, env: dict[str, str] | None = None, cw
 
 def supernode_command(program: Sequence[str], superlink_port: int, node_config: str) -> list[str]:
     command = [*program, "--insecure", "--superlink", f"127.0.0.1:{superlink_port}"]
-    return [*command, "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
+    return [
+        *command,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+        "--node-config",
+        node_config,
+    ]
 
 
 @contextmanager
 def supernode(
-    connection: Connection, folder: Path, node_config: str, program: Sequence[str] = FLOWER, cwd: Path = ROOT
+    connection: Connection,
+    folder: Path,
+    node_config: str,
+    program: Sequence[str] = FLOWER,
+    cwd: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +159,9 @@ class Connection:
     def run(self, *options: str, timeout: float = 300, app: Path = ROOT) -> tuple[str, str]:
         """``flwr run APP here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
         command = ["flwr", "run", str(app), "here", "--stream", *options]
-        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout
+        )
         listed = subprocess.run(["flwr", "ls", "here", "--format", "json"], cwd=ROOT, env=self.env, capture_output=True,
             text=True, timeout=60)  # fmt: skip
         output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
@@ -145,7 +173,9 @@ class Connection:
         """Run the app with so many simulated clients, to its end; what it prints."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-        output, status = self.run("--federation-config", federation, "--run-config", text, timeout=timeout)
+        output, status = self.run(
+            "--federation-config", federation, "--run-config", text, timeout=timeout
+        )
         assert status == "finished:completed", output
         return output
 

@@ -16,7 +16,9 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: clean(entry) for key, entry in value.items() if key not in ("seconds", "audit")}
+            return {
+                key: clean(entry) for key, entry in value.items() if key not in ("seconds", "audit")
+            }
         return value
 
     return [clean(row) for row in rows]
@@ -35,7 +37,9 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
     for site in (wanted.folder / "clients").iterdir():
         files = [sorted((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted)]
         assert "model.safetensors" in [file.name for file in files[0]]
-        for kept, expected in ([load_file(file) for file in pair] for pair in zip(*files, strict=True)):
+        for kept, expected in (
+            [load_file(file) for file in pair] for pair in zip(*files, strict=True)
+        ):
             assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
 
 

@@ -34,10 +34,16 @@ class Three:
         self.folder = folder
         self.nodes: dict[int, dict[str, Any]] = {}
         for number, name in enumerate(NAMES):
-            data = images(folder / name / "data", *(f"{kind}/{i}.png" for kind in CLASSES for i in range(4)))
+            data = images(
+                folder / name / "data", *(f"{kind}/{i}.png" for kind in CLASSES for i in range(4))
+            )
             places = {"data-dir": str(data), "state-dir": str(folder / name / "state")}
             facts = {"dataset": "image-folder", "classes": ",".join(CLASSES), **places}
-            self.nodes[number + 1] = {"site-name": name, **facts, "cache-dir": str(folder / name / "cache")}
+            self.nodes[number + 1] = {
+                "site-name": name,
+                **facts,
+                "cache-dir": str(folder / name / "cache"),
+            }
 
     @property
     def south(self) -> Path:
@@ -55,7 +61,11 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
     supernode = supernode_options(["--node-config", node, *options])
-    return findings(supernode, node_config(supernode.node_config), {key.replace("_", "-"): asked[key] for key in asked})
+    return findings(
+        supernode,
+        node_config(supernode.node_config),
+        {key.replace("_", "-"): asked[key] for key in asked},
+    )
 
 
 def level_of(said: list[Finding], text: str) -> str:
@@ -67,7 +77,9 @@ def real_sites(number: int, disk: Path | None = None, **more: Any) -> dict[int, 
     """Machines with operators that divide a data set: no simulated clients; each with its state on ``disk``-n."""
     facts = {"num-partitions": number, **CACHE, **more}
     each = {1000 + n: {"site-name": f"site-{n}", "partition-id": n, **facts} for n in range(number)}
-    return {n: one | ({"state-dir": f"{disk}-{n - 1000}"} if disk else {}) for n, one in each.items()}
+    return {
+        n: one | ({"state-dir": f"{disk}-{n - 1000}"} if disk else {}) for n, one in each.items()
+    }
 
 
 JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
@@ -75,7 +87,10 @@ JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
 
 def named(**folders: Path) -> str:
     """The setting study-sites for sites with these state folders."""
-    return ",".join(f"{site}:{in_text(site_key(folder, make=True).public_key())}" for site, folder in folders.items())
+    return ",".join(
+        f"{site}:{in_text(site_key(folder, make=True).public_key())}"
+        for site, folder in folders.items()
+    )
 
 
 def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:

@@ -36,21 +36,38 @@ class Standing:
         self.groups[part] = self.running.enter_context(processes.process(command, env, log))
 
     def start_superlink(self) -> None:
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [
+            "flower-superlink",
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         command += ["--isolation", "process", "--database", str(self.folder / "superlink.db")]
         self.start("superlink", command)
         self.wait(lambda: processes.listens(self.port), timeout=60)
 
     def start_worker(self) -> None:
         """What runs the server's half of each run."""
-        self.start("worker", ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"])
+        self.start(
+            "worker",
+            ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"],
+        )
 
     def start_site(
-        self, site: str, partition: int, partitions: int, state: Path | None = None, program: str = "flower-supernode"
+        self,
+        site: str,
+        partition: int,
+        partitions: int,
+        state: Path | None = None,
+        program: str = "flower-supernode",
     ) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
-        facts += f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
+        facts += (
+            f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
+        )
         self.start(site, processes.supernode_command(program.split(), self.port, facts))
 
     def kill(self, part: str) -> None:
@@ -72,12 +89,25 @@ class Standing:
         return [one for one in everybody if named in _command_line(one)]
 
     def flwr(self, *arguments: str) -> str:
-        done = subprocess.run(["flwr", *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["flwr", *arguments],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
     def submit(self, config: dict[str, Any]) -> None:
         """Start a run and come back at once; its settings are few and small, and its results under ``runs``."""
-        small = {"dataset": "digits", "partition": "iid", "models": "cnn4", "train-samples": 30, "test-samples": 30}
+        small = {
+            "dataset": "digits",
+            "partition": "iid",
+            "models": "cnn4",
+            "train-samples": 30,
+            "test-samples": 30,
+        }
         places = {"out-dir": str(self.folder / "runs"), "cache-dir": str(self.folder / "cache")}
         values = {**small, **places, "local-epochs": 1, "threads": 1, **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
@@ -111,7 +141,9 @@ class Standing:
     def wait_for_client(self, site: str) -> psutil.Process:
         """The client process that a site starts next."""
         before = set(self.family(site, "flwr-clientapp"))
-        new: set[psutil.Process] = self.wait(lambda: {*self.family(site, "flwr-clientapp")} - before, pause=0.05)
+        new: set[psutil.Process] = self.wait(
+            lambda: {*self.family(site, "flwr-clientapp")} - before, pause=0.05
+        )
         return new.pop()
 
     def finished(self, timeout: float = 300) -> str:
@@ -121,10 +153,14 @@ class Standing:
 
     def printed(self) -> str:
         """What the server's half of all runs has printed."""
-        return "".join(self.flwr("log", run["run-id"], "here", "--show") for run in reversed(self.runs()))
+        return "".join(
+            self.flwr("log", run["run-id"], "here", "--show") for run in reversed(self.runs())
+        )
 
     def logs(self) -> str:
-        return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.folder.glob("*.log"))
+        )
 
 
 def _command_line(one: psutil.Process) -> str:

@@ -15,13 +15,23 @@ from tests.support import ROOT
 from tests.support.processes import BIN, hear_ctrl_c, wait_until
 
 pytestmark = pytest.mark.system
-TINY = ("algo=local", "dataset=digits", "partition=iid", "rounds=1", "local-epochs=1", "--clients", "2")
+TINY = (
+    "algo=local",
+    "dataset=digits",
+    "partition=iid",
+    "rounds=1",
+    "local-epochs=1",
+    "--clients",
+    "2",
+)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(BIN / "protofl"), *arguments]
     out, err = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c
+    )
 
 
 def ended(number: int) -> bool:
@@ -40,7 +50,9 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
         said.append(line)
         if re.search(r"round +2/", line):
             break
-    children = {child.pid for child in psutil.Process(process.pid).children()}  # they simulate its clients
+    children = {
+        child.pid for child in psutil.Process(process.pid).children()
+    }  # they simulate its clients
     start_of_end = time.monotonic()
     process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)

@@ -13,11 +13,17 @@ from tests.support.processes import output_of, wait_until
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.skipif(os.environ.get("PROTOFL_DOCKER") != "1", reason="needs PROTOFL_DOCKER=1, and docker"),
+    pytest.mark.skipif(
+        os.environ.get("PROTOFL_DOCKER") != "1", reason="needs PROTOFL_DOCKER=1, and docker"
+    ),
 ]
 
 PROJECT = "protofl-test"
-SITES = {"north": ("cnn4", "scanned"), "south": ("htcnn-3", "photo"), "east": ("mnist-cnn", "coloured")}
+SITES = {
+    "north": ("cnn4", "scanned"),
+    "south": ("htcnn-3", "photo"),
+    "east": ("mnist-cnn", "coloured"),
+}
 
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +41,9 @@ def of_the_project(*arguments: str) -> list[str]:
 
 
 def container(service: str) -> str:
-    (name,) = of_the_project("ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
+    (name,) = of_the_project(
+        "ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}"
+    )
     return name
 
 
@@ -61,7 +69,10 @@ def test_the_demo_shows_what_was_learnt(demo: str) -> None:
 def address(service: str) -> str:
     """Of a service that is in one network only."""
     return docker(
-        "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container(service)
+        "inspect",
+        "--format",
+        "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+        container(service),
     ).strip()
 
 
@@ -70,7 +81,10 @@ def test_sites_meet_only_the_door(demo: str) -> None:
     docker("exec", container("worker"), "python", "-c", look, address("superlink"), "8000")
     for site in SITES:
         docker("exec", container(site), "python", "-c", look, "gate", "8000")
-        for other, port in (("superlink", "8000"), *((other, "9094") for other in SITES if other != site)):
+        for other, port in (
+            ("superlink", "8000"),
+            *((other, "9094") for other in SITES if other != site),
+        ):
             with pytest.raises(AssertionError, match=r"OSError|TimeoutError"):
                 docker("exec", container(site), "python", "-c", look, address(other), port)
 
@@ -89,9 +103,13 @@ def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
 
 def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
     for site in SITES:
-        *_, script = json.loads(docker("inspect", "--format", "{{json .Config.Cmd}}", container(site)))
+        *_, script = json.loads(
+            docker("inspect", "--format", "{{json .Config.Cmd}}", container(site))
+        )
         assert "site run" in script
-        found = docker("exec", container(site), "sh", "-euc", script.replace("site run", "site check"))
+        found = docker(
+            "exec", container(site), "sh", "-euc", script.replace("site run", "site check")
+        )
         assert "WRONG" not in found
         assert "code          that of /app" in found, found
 

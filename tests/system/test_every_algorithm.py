@@ -21,7 +21,12 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
 ) -> None:
     """In one run, the others as its baselines: each has its two rounds of few samples."""
     first, *others = CATALOG
-    settings: dict[str, Scalar] = {"algo": first, "baselines": ",".join(others), "run-name": "mine", "rounds": 2}
+    settings: dict[str, Scalar] = {
+        "algo": first,
+        "baselines": ",".join(others),
+        "run-name": "mine",
+        "rounds": 2,
+    }
     settings |= {"train-samples": 20, "test-samples": 50}
     folders = {engine: tmp_path / engine for engine in ("flower", "local")}
     simulation.simulate(2, settings | {"out-dir": str(folders["flower"])})
@@ -29,7 +34,10 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
     words += [f"out-dir={folders['local']}", "--clients", "2"]
     output_of((str(BIN / "protofl"), "run", *words))
     for algo in CATALOG:
-        runs = [out / "mine" if algo == first else baseline_folder(out / "mine", algo) for out in folders.values()]
+        runs = [
+            out / "mine" if algo == first else baseline_folder(out / "mine", algo)
+            for out in folders.values()
+        ]
         for run in runs:
             check(run, 2, 2)
         flower, local = ((without_times(RunFolder(run).rows()), digests(run)) for run in runs)
@@ -46,7 +54,9 @@ def test_the_defaults_work(
     output, status = simulation.run(*options, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
     summary = check(tmp_path / "mine", 20, clients)
-    assert all(figures["mean"] > 0.15 for figures in summary["accuracy"].values()), summary["accuracy"]
+    assert all(figures["mean"] > 0.15 for figures in summary["accuracy"].values()), summary[
+        "accuracy"
+    ]
 
 
 def check(folder: Path, rounds: int, clients: int) -> Summary:

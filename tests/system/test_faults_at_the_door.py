@@ -25,22 +25,41 @@ class Site:
     def __init__(self, machines: Machines, name: str) -> None:
         self.machines, self.name, self.folder = machines, name, machines.folder / name
         self.data, self.state = self.folder / "data", self.folder / "state"
-        self.authority, self.environment = machines.checkout("superlink") / "certs/ca.crt", dict[str, str]()
+        self.authority, self.environment = (
+            machines.checkout("superlink") / "certs/ca.crt",
+            dict[str, str](),
+        )
         write_digits(self.data / "ward", slice(60))
 
     @property
     def command(self) -> list[str]:
         key = self.machines.checkout("superlink") / "certs/nodes" / self.name
-        options = ["--superlink", f"localhost:{self.machines.door}", "--root-certificates", str(self.authority)]
+        options = [
+            "--superlink",
+            f"localhost:{self.machines.door}",
+            "--root-certificates",
+            str(self.authority),
+        ]
         options += ["--port", str(free_port()), "--auth-supernode-private-key", str(key)]
-        facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4"'
+        facts = (
+            f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4"'
+        )
         facts += ' device="cpu" approve=false dataset="domain-folder" classes="0,1,2,3,4,5,6,7,8,9"'
-        return ["protofl", "site", "run", *options, "--node-config", f'{facts} cache-dir="{self.folder / "cache"}"']
+        return [
+            "protofl",
+            "site",
+            "run",
+            *options,
+            "--node-config",
+            f'{facts} cache-dir="{self.folder / "cache"}"',
+        ]
 
     def start(self) -> None:
         """It runs until the machines stop."""
         env = self.machines.environment("superlink") | {"HOME": str(self.folder)} | self.environment
-        self.machines.running.enter_context(process(self.command, env, self.folder / "log", cwd=self.folder))
+        self.machines.running.enter_context(
+            process(self.command, env, self.folder / "log", cwd=self.folder)
+        )
 
     @property
     def log(self) -> str:
@@ -59,23 +78,34 @@ def keep_an_old_certificate(site: Site) -> None:
     key = serialization.load_pem_private_key((certs / "ca.key").read_bytes(), None)
     now = datetime.datetime.now(datetime.UTC)
     made = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
-    made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(now - datetime.timedelta(days=1))
+    made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(
+        now - datetime.timedelta(days=1)
+    )
     for one in old.extensions:
         made = made.add_extension(one.value, one.critical)
     site.authority = site.folder / "ca.crt"
-    site.authority.write_bytes(made.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))  # type: ignore[arg-type]
+    site.authority.write_bytes(
+        made.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    )  # type: ignore[arg-type]
 
 
 def renew_the_key(site: Site) -> None:
-    site.machines.step("superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}")
+    site.machines.step(
+        "superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}"
+    )
 
 
 def run_older_code(site: Site) -> None:
     """Which does not know a setting that the run has."""
     copy_checkout(site.folder / "old")
-    for file, line in (("pyproject.toml", "trim-fraction ="), ("protofl_common/config/sections.py", "trim_fraction:")):
+    for file, line in (
+        ("pyproject.toml", "trim-fraction ="),
+        ("protofl_common/config/sections.py", "trim_fraction:"),
+    ):
         path = site.folder / "old" / file
-        path.write_text("".join(one for one in path.read_text().splitlines(True) if line not in one))
+        path.write_text(
+            "".join(one for one in path.read_text().splitlines(True) if line not in one)
+        )
     site.environment |= {"PYTHONPATH": str(site.folder / "old")}
 
 
@@ -122,11 +152,17 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     with ExitStack() as running:
         machines = Machines(tmp_path_factory.mktemp("faults"), running)
         machines.set_up()
-        machines.step("superlink", f"python docker/certificates.py certs {' '.join(f'--node {o}' for o in POSSIBLE)}")
+        machines.step(
+            "superlink",
+            f"python docker/certificates.py certs {' '.join(f'--node {o}' for o in POSSIBLE)}",
+        )
         machines.step("superlink", f"python -c '{REGISTER}' {' '.join(POSSIBLE)}")
         log = machines.folder / "operator"
         run = process(
-            machines.script("superlink", RUN), machines.environment("superlink"), log, machines.checkout("superlink")
+            machines.script("superlink", RUN),
+            machines.environment("superlink"),
+            log,
+            machines.checkout("superlink"),
         )
         with run as started:
             sites = {name: _start(Site(machines, name)) for name in POSSIBLE}
@@ -158,4 +194,6 @@ def test_the_others_go_on(logs: dict[str, str]) -> None:
     assert f"going on with 2 of {len(INSIDE)} clients" in logs["operator"]
     assert "finished:completed" in logs["operator"], logs["operator"]
     for site in SITES:
-        assert re.search(rf"(?m)^{site} +\d+ +online +last reply: round 1 of door$", logs["operator"]), logs["operator"]
+        assert re.search(
+            rf"(?m)^{site} +\d+ +online +last reply: round 1 of door$", logs["operator"]
+        ), logs["operator"]

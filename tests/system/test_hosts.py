@@ -42,7 +42,20 @@ class Hosts(Machines):
         for host, address in ADDRESSES.items():
             self._namespace(host, running)
             here, there = f"{self.name}-{host}", f"{self.name}-switch"
-            ip("-n", here, "link", "add", "uplink", "type", "veth", "peer", "name", host, "netns", there)
+            ip(
+                "-n",
+                here,
+                "link",
+                "add",
+                "uplink",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                host,
+                "netns",
+                there,
+            )
             ip("-n", here, "address", "add", f"{address}/24", "dev", "uplink")
             ip("-n", here, "link", "set", "uplink", "up")
             ip("-n", there, "link", "set", host, "master", "bridge", "up")
@@ -58,8 +71,13 @@ class Hosts(Machines):
 
     def _substitutions(self, machine: str) -> dict[str, str]:
         kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"', 'classes="benign,malignant"')
-        wider = {key: value for key, value in super()._substitutions(machine).items() if key in kept}
-        return {"superlink.example.org": ADDRESSES["superlink"], "rounds=2": "rounds=4 threads=1"} | wider
+        wider = {
+            key: value for key, value in super()._substitutions(machine).items() if key in kept
+        }
+        return {
+            "superlink.example.org": ADDRESSES["superlink"],
+            "rounds=2": "rounds=4 threads=1",
+        } | wider
 
     def on(self, machine: str) -> list[str]:
         return ["ip", "netns", "exec", f"{self.name}-{machine}"]
@@ -80,7 +98,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def status_of_the_run(hosts: Hosts) -> str:
     """What ``flwr ls`` says of the last run."""
-    return str(json.loads(hosts.run("superlink", "flwr ls federation --format json").stdout)["runs"][0]["status"])
+    return str(
+        json.loads(hosts.run("superlink", "flwr ls federation --format json").stdout)["runs"][0][
+            "status"
+        ]
+    )
 
 
 def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
@@ -89,14 +111,20 @@ def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
     metrics = hosts.checkout("superlink") / "runs" / "cut" / "metrics.jsonl"
 
     def rounds() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        return (
+            [json.loads(line) for line in metrics.read_text().splitlines()]
+            if metrics.exists()
+            else []
+        )
 
     wait_until(rounds, hosts.logs)
     hosts.link("south", "down")
     time.sleep(CUT)
     during = len(rounds())
     hosts.link("south", "up")
-    wait_until(lambda: status_of_the_run(hosts).startswith("finished"), hosts.logs, timeout=500, pause=2)
+    wait_until(
+        lambda: status_of_the_run(hosts).startswith("finished"), hosts.logs, timeout=500, pause=2
+    )
     assert status_of_the_run(hosts) == "finished:completed", hosts.logs()
     assert during <= 2  # the round waited for the site, or went on without it
     assert [row["valid"] for row in rounds()][-1] == len(SITES)
@@ -106,5 +134,15 @@ def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
 def test_sites_reach_only_the_door(hosts: Hosts) -> None:
     """The SuperLink itself listens on its own machine's loopback interface."""
     check = "SSL_CERT_FILE=certs/ca.crt python docker/health.py"
-    assert hosts.run("north", f"HEALTH_URLS=https://superlink.example.org:8000/health {check}").returncode == 0
-    assert hosts.run("north", f"HEALTH_URLS=https://superlink.example.org:8001/health {check}").returncode == 1
+    assert (
+        hosts.run(
+            "north", f"HEALTH_URLS=https://superlink.example.org:8000/health {check}"
+        ).returncode
+        == 0
+    )
+    assert (
+        hosts.run(
+            "north", f"HEALTH_URLS=https://superlink.example.org:8001/health {check}"
+        ).returncode
+        == 1
+    )

@@ -31,12 +31,20 @@ class Clean:
         venv.create(folder / "env", with_pip=False)
         (packages,) = (folder / "env").glob("lib/*/site-packages")
         elsewhere = [path for path in sys.path if path.endswith("site-packages")]
-        (packages / "dependencies.pth").write_text("\n".join(elsewhere))  # whose own .pth files are not read
+        (packages / "dependencies.pth").write_text(
+            "\n".join(elsewhere)
+        )  # whose own .pth files are not read
         for point in distribution("flwr").entry_points.select(group="console_scripts"):
             script = self.bin / point.name
-            script.write_text(SCRIPT.format(python=self.bin / "python", module=point.module, attr=point.attr))
+            script.write_text(
+                SCRIPT.format(python=self.bin / "python", module=point.module, attr=point.attr)
+            )
             script.chmod(0o755)
-        own = {"PATH": f"{self.bin}:{os.environ['PATH']}", "TMPDIR": temporary, "FLWR_HOME": f"{temporary}/flwr"}
+        own = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "TMPDIR": temporary,
+            "FLWR_HOME": f"{temporary}/flwr",
+        }
         rest = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_TELEMETRY_ENABLED": "0"}
         self.environment = os.environ | own | rest | {"PYTHONPATH": "", "RAY_ADDRESS": "local"}
 
@@ -55,10 +63,22 @@ def clean(tmp_path: Path, short: str) -> Clean:
 
 def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    built = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
+    built = [
+        *pip,
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(built, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([*pip, "--python", str(clean.bin / "python"), "install", "--no-deps", str(wheel)], check=True)
+    subprocess.run(
+        [*pip, "--python", str(clean.bin / "python"), "install", "--no-deps", str(wheel)],
+        check=True,
+    )
     assert clean.finds("protofl_common")
     assert not clean.finds("client_app")
     assert not clean.finds("server_app")
@@ -66,9 +86,16 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     tiny = ("rounds=1", "local-epochs=1", "run-name=first", "--clients", "2")
     clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
     clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
-    Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(clean.folder / "seven.png")
-    assert json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))["name"] in "0123456789"
-    assert "FedTGP" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
+    Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(
+        clean.folder / "seven.png"
+    )
+    assert (
+        json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))["name"]
+        in "0123456789"
+    )
+    assert "FedTGP" in clean.run(
+        "protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run"
+    )
 
 
 def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:

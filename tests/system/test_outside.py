@@ -47,16 +47,23 @@ def env(short: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_the_pages_command_resumes_and_predicts(tmp_path: Path, site_packages: Path, env: dict[str, str]) -> None:
+def test_the_pages_command_resumes_and_predicts(
+    tmp_path: Path, site_packages: Path, env: dict[str, str]
+) -> None:
     folder, held = tmp_path / "runs" / RUN, site_packages / "held"
     (site_packages / "holding.py").write_text(HOLDING)
     places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
-    of_the_page = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    of_the_page = re.search(
+        r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     command = [*shlex.split(of_the_page[0].replace("\\\n", " ")), *places]
     process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
     wait_until(
-        lambda: held.exists() and held.read_text(), lambda: process.communicate(timeout=9)[0], 600, started=process
+        lambda: held.exists() and held.read_text(),
+        lambda: process.communicate(timeout=9)[0],
+        600,
+        started=process,
     )
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
@@ -80,7 +87,11 @@ def test_the_pages_command_resumes_and_predicts(tmp_path: Path, site_packages: P
     model, image = tmp_path / "model", tmp_path / "stripes.png"
     output_of(("protofl", "export", str(folder), "--site", "site-1", "--out", str(model)), env)
     card = json.loads((model / "model.json").read_text())
-    assert (card["algorithm"], card["arch"], card["classes"]) == ("moon", "outside_moon.net:TinyViT", CLASSES)
+    assert (card["algorithm"], card["arch"], card["classes"]) == (
+        "moon",
+        "outside_moon.net:TinyViT",
+        CLASSES,
+    )
     draw = "import sys, outside_moon.data; from PIL import Image; "
     draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
     output_of((sys.executable, "-c", draw, str(image)), env)

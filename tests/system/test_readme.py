@@ -46,9 +46,17 @@ class Desk:
             "flwr run . ": f"flwr run {ROOT} ",
             "num-clients=2\\n": 'num-clients=2\\nrounds=1\\nthreads=1\\nrun-name="sites"\\n',
         }
-        own = {"HOME": str(folder), "TMPDIR": temporary, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        own = {
+            "HOME": str(folder),
+            "TMPDIR": temporary,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
         env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-        self.environment = env | own | {"OMP_NUM_THREADS": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+        self.environment = (
+            env
+            | own
+            | {"OMP_NUM_THREADS": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+        )
 
     def script(self, text: str) -> list[str]:
         for before, after in self.substitutions.items():
@@ -62,7 +70,9 @@ class Desk:
     def serve(self, text: str, running: ExitStack) -> None:
         """A block as a service; the first one is the SuperLink, whose port a person sees open before typing on."""
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
-        started = running.enter_context(process(self.script(text), self.environment, log, cwd=self.folder))
+        started = running.enter_context(
+            process(self.script(text), self.environment, log, cwd=self.folder)
+        )
         wait_for(self.port, started, log)
 
 
@@ -74,9 +84,16 @@ def desk(tmp_path: Path, short: str) -> Desk:
 def test_every_block_is_run_or_make() -> None:
     blocks = BLOCK.findall(README)
     assert README.count("```") == 2 * len(blocks)
-    assert all(line.startswith("make ") for kind, text in blocks if not kind for line in text.splitlines())
+    assert all(
+        line.startswith("make ") for kind, text in blocks if not kind for line in text.splitlines()
+    )
     chapters = ("Quick start", "Your own data", "Separate machines")
-    run = [text for chapter in chapters for kind in ("sh", "sh service") for text in commands(chapter, kind)]
+    run = [
+        text
+        for chapter in chapters
+        for kind in ("sh", "sh service")
+        for text in commands(chapter, kind)
+    ]
     assert sorted(run) == sorted(text for kind, text in blocks if kind)
 
 
@@ -95,7 +112,9 @@ def test_your_own_data(desk: Desk) -> None:
     write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
     told = desk.run(block.splitlines()[0])
-    found = re.search(r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$", told, re.M)
+    found = re.search(
+        r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$", told, re.M
+    )
     assert found, told
     assert sum(map(int, found.groups())) == 150
     assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
@@ -103,7 +122,9 @@ def test_your_own_data(desk: Desk) -> None:
 
 def test_separate_machines(desk: Desk) -> None:
     for number, site in enumerate(("north", "south")):
-        write_digits(desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)), classes=3)
+        write_digits(
+            desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)), classes=3
+        )
     with ExitStack() as running:
         files, block = commands("Separate machines", "sh")
         desk.run(files)

@@ -11,7 +11,9 @@ from tests.support.standing import Standing
 pytestmark = pytest.mark.system
 
 
-def test_a_deployed_run_outlives_its_superlink_and_is_resumed_after_its_server(tmp_path: Path) -> None:
+def test_a_deployed_run_outlives_its_superlink_and_is_resumed_after_its_server(
+    tmp_path: Path,
+) -> None:
     with ExitStack() as running:
         standing = Standing(tmp_path, running)
         standing.start_superlink()

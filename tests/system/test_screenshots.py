@@ -22,7 +22,10 @@ from protofl_common.report.style import POLICY
 from tests.support import ROOT
 from tests.support.harness import run_config, run_federation
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 MISSING = "no chromium, chromium-browser or google-chrome on this machine"
 pytestmark = [pytest.mark.system, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 SECONDS = 120
@@ -58,7 +61,9 @@ def chromium(*arguments: str) -> str:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
         "--host-resolver-rules=MAP * ~NOTFOUND"]  # fmt: skip
     assert CHROMIUM is not None
-    ended = subprocess.run([CHROMIUM, *flags, *arguments], capture_output=True, timeout=SECONDS, check=True, text=True)
+    ended = subprocess.run(
+        [CHROMIUM, *flags, *arguments], capture_output=True, timeout=SECONDS, check=True, text=True
+    )
     return ended.stdout
 
 
@@ -71,12 +76,19 @@ def measured(page: Path, script: str, width: int, height: int, *, dark: bool = F
     script = f"const measure=()=>{{{script}}};addEventListener('load',()=>setTimeout(()=>{{{write}"
     script = f"<script>{script}document.body.append(text)}},300))</script></body>"
     copy = page.with_name("measured.html")
-    copy.write_text(page.read_text(encoding="utf-8").replace(POLICY, "").replace("</body>", script), encoding="utf-8")
-    frame = f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
+    copy.write_text(
+        page.read_text(encoding="utf-8").replace(POLICY, "").replace("</body>", script),
+        encoding="utf-8",
+    )
+    frame = (
+        f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
+    )
     read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
     read += '.contentDocument.querySelector("#measured")),900))'
     around = page.with_name("frame.html")
-    around.write_text(f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8")
+    around.write_text(
+        f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8"
+    )
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     waits = ("--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
     shown = chromium(*waits, scheme, around.as_uri())
@@ -147,7 +159,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     found = {}
     for algo, (clients, settings) in runs.items():
-        outcome = run_federation(run_config(folder / algo, algo=algo, report=True, **settings), clients)
+        outcome = run_federation(
+            run_config(folder / algo, algo=algo, report=True, **settings), clients
+        )
         found[algo] = outcome.folder / "report.html"
     return found
 
@@ -167,10 +181,14 @@ def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]
 
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize("algo", ["fedtgp", "fedplvm"])
-def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
+def test_a_screenshot_is_not_blank(
+    algo: str, device: str, pages: dict[str, Path], tmp_path: Path
+) -> None:
     """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
     picture = tmp_path / "page.png"
-    chromium(f"--screenshot={picture}", f"--window-size={WIDTHS[device]},4000", pages[algo].as_uri())
+    chromium(
+        f"--screenshot={picture}", f"--window-size={WIDTHS[device]},4000", pages[algo].as_uri()
+    )
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     assert pixels.shape == (4000, WIDTHS[device], 3)
     for top in range(0, 4000, 800):
@@ -182,7 +200,13 @@ def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with the baselines of `make run`."""
-    small = {"dataset": "digits", "partition": "iid", "total_samples": 90, "rounds": 1, "run_name": "first"}
+    small = {
+        "dataset": "digits",
+        "partition": "iid",
+        "total_samples": 90,
+        "rounds": 1,
+        "run_name": "first",
+    }
     config = run_config(tmp_path_factory.mktemp("compared"), algo="fedproto-avg", baselines="local,fedavg,fedproto",
         report=True, **small)  # fmt: skip
     return run_federation(config, clients=3).folder / "report.html"
@@ -190,7 +214,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
-def test_the_first_screen_shows_the_comparison(width: int, height: int, scheme: str, compared: Path) -> None:
+def test_the_first_screen_shows_the_comparison(
+    width: int, height: int, scheme: str, compared: Path
+) -> None:
     found = measured(compared, FIRST_SCREEN, width, height, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["pale"] == []
@@ -220,14 +246,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True, capture_output=True)
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize(("page", "has_equations"), [("index", False), ("algorithms/fedtgp", True)])
-def test_a_page_fits_and_can_be_read(page: str, has_equations: bool, device: str, scheme: str, site: Path) -> None:
+def test_a_page_fits_and_can_be_read(
+    page: str, has_equations: bool, device: str, scheme: str, site: Path
+) -> None:
     found = measured(site / f"{page}.html", SHOWN, WIDTHS[device], 900, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["wide"] <= WIDTHS[device]

@@ -44,27 +44,42 @@ def test_the_readme_says_who_runs_each_block() -> None:
 
 def test_private_files_are_private(federation: Machines) -> None:
     certs = {machine: federation.checkout(machine) / "certs" for machine in ("superlink", *SITES)}
-    private = [certs["superlink"] / name for name in ("ca.key", "server.key", "superexec.secret", "../superlink.db")]
+    private = [
+        certs["superlink"] / name
+        for name in ("ca.key", "server.key", "superexec.secret", "../superlink.db")
+    ]
     private += [certs[site] / "nodes" / site for site in SITES]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     for site in SITES:
-        assert sorted(path.name for path in certs[site].rglob("*") if path.is_file()) == ["ca.crt", site, f"{site}.pub"]
+        assert sorted(path.name for path in certs[site].rglob("*") if path.is_file()) == [
+            "ca.crt",
+            site,
+            f"{site}.pub",
+        ]
 
 
-def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(federation: Machines) -> None:
+def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
+    federation: Machines,
+) -> None:
     *_, run = blocks_of(README)
     with press(federation):
         done = federation.run("superlink", run.text, timeout=240)
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     listed = federation.run("superlink", "flwr ls federation --format json")
-    assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", output + federation.logs()
-    summary = json.loads(((federation.checkout("superlink") / "runs" / "first") / "summary.json").read_text())
+    assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", (
+        output + federation.logs()
+    )
+    summary = json.loads(
+        ((federation.checkout("superlink") / "runs" / "first") / "summary.json").read_text()
+    )
     assert summary["algorithm"] == "FedTGP"
     assert {site: client["arch"] for site, client in summary["clients"].items()} == SITES
     assert sum(summary["trouble"].values()) == 0
     assert min(client["head"] for client in summary["accuracy-of-clients"].values()) > 0.3
     for site in SITES:
-        kept = [path.name for path in federation.checkout(site).glob(f"state/first-*/clients/{site}/*")]
+        kept = [
+            path.name for path in federation.checkout(site).glob(f"state/first-*/clients/{site}/*")
+        ]
         assert len(kept) == 2
         assert "model.safetensors" in kept  # for `protofl export`
 
@@ -75,20 +90,30 @@ def press(machines: Machines) -> Iterator[None]:
     if not HAPROXY.exists():
         yield
         return
-    with strangers_at(machines.door, machines.checkout("superlink") / "certs" / "ca.crt") as answers:
+    with strangers_at(
+        machines.door, machines.checkout("superlink") / "certs" / "ca.crt"
+    ) as answers:
         yield
         memory = {name: peak_memory(name) for name in ("haproxy", "flower-superlink")}
     print(answers, memory)
     refused = {("head", "408"), ("body", "408"), ("length", "413"), ("chunks", "413")}
-    assert refused <= set(answers) <= refused | {("idle", ""), ("upload", "504")}  # after 30 s, and 5 minutes
+    assert (
+        refused <= set(answers) <= refused | {("idle", ""), ("upload", "504")}
+    )  # after 30 s, and 5 minutes
     assert max(memory.values()) < 400, memory
 
 
 def peak_memory(program: str) -> float:
     """The most MB that a program, which this process has started, has had so far."""
     ours = {one.pid for one in psutil.Process().children(recursive=True)}
-    running = {one.pid: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"]) if one.pid in ours}
-    (pid,) = [pid for pid, words in running.items() if program in [Path(word).name for word in words[:2]]]
+    running = {
+        one.pid: one.info["cmdline"] or []
+        for one in psutil.process_iter(["cmdline"])
+        if one.pid in ours
+    }
+    (pid,) = [
+        pid for pid, words in running.items() if program in [Path(word).name for word in words[:2]]
+    ]
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(kilobytes) / 1000
 
@@ -102,8 +127,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_supernode_is_refused(authority: str, key: str, reason: str, federation: Machines, tmp_path: Path) -> None:
-    federation.step("north", "python docker/certificates.py stranger --node stranger --server localhost")
+def test_a_supernode_is_refused(
+    authority: str, key: str, reason: str, federation: Machines, tmp_path: Path
+) -> None:
+    federation.step(
+        "north", "python docker/certificates.py stranger --node stranger --server localhost"
+    )
     command = f"exec flower-supernode --superlink localhost:8000 --root-certificates {authority} --port {free_port()}"
     command += f" --auth-supernode-private-key {key}" if key else ""
     status, output = federation.end_of("north", command, tmp_path / "log")
@@ -113,11 +142,23 @@ def test_a_supernode_is_refused(authority: str, key: str, reason: str, federatio
     assert len(json.loads(listed.stdout)["nodes"]) == len(SITES)
 
 
-@pytest.mark.skipif(not HAPROXY.exists(), reason=f"the door needs {HAPROXY} (apt-get install haproxy)")
+@pytest.mark.skipif(
+    not HAPROXY.exists(), reason=f"the door needs {HAPROXY} (apt-get install haproxy)"
+)
 def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     assert ask(federation, federation.door, "/health") == 200
-    paths = ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/health?x=1"]
-    paths += ["/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet//x"]
+    paths = [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/health?x=1",
+    ]
+    paths += [
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet//x",
+    ]
     for path in paths:
         assert ask(federation, federation.door, path, b"") == 404
     assert ask(federation, federation.superlink, "/v1/control/list-runs", b"") != 404
@@ -125,7 +166,9 @@ def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
 
 def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
     """The status with which a port of the SuperLink's machine answers."""
-    context = ssl.create_default_context(cafile=str(machines.checkout("superlink") / "certs" / "ca.crt"))
+    context = ssl.create_default_context(
+        cafile=str(machines.checkout("superlink") / "certs" / "ca.crt")
+    )
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
     try:
         with opener.open(Request(f"https://127.0.0.1:{port}{path}", data), timeout=5) as answer:
@@ -135,7 +178,9 @@ def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> 
 
 
 def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path: Path) -> None:
-    command = "exec protofl worker --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
+    command = (
+        "exec protofl worker --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
+    )
     federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
     assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()
 
@@ -146,10 +191,16 @@ def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     shown = machines.run("superlink", "protofl status federation", timeout=240)
     assert shown.returncode == 0, shown.stderr
     found = [line.split()[:3] for line in shown.stdout.splitlines()]
-    return {name: (node, state) for name, node, state in found if state in ("online", "offline", "registered")}
+    return {
+        name: (node, state)
+        for name, node, state in found
+        if state in ("online", "offline", "registered")
+    }
 
 
-def shown_once(machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]) -> dict[str, tuple[str, str]]:
+def shown_once(
+    machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]
+) -> dict[str, tuple[str, str]]:
     """What is shown once it is so."""
 
     def found() -> dict[str, tuple[str, str]]:
@@ -170,14 +221,19 @@ def test_the_operators_page(federation: Machines) -> None:
     at = federation.checkout("superlink")
     with sqlite3.connect(at / "backup" / "superlink.db") as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    now = shown_once(federation, lambda found: found["north"] != before["north"] and found["north"][1] == "online")
+    now = shown_once(
+        federation,
+        lambda found: found["north"] != before["north"] and found["north"][1] == "online",
+    )
     assert now["north"][0] != before["north"][0]
     assert now["south"] == before["south"]
 
 
 def chapter(title: str, of: str = "sh superlink") -> list[str]:
     """The blocks of that kind in a chapter of the page."""
-    (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", OPERATIONS.read_text(encoding="utf-8"))
+    (text,) = re.findall(
+        rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", OPERATIONS.read_text(encoding="utf-8")
+    )
     return re.findall(rf"(?ms)^```{of}\n(.*?)^```", text)
 
 
@@ -190,7 +246,9 @@ def stopped_run(machines: Machines) -> str:
     machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=8"))
     wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
     listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
-    return next(str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished"))
+    return next(
+        str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished")
+    )
 
 
 def upgrade(machines: Machines) -> None:
@@ -210,7 +268,9 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
 
     federation.step("superlink", *chapter("Backup and restore"))
     federation.step("superlink", "python docker/certificates.py certs --node guest")
-    federation.step("superlink", "flwr supernode register certs/nodes/guest.pub federation --name guest")
+    federation.step(
+        "superlink", "flwr supernode register certs/nodes/guest.pub federation --name guest"
+    )
     assert "guest" in nodes(federation)
 
     def meanwhile() -> None:
@@ -220,12 +280,18 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
 
     federation.restart(meanwhile)
     shown = ssl.get_server_certificate(("127.0.0.1", federation.door))
-    assert (federation.checkout("superlink") / "certs/server.crt").read_text().startswith(shown.strip())
+    assert (
+        (federation.checkout("superlink") / "certs/server.crt")
+        .read_text()
+        .startswith(shown.strip())
+    )
     assert set(nodes(federation)) == set(SITES)
     federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
     done = federation.run("superlink", resume, timeout=400)
     summary = json.loads((federation.checkout("superlink") / "runs/first/summary.json").read_text())
-    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (8, 1), done.stdout + done.stderr
+    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (8, 1), (
+        done.stdout + done.stderr
+    )
     assert sum(summary["trouble"].values()) == 0
     assert "no model of an earlier round" not in federation.logs()
     assert "resuming with other code" in done.stdout
@@ -233,7 +299,9 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     assert "round 1/8" in federation.run("superlink", f"flwr log {number} federation --show").stdout
 
     federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
-    kept = {site: list((federation.checkout(site) / "state").rglob("*.safetensors")) for site in SITES}
+    kept = {
+        site: list((federation.checkout(site) / "state").rglob("*.safetensors")) for site in SITES
+    }
     assert kept["south"]
     assert not kept["north"]
 

@@ -19,7 +19,10 @@ SITES = ("east", "north", "south")
 def facts(folder: Path, site: str) -> str:
     """The node config of a site, as its operator types it; its columns are of patients of one ward."""
     drawn = np.random.default_rng(SITES.index(site)).normal(size=(60, 3))
-    rows = [f"{('sick', 'well')[i % 2]},ward,{x:.3f},{y + i % 2:.3f},{z:.3f}" for i, (x, y, z) in enumerate(drawn)]
+    rows = [
+        f"{('sick', 'well')[i % 2]},ward,{x:.3f},{y + i % 2:.3f},{z:.3f}"
+        for i, (x, y, z) in enumerate(drawn)
+    ]
     (data := folder / f"{site}.csv").write_text("\n".join(["label,client,x,y,z", *rows]))
     said = f'site-name="{site}" data-dir="{data}" dataset="arrays" classes="sick,well" domain="ward" image-size=0'
     said += ' text-length=64 test-from="split" train-fraction=0.8 validation-fraction=0.1 arch="mlp-1" device="cpu"'
@@ -41,13 +44,19 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     strange = tmp_path / "work"
     for module in ("protofl_common", "client_app"):
         (strange / module).mkdir(parents=True)
-        (strange / module / "__init__.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
-    keys = {site: done(tmp_path, "key", "--node-config", node).strip() for site, node in nodes.items()}
+        (strange / module / "__init__.py").write_text(
+            "import pathlib; pathlib.Path('was-here').touch()"
+        )
+    keys = {
+        site: done(tmp_path, "key", "--node-config", node).strip() for site, node in nodes.items()
+    }
     strict = study(tmp_path, "strict", keys)
     with ExitStack() as running:
         link = running.enter_context(superlink(tmp_path))
         for site, node in nodes.items():
-            running.enter_context(supernode(link, tmp_path / site, node, (PROTOFL, "site", "run"), cwd=strange))
+            running.enter_context(
+                supernode(link, tmp_path / site, node, (PROTOFL, "site", "run"), cwd=strange)
+            )
         running.enter_context(operators(tmp_path, nodes))
         output, status = link.run("--run-config", str(strict))
         assert status == "finished:completed", output
@@ -64,11 +73,20 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
         assert len(ledgers) == 2  # of the site's name, and of its data
         runs = [[name.split()[0] for name in json.loads(ledger.read_text())] for ledger in ledgers]
         assert runs == 2 * [["strict"]]
-        checked = done(tmp_path, "audit", "--against", str(tmp_path / "runs/strict"), "--node-config", nodes[site])
+        checked = done(
+            tmp_path,
+            "audit",
+            "--against",
+            str(tmp_path / "runs/strict"),
+            "--node-config",
+            nodes[site],
+        )
         assert "approved by" in checked
         assert "each follows the one before it" in checked
         assert "strict" in done(tmp_path, "status", "--node-config", nodes[site])
-        assert "removed strict" in done(tmp_path, "purge", "strict", "caches/", "--node-config", nodes[site])
+        assert "removed strict" in done(
+            tmp_path, "purge", "strict", "caches/", "--node-config", nodes[site]
+        )
         assert not list((tmp_path / site).rglob("*.safetensors"))
         assert all(ledger.exists() for ledger in ledgers)
     fitting = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 local-epochs=1"

@@ -26,7 +26,15 @@ against: Local
 def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     """`protofl table`. Its clients die with it."""
     (folder / "mine.yaml").write_text(TABLE, encoding="utf-8")
-    command = [sys.executable, str(BIN / "protofl"), "table", str(folder / "mine.yaml"), "--out", str(folder), *words]
+    command = [
+        sys.executable,
+        str(BIN / "protofl"),
+        "table",
+        str(folder / "mine.yaml"),
+        "--out",
+        str(folder),
+        *words,
+    ]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -35,13 +43,19 @@ def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
     start = time.time()
 
     def is_within() -> bool:
-        new = [file for file in folder.glob("runs/*/checkpoints/00000[1-9]*") if file.stat().st_mtime >= start]
+        new = [
+            file
+            for file in folder.glob("runs/*/checkpoints/00000[1-9]*")
+            if file.stat().st_mtime >= start
+        ]
         return any(not (file.parents[1] / "summary.json").exists() for file in new)
 
     wait_until(is_within, timeout=600, pause=0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL, "it had ended"
-    assert any(not (run / "summary.json").exists() for run in folder.glob("runs/*")), "no run was cut"
+    assert any(not (run / "summary.json").exists() for run in folder.glob("runs/*")), (
+        "no run was cut"
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

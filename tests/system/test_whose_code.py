@@ -56,16 +56,24 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield Federation(tmp_path_factory.mktemp("sites"), running)
 
 
-def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(federation: Federation) -> None:
+def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(
+    federation: Federation,
+) -> None:
     results = federation.folder / "results"
     output, status = federation.run("ours", PROTOFL, "worker", "--out-dir", str(results))
     assert status == "finished:completed", output + federation.log("south")
-    assert set(json.loads((results / "ours" / "summary.json").read_text())["clients"]) == {"east", "south"}
+    assert set(json.loads((results / "ours" / "summary.json").read_text())["clients"]) == {
+        "east",
+        "south",
+    }
     assert [federation.came(name) for name in ("ours", "east", "south")] == [False, False, True]
     for name, half in (("ours", "server_app"), ("east", "client_app")):
         assert not list(federation.home(name).rglob(half))  # not even unpacked
     assert not (federation.folder / "theirs").exists()
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))} == {0o700, 0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))} == {
+        0o700,
+        0o600,
+    }
 
 
 def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_the_sites_own_count(

@@ -22,7 +22,9 @@ PACKAGES = ("client_app", "server_app", "protofl_common")
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"
 HALVES = ("client_app/algorithms", "server_app/strategies")
-GRADIENTS = re.compile(r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b")
+GRADIENTS = re.compile(
+    r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b"
+)
 """Where a loop of training takes them."""
 OWN_RULE = ("protections/private_step.py",)
 """Update rules of their own, a `Step` that asks for gradients itself: files of client_app."""
@@ -49,7 +51,9 @@ def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> Non
     assert issubclass(server_half(row), ServerStrategy)
     for path, other, named in ((client, server, row.client), (server, client, row.server)):
         module = named.partition(":")[0].replace(".", "/") + ".py"
-        assert (module == path) == (ROOT / path).exists(), f"{algo} has {path}, and its row names {module}"
+        assert (module == path) == (ROOT / path).exists(), (
+            f"{algo} has {path}, and its row names {module}"
+        )
         if not (ROOT / path).exists():
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
@@ -70,7 +74,10 @@ def test_a_row_that_names_no_half_is_refused(path: str, said: str) -> None:
 
 
 def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
-    files = {path.stem for folder in HALVES for path in (ROOT / folder).glob("*.py")} - {"__init__", "base"}
+    files = {path.stem for folder in HALVES for path in (ROOT / folder).glob("*.py")} - {
+        "__init__",
+        "base",
+    }
     add_nothing = {"local", "fedbn", "fedper", "lg_fedavg", "protofed"}  # on either side
     assert files == {algo.replace("-", "_") for algo in CATALOG} - add_nothing
 
@@ -84,14 +91,18 @@ def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> 
         found = {name.partition(".")[0] for name in modules_in(path)}
         assert not found & ({"client_app", "server_app"} - {package}), path
         assert not any(name.startswith("protofl_common.tools") for name in modules_in(path)), path
-        assert package != "protofl_common" or "flwr" not in found or FLOWER_ROOMS & set(path.parts), path
+        assert (
+            package != "protofl_common" or "flwr" not in found or FLOWER_ROOMS & set(path.parts)
+        ), path
 
 
 def test_no_room_of_shared_code_imports_one_that_imports_it() -> None:
     """Rooms are the folders and files of protofl_common; imports under TYPE_CHECKING count. `config` is the lowest."""
     rooms: dict[str, set[str]] = {}
     for path in COMMON.rglob("*.py"):
-        names = {name.split(".")[1] for name in modules_in(path) if name.startswith("protofl_common.")}
+        names = {
+            name.split(".")[1] for name in modules_in(path) if name.startswith("protofl_common.")
+        }
         room = path.relative_to(COMMON).with_suffix("").parts[0]
         rooms.setdefault(room, set()).update(names - {room})
     TopologicalSorter(rooms).prepare()  # raises CycleError, which names the rooms of a circle
@@ -101,15 +112,28 @@ def test_no_room_of_shared_code_imports_one_that_imports_it() -> None:
 def test_no_file_imports_one_that_imports_it() -> None:
     """Imports inside functions count: a circle that works because of their order is a circle."""
     paths = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
-    graph = {module: modules_in(path) & modules.keys() - {module} for module, path in modules.items()}
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+    graph = {
+        module: modules_in(path) & modules.keys() - {module} for module, path in modules.items()
+    }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files of a circle
 
 
 HEAVY = {
     "protofl_common.config.architectures": ("torch",),
     "protofl_common.config.backbones": ("torch", "numpy"),
-    "protofl_common.data": ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL"),
+    "protofl_common.data": (
+        "torch",
+        "torchvision",
+        "datasets",
+        "flwr_datasets",
+        "sklearn",
+        "matplotlib",
+        "PIL",
+    ),
     "protofl_common.models.build": ("torchvision",),
 }
 """Module, which a client process imports in every round -> what it must not import."""
@@ -132,10 +156,22 @@ def test_no_test_imports_another_test() -> None:
 def test_there_is_one_training_loop() -> None:
     """And another one would be found."""
     paths = (ROOT / "client_app").rglob("*.py")
-    loops = {str(path.relative_to(ROOT / "client_app")) for path in paths if GRADIENTS.search(path.read_text("utf-8"))}
+    loops = {
+        str(path.relative_to(ROOT / "client_app"))
+        for path in paths
+        if GRADIENTS.search(path.read_text("utf-8"))
+    }
     assert loops == {"training.py", *OWN_RULE}
-    hits = ("loss.backward()", "terms['total'].backward(retain_graph=True)", "torch.autograd.grad(loss, parameters)")
-    hits += ("autograd.grad(loss, parameters)", "torch.autograd.backward(loss)", "from torch.autograd import grad")
+    hits = (
+        "loss.backward()",
+        "terms['total'].backward(retain_graph=True)",
+        "torch.autograd.grad(loss, parameters)",
+    )
+    hits += (
+        "autograd.grad(loss, parameters)",
+        "torch.autograd.backward(loss)",
+        "from torch.autograd import grad",
+    )
     hits += ("from torch.autograd import Function, grad",)
     lines = (*hits, "with torch.no_grad():", "needs_gradients = False")
     assert [line for line in lines if GRADIENTS.search(line)] == [*hits]

@@ -18,7 +18,12 @@ from protofl_common.tools.cli.arguments import read_assignments
 from tests.bench.mutants import MUTANTS
 from tests.support import ROOT
 
-PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [
+    ROOT / "CONTRIBUTING.md",
+    *ROOT.glob("README.md"),
+    *ROOT.glob("*/README.md"),
+    *ROOT.glob("docs/**/*.md"),
+]
 PAGES += {*ROOT.glob("docker/**/*.md")} - {*PAGES}
 
 
@@ -26,7 +31,15 @@ PAGES += {*ROOT.glob("docker/**/*.md")} - {*PAGES}
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -38,11 +51,17 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     targets = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
-    assert [target for target in targets if not target.startswith("https:") and not (ROOT / target).exists()] == []
+    assert [
+        target
+        for target in targets
+        if not target.startswith("https:") and not (ROOT / target).exists()
+    ] == []
 
 
 def test_the_files_that_say_the_version_agree() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == version
     entry = f"version = {{{version}}}, year = {{{cited['date-released'].year}}}"
@@ -61,7 +80,10 @@ def lines(program: str) -> list[list[str]]:
 def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[argparse.Namespace] = []
     for command in COMMANDS:
-        monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", lambda arguments: found.append(arguments) or 0)
+        monkeypatch.setattr(
+            f"protofl_common.tools.cli.{command}.act",
+            lambda arguments: found.append(arguments) or 0,
+        )
     assert [main(words[1:]) for words in lines("protofl")] == [0] * len(found)
     assert len(found) > 20
     for arguments in found:
@@ -70,16 +92,26 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
 
 def test_every_file_and_every_target_of_make_that_the_pages_name_exists() -> None:
     for page in PAGES:
-        named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", page.read_text("utf-8"))
-        assert [file for file in named if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))] == []
+        named = re.findall(
+            r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", page.read_text("utf-8")
+        )
+        assert [
+            file
+            for file in named
+            if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))
+        ] == []
     targets = re.findall(r"(?m)^([\w-]+):(.*)", (ROOT / "Makefile").read_text("utf-8"))
     assert {words[1] for words in lines("make")} <= dict(targets).keys()
     assert [target for target, rest in targets if "  ## " not in rest] == []
 
 
 def test_every_mutant_is_of_a_line_that_is_there() -> None:
-    assert [one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")] == []
+    assert [
+        one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")
+    ] == []
     paths = {word for one in MUTANTS for word in one.tests.split() if "/" in word}
     assert [path for path in paths if not (ROOT / path).exists()] == []
     for path, word in (one.tests.split(" -k ") for one in MUTANTS if " -k " in one.tests):
-        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), f"{path} has no test of {word}"
+        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), (
+            f"{path} has no test of {word}"
+        )

@@ -11,7 +11,10 @@ from tests.support import ROOT
 from tests.support.acting import CASES, NEED_AN_EARLIER_RUN
 from tests.support.declared import DECLARED
 
-PROVED = {"local": "tests/federation/test_identities.py", "fedproto-avg": "tests/unit/reference/test_fedavg.py"}
+PROVED = {
+    "local": "tests/federation/test_identities.py",
+    "fedproto-avg": "tests/unit/reference/test_fedavg.py",
+}
 """Instead of a script of their own name; no new algorithm may be added here."""
 
 
@@ -31,8 +34,11 @@ def forgotten(algo: str) -> list[str]:
         f"pyproject.toml, [tool.flwr.app.config.{algo}]": keys <= default_run_config().keys(),
         proof: (ROOT / proof).exists() and algo in (ROOT / proof).read_text(encoding="utf-8"),
         f"{proof}, DECLARED": algo in DECLARED,
-        f"{proof}, acts of DECLARED: {', '.join(sorted(keys - CASES.keys()))}": keys <= CASES.keys(),
-        f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(f"# {row.title}\n"),
+        f"{proof}, acts of DECLARED: {', '.join(sorted(keys - CASES.keys()))}": keys
+        <= CASES.keys(),
+        f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(
+            f"# {row.title}\n"
+        ),
     }
     return [place for place, there in places.items() if not there]
 
@@ -43,7 +49,10 @@ def test_a_new_algorithm_is_complete(algo: str) -> None:
 
 
 def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    halves = {"client": "client_app.algorithms.brand_new", "server": "server_app.strategies.brand_new"}
+    halves = {
+        "client": "client_app.algorithms.brand_new",
+        "server": "server_app.strategies.brand_new",
+    }
     monkeypatch.setitem(CATALOG, "brand-new", replace(CATALOG["fedprox"], **halves))
     assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
         "client_app/algorithms/brand_new.py",

@@ -16,7 +16,14 @@ from hatchling.builders.wheel import WheelBuilder
 from protofl_common.config.backbones import EMBEDDED
 from tests.support import ROOT
 
-STRAY = ("patients.json", "secrets.yaml", "mydata/patients.json", "notes.md", "server_app/patients.json", "x.py")
+STRAY = (
+    "patients.json",
+    "secrets.yaml",
+    "mydata/patients.json",
+    "notes.md",
+    "server_app/patients.json",
+    "x.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,15 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     names = set(bundle.namelist())
     assert not names & set(STRAY)
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {"client_app", "server_app", "protofl_common", "pyproject.toml", "README.md", "LICENSE", ".info"}
+    assert tops == {
+        "client_app",
+        "server_app",
+        "protofl_common",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        ".info",
+    }
     code = {str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
     tools = {name for name in code if name.startswith("protofl_common/tools/")}
     assert code - tools <= names
@@ -52,9 +67,13 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
 
 
 @pytest.mark.slow
-def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_every_module_loads_from_the_bundle_with_the_embedded_data(
+    bundle: zipfile.ZipFile, tmp_path: Path
+) -> None:
     bundle.extractall(tmp_path)
-    shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")  # which packages import
+    shutil.copytree(
+        ROOT / "protofl_common/tools/protofl", tmp_path / "protofl"
+    )  # which packages import
     script = """
 import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):
@@ -67,7 +86,9 @@ print(feature_widths(("glyphs", "fractals", "scenes")))
 for name in ("digits", "digit-domains"):
     SOURCES[name].read(Settings.from_run_config(default_run_config() | {"dataset": name}).data)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(128, 128, 128)"
 
@@ -75,11 +96,27 @@ for name in ("digits", "digit-domains"):
 def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"protofl_common", "protofl"}
-    app = {name.removeprefix("protofl_common/app/") for name in names if name.startswith("protofl_common/app/")}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
+        "protofl_common",
+        "protofl",
+    }
+    app = {
+        name.removeprefix("protofl_common/app/")
+        for name in names
+        if name.startswith("protofl_common/app/")
+    }
     recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
-    code = {str(path.relative_to(ROOT)) for top in ("client_app", "server_app") for path in (ROOT / top).rglob("*.py")}
-    assert recipes | code | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"} <= app
+    code = {
+        str(path.relative_to(ROOT))
+        for top in ("client_app", "server_app")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert (
+        recipes
+        | code
+        | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"}
+        <= app
+    )
     assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
     assert not any("__pycache__" in name for name in names)
 
@@ -99,10 +136,16 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
 def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) -> None:
     """docker/extra may hold passwords of a package mirror."""
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
-    (secret := tmp_path / "docker/extra/pip.conf").write_text("index-url = https://user:password@mirror/")
+    (secret := tmp_path / "docker/extra/pip.conf").write_text(
+        "index-url = https://user:password@mirror/"
+    )
     sources = copied_into_the_image((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))
-    copied = {path.resolve() for source in sources for path in tmp_path.glob(source.strip("/") or ".")}
+    copied = {
+        path.resolve() for source in sources for path in tmp_path.glob(source.strip("/") or ".")
+    }
     assert secret.resolve() not in copied
     assert not copied & set(secret.resolve().parents)
-    programs = {f"docker/{path.name}" for kind in ("*.py", "*.sh") for path in (ROOT / "docker").glob(kind)}
+    programs = {
+        f"docker/{path.name}" for kind in ("*.py", "*.sh") for path in (ROOT / "docker").glob(kind)
+    }
     assert programs <= {str(path.relative_to(tmp_path.resolve())) for path in copied}

@@ -54,28 +54,58 @@ def precious(tmp_path: Path) -> Path:
 
 
 def foreign_model(arch: str) -> TrainedModel:
-    facts: dict[str, Any] = {"run": "run", "flower_run": "", "site": "north", "domain": "", "algorithm": "fedavg"}
-    facts |= {"round": 1, "input_shape": (3,), "input_type": "float32", "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    facts |= {"backbones": (), "features_in": 0, "feature_dim": 2, "classes": ("a", "b"), "inference": "head"}
+    facts: dict[str, Any] = {
+        "run": "run",
+        "flower_run": "",
+        "site": "north",
+        "domain": "",
+        "algorithm": "fedavg",
+    }
+    facts |= {
+        "round": 1,
+        "input_shape": (3,),
+        "input_type": "float32",
+        "mean": (0.0,) * 3,
+        "std": (1.0,) * 3,
+    }
+    facts |= {
+        "backbones": (),
+        "features_in": 0,
+        "feature_dim": 2,
+        "classes": ("a", "b"),
+        "inference": "head",
+    }
     facts |= {"similarity": "l2", "accuracy": {"head": 1.0}, "test_samples": 1, "temperature": 1.0}
-    return TrainedModel(ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts), {}, None, torch.empty(0))
+    return TrainedModel(
+        ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts), {}, None, torch.empty(0)
+    )
 
 
 def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
-    with pytest.raises(SettingsError, match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, "):
+    with pytest.raises(
+        SettingsError,
+        match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, ",
+    ):
         Predictor.load("model")
-    assert "--allow-python planted.vision" in output(capsys, "predict", "model", "rows.npy", status=1).err
+    assert (
+        "--allow-python planted.vision"
+        in output(capsys, "predict", "model", "rows.npy", status=1).err
+    )
     assert not mark.exists()
-    with pytest.raises(SettingsError, match="the weights are not of the network"):  # it was imported and built
+    with pytest.raises(
+        SettingsError, match="the weights are not of the network"
+    ):  # it was imported and built
         Predictor.load("model", allow_python="planted")
     assert mark.exists()
     with pytest.raises(SettingsError, match="which you did not name"):  # for that model only
         Predictor.load("model")
 
 
-def test_a_recipe_a_run_and_a_table_name_no_code(precious: Path, mark: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_code(
+    precious: Path, mark: Path, tmp_path: Path, capsys: Printed
+) -> None:
     evil = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     (tmp_path / "evil.toml").write_text(evil)
     nets = 'dataset = "wine"\narch = "planted.vision:Net"\nmodels = "othernets:Net"\ncallback = "planted.vision:data"\n'
@@ -85,12 +115,17 @@ def test_a_recipe_a_run_and_a_table_name_no_code(precious: Path, mark: Path, tmp
     (tmp_path / "run/settings.toml").write_text(evil)
     foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
     settings = f'{{dataset: "shutil:rmtree", data-dir: "{precious}"}}'
-    (tmp_path / "evil.yaml").write_text(f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n")
+    (tmp_path / "evil.yaml").write_text(
+        f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
+    )
     runs = [["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")]
     for words in (*runs, ["predict", "run"], ["table", "evil.yaml", "--out", "out"]):
         assert "which you did not name" in output(capsys, *words, status=1).err, words
     assert main(["run", "--recipe", "nets.toml"]) == 1
-    assert "; only if you trust it, give --allow-python planted.vision,othernets (" in capsys.readouterr().err
+    assert (
+        "; only if you trust it, give --allow-python planted.vision,othernets ("
+        in capsys.readouterr().err
+    )
     assert main(["doctor", "--recipe", "evil.toml"]) == 1
     assert precious.exists()
     assert not mark.exists()
@@ -110,7 +145,11 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))
-    for name, home in (("rmtree", "; it lies in shutil"), ("Path", "; it lies in pathlib"), ("torch", "$")):
+    for name, home in (
+        ("rmtree", "; it lies in shutil"),
+        ("Path", "; it lies in pathlib"),
+        ("torch", "$"),
+    ):
         with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):
             load(f"planted.vision:{name}", "dataset")
     assert not is_python_name("planted.vision:torch.hub.shutil.rmtree")

@@ -30,7 +30,10 @@ from tests.bench.peers.job import Job
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 PACKAGES = {"pfl": ["pfl[pytorch]==0.6.*"], "flower": ["flwr[simulation]==1.42.*", "torch"]}
-JOBS = {"many": Job(users=1000, images=50, asked=50, rounds=20), "all": Job(100, 500, 100, rounds=7, batch=50)}
+JOBS = {
+    "many": Job(users=1000, images=50, asked=50, rounds=20),
+    "all": Job(100, 500, 100, rounds=7, batch=50),
+}
 WARM_UP = 2
 
 
@@ -43,7 +46,13 @@ def dealt(settings: DataSettings, job: Job, file: Path) -> None:
     rows = np.concatenate([train, test])
     users = [f"user-{row % job.users:05d}" for part in (train, test) for row in range(len(part))]
     split = ["train"] * len(train) + ["test"] * len(test)
-    np.savez(file, inputs=data.inputs[rows], labels=data.labels[rows], client=np.array(users), split=np.array(split))
+    np.savez(
+        file,
+        inputs=data.inputs[rows],
+        labels=data.labels[rows],
+        client=np.array(users),
+        split=np.array(split),
+    )
 
 
 def interpreter(engine: str, environments: Path) -> str:
@@ -63,9 +72,16 @@ def timed(engine: str, python: str, job: Job, file: Path) -> dict[str, Any]:
     script = HERE / ("bare.py" if engine == "bare" else f"with_{engine}.py")
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with TemporaryDirectory() as home:
-        private = {"HOME": home, "FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": f"{HERE}:{REPOSITORY}"}
+        private = {
+            "HOME": home,
+            "FLWR_HOME": home,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PYTHONPATH": f"{HERE}:{REPOSITORY}",
+        }
         command = [python, str(script), json.dumps(asdict(job)), str(file), home]
-        done = subprocess.run(command, env=os.environ | threads | private, capture_output=True, text=True, cwd=home)
+        done = subprocess.run(
+            command, env=os.environ | threads | private, capture_output=True, text=True, cwd=home
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         raise SystemExit(f"{engine} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
@@ -74,7 +90,9 @@ def timed(engine: str, python: str, job: Job, file: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--engines", nargs="+", default=["bare", "protofl", *PACKAGES])
@@ -83,21 +101,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="instead of the job's own number")
     parser.add_argument("--environments", type=Path, default=Path("bench-peers"))
     options = parser.parse_args()
-    pythons = {engine: interpreter(engine, options.environments.absolute()) for engine in options.engines}
+    pythons = {
+        engine: interpreter(engine, options.environments.absolute()) for engine in options.engines
+    }
     config = default_run_config() | {"dataset": options.dataset, "data-dir": options.data_dir}
     settings = Settings.from_run_config(config, {}).data
     for name in options.jobs:
         job = replace(JOBS[name], rounds=options.rounds or JOBS[name].rounds)
         with TemporaryDirectory() as folder:
             dealt(settings, job, file := Path(folder, "job.npz"))
-            runs = [{each: timed(each, pythons[each], job, file) for each in pythons} for _ in range(options.repeat)]
-        print(f"\n{name}: {job}\n{'engine':10} {'ms a visit':>10} {'x bare':>7} {'accuracy':>9} {'MB':>6}")
+            runs = [
+                {each: timed(each, pythons[each], job, file) for each in pythons}
+                for _ in range(options.repeat)
+            ]
+        print(
+            f"\n{name}: {job}\n{'engine':10} {'ms a visit':>10} {'x bare':>7} {'accuracy':>9} {'MB':>6}"
+        )
         for engine in pythons:
             visit = statistics.median(run[engine]["seconds"] for run in runs) / job.asked * 1000
-            ratios = [run[engine]["seconds"] / run["bare"]["seconds"] for run in runs] if "bare" in pythons else [0.0]
+            ratios = (
+                [run[engine]["seconds"] / run["bare"]["seconds"] for run in runs]
+                if "bare" in pythons
+                else [0.0]
+            )
             accuracy = statistics.mean(run[engine]["accuracy"] for run in runs)
             memory = max(run[engine]["megabytes"] for run in runs)
-            print(f"{engine:10} {visit:10.1f} {statistics.median(ratios):7.2f} {100 * accuracy:9.1f} {memory:6.0f}")
+            print(
+                f"{engine:10} {visit:10.1f} {statistics.median(ratios):7.2f} {100 * accuracy:9.1f} {memory:6.0f}"
+            )
 
 
 if __name__ == "__main__":

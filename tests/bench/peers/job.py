@@ -36,12 +36,17 @@ class Data:
 
     def __init__(self, file: str) -> None:
         with np.load(file) as stored:
-            inputs, labels, split, client = (stored[key] for key in ("inputs", "labels", "split", "client"))
+            inputs, labels, split, client = (
+                stored[key] for key in ("inputs", "labels", "split", "client")
+            )
         pixels = torch.from_numpy(inputs).float().div(255)
         self.inputs = (pixels - pixels.mean()) / pixels.std()
         self.labels, train = torch.from_numpy(labels).long(), split == "train"
         users = np.unique(client)
-        self.rows = {user: torch.from_numpy(np.flatnonzero(train & (client == user))) for user in users.tolist()}
+        self.rows = {
+            user: torch.from_numpy(np.flatnonzero(train & (client == user)))
+            for user in users.tolist()
+        }
         self.test_rows = torch.from_numpy(np.flatnonzero(~train))
 
     def of(self, user: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +65,13 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        conv = [nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(0.5)]
+        conv = [
+            nn.Conv2d(1, 10, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(10, 20, 5),
+            nn.Dropout2d(0.5),
+        ]
         flat = [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(320, FEATURES), nn.ReLU()]
         self.layers = nn.Sequential(*conv, *flat, nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES))
 
@@ -106,4 +117,9 @@ class Clock:
 
     def report(self, accuracy: float) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print("RESULT", json.dumps({"seconds": np.diff(self.times).tolist(), "accuracy": accuracy, "megabytes": peak}))
+        print(
+            "RESULT",
+            json.dumps(
+                {"seconds": np.diff(self.times).tolist(), "accuracy": accuracy, "megabytes": peak}
+            ),
+        )

@@ -24,18 +24,30 @@ def fit(message: Message, context: Context) -> Message:
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
     train(network, *opened(FILE).of(int(context.node_config["partition-id"])), job)
     arrays = ArrayRecord(network.state_dict())
-    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}),
+        reply_to=message,
+    )
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     network = Network()
     evaluate: Callable[..., MetricRecord] = lambda *_: clock.tick() or MetricRecord()  # noqa: E731
-    strategy = FedAvg(fraction_train=job.asked / job.users, fraction_evaluate=0.0, min_available_nodes=job.users)
-    result = strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=job.rounds, evaluate_fn=evaluate)
+    strategy = FedAvg(
+        fraction_train=job.asked / job.users, fraction_evaluate=0.0, min_available_nodes=job.users
+    )
+    result = strategy.start(
+        grid, ArrayRecord(network.state_dict()), num_rounds=job.rounds, evaluate_fn=evaluate
+    )
     network.load_state_dict(result.arrays.to_torch_state_dict())
     clock.times = clock.times[1:]  # the first tick is before round 1
     clock.report(network.accuracy(data))
 
 
-run_simulation(server, client, job.users, backend_config={"client_resources": ask, "init_args": {"num_cpus": 1}})
+run_simulation(
+    server,
+    client,
+    job.users,
+    backend_config={"client_resources": ask, "init_args": {"num_cpus": 1}},
+)

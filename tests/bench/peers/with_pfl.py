@@ -18,7 +18,9 @@ clock, network = Clock(), Network()
 
 
 class Ticks(TrainingProcessCallback):  # type: ignore[misc]
-    def after_central_iteration(self, *_: object, central_iteration: int, **__: object) -> tuple[bool, Metrics]:
+    def after_central_iteration(
+        self, *_: object, central_iteration: int, **__: object
+    ) -> tuple[bool, Metrics]:
         clock.tick()
         return False, Metrics()
 
@@ -36,7 +38,9 @@ FederatedAveraging().run(
     algorithm_params=NNAlgorithmParams(job.rounds, job.rounds + 1, job.asked, None),
     backend=SimulatedBackend(training_data=users, val_data=None),
     model=model,
-    model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
+    model_train_params=NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch
+    ),
     callbacks=[Ticks()],
 )
 clock.report(network.accuracy(data))

@@ -40,7 +40,10 @@ def test_options_that_nobody_lists_have_their_defaults(tmp_path: Path) -> None:
     (servers / "serverproto.py").write_text(SERVER)
     (servers.parents[1] / "main.py").write_text(MAIN)
     settings = Settings.from_run_config(default_run_config() | {"fedproto.lambda": 0.25})
-    assert htfllib.seconds(tmp_path / "library", tmp_path, settings, clients=2, rounds=4) == [4.0, 0.25]
+    assert htfllib.seconds(tmp_path / "library", tmp_path, settings, clients=2, rounds=4) == [
+        4.0,
+        0.25,
+    ]
 
 
 def test_a_folder_without_it_is_named(tmp_path: Path) -> None:

@@ -28,7 +28,13 @@ def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
     assert len(page.splitlines()) <= 200
     assert page.count("\n$$\n") >= 2
     order = ["**Use it when** ", "**Do not** ", f"](travels/{algo}.svg)"]
-    order += ["\n## Equations\n", "\n## Results\n", "\n## Deviations\n", "\n## Settings\n", "](../../client_app/"]
+    order += [
+        "\n## Equations\n",
+        "\n## Results\n",
+        "\n## Deviations\n",
+        "\n## Settings\n",
+        "](../../client_app/",
+    ]
     places = [page.find(part) for part in order]
     assert -1 not in places, [part for part, place in zip(order, places, strict=True) if place < 0]
     assert places == sorted(places)

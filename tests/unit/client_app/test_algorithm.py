@@ -21,13 +21,19 @@ from tests.support.harness import client_of, run_config, run_federation
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 
-def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
-    return client_half(CATALOG[algo])(client_of(run_config(tmp_path, algo=algo, **changes), client, 5), 2)
+def algorithm(
+    tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any
+) -> ClientAlgorithm[Any]:
+    return client_half(CATALOG[algo])(
+        client_of(run_config(tmp_path, algo=algo, **changes), client, 5), 2
+    )
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(algo: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
+    algo: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """`restore` is before `receive`, and is left out where there is nothing to restore."""
     calls: list[tuple[str, str, int, int | None]] = []
 
@@ -57,8 +63,15 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
     def tensors() -> dict[str, torch.Tensor]:
-        states = {f"{number}": module.state_dict() for number, module in enumerate((found.model, *found.modules))}
-        flat = {f"{number}/{name}": value for number, state in states.items() for name, value in state.items()}
+        states = {
+            f"{number}": module.state_dict()
+            for number, module in enumerate((found.model, *found.modules))
+        }
+        flat = {
+            f"{number}/{name}": value
+            for number, state in states.items()
+            for name, value in state.items()
+        }
         return {name: value.clone() for name, value in (flat | found.packed_state()).items()}
 
     before = tensors()
@@ -68,7 +81,9 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
 
-def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     seen: dict[str, list[tuple[int, int | None]]] = {}
     fit = ClientAlgorithm.fit
 
@@ -81,13 +96,22 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path: Pa
     assert len(seen) > 2
     for rounds in seen.values():
         assert [last for _, last in rounds] == [None, *[number for number, _ in rounds][:-1]]
-    assert any(numbers != list(range(1, 6)) for numbers in ([one for one, _ in rounds] for rounds in seen.values()))
+    assert any(
+        numbers != list(range(1, 6))
+        for numbers in ([one for one, _ in rounds] for rounds in seen.values())
+    )
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
 def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
     """In the second round half of the first one's, for an optimizer that lives on too."""
-    schedule = {"lr_schedule": "step", "lr_step": 1, "lr_decay": 0.5, "lr": 0.3, "keep_optimizer": True}
+    schedule = {
+        "lr_schedule": "step",
+        "lr_step": 1,
+        "lr_decay": 0.5,
+        "lr": 0.3,
+        "keep_optimizer": True,
+    }
     found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
     assert found.training.lr == 0.15
     assert found.settings is found.client.settings
@@ -102,8 +126,16 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
 
 # -- what lives on -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(momentum: float, tmp_path: Path) -> None:
-    settings = {"algo": "fedavg", "keep_optimizer": True, "optimizer": "sgd", "momentum": momentum, **SMALL}
+def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
+    momentum: float, tmp_path: Path
+) -> None:
+    settings = {
+        "algo": "fedavg",
+        "keep_optimizer": True,
+        "optimizer": "sgd",
+        "momentum": momentum,
+        **SMALL,
+    }
     outcome = run_federation(run_config(tmp_path, **settings), clients=2)
     assert not any(outcome.summary["trouble"].values())
     files = sorted(outcome.folder.rglob("clients/*/0*.safetensors"))
@@ -129,7 +161,9 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
-    assert type(algorithm(tmp_path, algo).step()) is (Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep)
+    assert type(algorithm(tmp_path, algo).step()) is (
+        Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep
+    )
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
@@ -149,7 +183,9 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
 
 
 @pytest.mark.parametrize("arch", ["somebodys.module:Net", "cnn5"])
-def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch: str, tmp_path: Path) -> None:
+def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(
+    arch: str, tmp_path: Path
+) -> None:
     found = algorithm(tmp_path)
     found.client.arch = arch
     assert type(type(found)(found.client, 1).step()) is Step
@@ -163,17 +199,29 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     with torch.no_grad():
         z = model.body(data.inputs)
         head = int((model.head(z).argmax(1) == data.labels).sum())
-        nearest = int((known.labels[((z[:, None] - known.means[None]) ** 2).sum(-1).argmin(1)] == data.labels).sum())
+        nearest = int(
+            (
+                known.labels[((z[:, None] - known.means[None]) ** 2).sum(-1).argmin(1)]
+                == data.labels
+            ).sum()
+        )
     for batch_size in (7, 57, 500):
-        assert evaluate(model, data, batch_size, known).correct == {"head": head, "prototype": nearest}
+        assert evaluate(model, data, batch_size, known).correct == {
+            "head": head,
+            "prototype": nearest,
+        }
     assert evaluate(model, data, 10).correct == {"head": head}
 
 
-def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_own_prototypes_are_those_of_the_training_classes(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
-    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any) -> Evaluation:
+    def noted(
+        model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any
+    ) -> Evaluation:
         seen.append((data, known))
         return evaluate(model, data, batch_size, known, *how)
 

@@ -31,7 +31,9 @@ def test_bytes_become_normalised_floats() -> None:
     data = some_data([0, 2, 1])
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
     mean, std = np.array([0.2, 0.5]).reshape(1, 2, 1, 1), np.array([0.3, 0.25]).reshape(1, 2, 1, 1)
-    np.testing.assert_allclose(found.inputs.numpy(), (data.train_inputs / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        found.inputs.numpy(), (data.train_inputs / 255 - mean) / std, rtol=1e-5, atol=1e-6
+    )
     assert found.inputs.dtype == torch.float32
     assert found.labels.tolist() == [0, 2, 1]
     assert found.unlabelled is None
@@ -73,10 +75,14 @@ def test_numbers_are_standardised_per_channel_and_tokens_stay_as_they_are() -> N
     mean, std = statistics(signal)
     assert std[1] == 1
     found = normalised(signal, mean, std, CPU).numpy()
-    expected = (signal - signal.mean((0, 2), keepdims=True)) / np.array([signal[:, 0].std(), 1]).reshape(1, 2, 1)
+    expected = (signal - signal.mean((0, 2), keepdims=True)) / np.array(
+        [signal[:, 0].std(), 1]
+    ).reshape(1, 2, 1)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     tiny = signal * np.float32(1e-13)  # teslas
-    np.testing.assert_allclose(normalised(tiny, *statistics(tiny), CPU)[:, 0], expected[:, 0], atol=1e-5)
+    np.testing.assert_allclose(
+        normalised(tiny, *statistics(tiny), CPU)[:, 0], expected[:, 0], atol=1e-5
+    )
     assert statistics(tiny)[1][1] == 1
     tokens = np.arange(6).reshape(2, 3)
     assert statistics(tokens) == ((), ())
@@ -97,8 +103,12 @@ def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
 def test_half_of_the_images_are_flipped_as_the_generator_draws() -> None:
     before = images(400)
     after = augmented({"flip"}, before)
-    flipped = torch.tensor([bool(torch.equal(one, other.flip(2))) for one, other in zip(after, before, strict=True)])
-    same = torch.tensor([bool(torch.equal(one, other)) for one, other in zip(after, before, strict=True)])
+    flipped = torch.tensor(
+        [bool(torch.equal(one, other.flip(2))) for one, other in zip(after, before, strict=True)]
+    )
+    same = torch.tensor(
+        [bool(torch.equal(one, other)) for one, other in zip(after, before, strict=True)]
+    )
     assert bool((flipped ^ same).all())
     assert 160 < int(flipped.sum()) < 240
     before = images(30)
@@ -111,14 +121,21 @@ def test_half_of_the_images_are_flipped_as_the_generator_draws() -> None:
 @pytest.mark.parametrize("turns", [-1, 0, 1, 2])
 def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns: int) -> None:
     before = images(3, 6, 6)
-    torch.testing.assert_close(rotated(before, torch.full((3,), turns * torch.pi / 2)), before.rot90(turns, (2, 3)))
+    torch.testing.assert_close(
+        rotated(before, torch.full((3,), turns * torch.pi / 2)), before.rot90(turns, (2, 3))
+    )
 
 
 def test_images_turn_by_thirty_degrees_at_most_with_black_corners_and_are_not_stretched() -> None:
     before = torch.ones(300, 2, 21, 21)
     before[:, :, 10, 11:] = 5.0
     after = augmented({"rotate"}, before)
-    assert bool(((after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0))) | after.isclose(BLACK)).all())
+    assert bool(
+        (
+            (after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0)))
+            | after.isclose(BLACK)
+        ).all()
+    )
     bars = [np.argwhere(one.numpy() > 4) - 10 for one in after[:, 0]]
     angles = np.degrees([np.arctan2(*bar[np.abs(bar).max(1) > 5].mean(0)) for bar in bars])
     assert np.abs(angles).max() < 33
@@ -128,7 +145,9 @@ def test_images_turn_by_thirty_degrees_at_most_with_black_corners_and_are_not_st
     # a line along the middle row of a wide image, turned by 30 degrees, has slope 1/√3 in pixels
     wide = torch.zeros(1, 1, 41, 81)
     wide[0, 0, 20] = 1
-    down, right = torch.nonzero(rotated(wide, torch.tensor([-torch.pi / 6]))[0, 0]).T.double().numpy()
+    down, right = (
+        torch.nonzero(rotated(wide, torch.tensor([-torch.pi / 6]))[0, 0]).T.double().numpy()
+    )
     assert np.polyfit(right, down, 1)[0] == pytest.approx(3**-0.5, abs=0.02)
 
 
@@ -137,26 +156,41 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
     for inputs, labels, rows in shuffled_batches(samples, 4, torch.Generator().manual_seed(0)):
         assert torch.equal(labels, rows)
         kept = samples.in_memory[rows]
-        assert all(torch.equal(a, b) or torch.equal(a, b.flip(2)) for a, b in zip(inputs, kept, strict=True))
+        assert all(
+            torch.equal(a, b) or torch.equal(a, b.flip(2))
+            for a, b in zip(inputs, kept, strict=True)
+        )
     assert torch.equal(samples.in_memory, images(8))
-    assert Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled().augment is samples.augment
+    assert (
+        Samples(images(2), torch.arange(2), images(1), samples.augment).with_unlabelled().augment
+        is samples.augment
+    )
 
 
 def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
     small: dict[str, Any] = {"algo": "fedrep", "rounds": 1, "train_samples": 20}
     configs = [run_config(tmp_path / kind, augment=kind, **small) for kind in ("flip", "none")]
     changed, plain = (run_federation(config, clients=1) for config in configs)
-    assert [row["accuracy"] for row in changed.rows][:1] == [row["accuracy"] for row in plain.rows][:1]  # the head's
+    assert [row["accuracy"] for row in changed.rows][:1] == [row["accuracy"] for row in plain.rows][
+        :1
+    ]  # the head's
     assert changed.rows[0]["losses"] != plain.rows[0]["losses"]
 
 
 def test_only_images_of_networks_that_see_them_take_it(tmp_path: Path) -> None:
     for changes in ({"algo": "fedpcl"}, {"backbones": "glyphs"}):
-        with pytest.raises(SettingsError, match="augment = 'flip': frozen backbones see every image once, as it is"):
+        with pytest.raises(
+            SettingsError, match="augment = 'flip': frozen backbones see every image once, as it is"
+        ):
             Settings.from_run_config(default_run_config() | {"augment": "flip"} | changes)
-    Settings.from_run_config(default_run_config() | {"augment": "flip,rotate", "algo": "fedpcl", "backbones": "none"})
+    Settings.from_run_config(
+        default_run_config() | {"augment": "flip,rotate", "algo": "fedpcl", "backbones": "none"}
+    )
     with pytest.raises(SettingsError, match="augment = 'flop': choose one of none, flip, rotate"):
         Settings.from_run_config(default_run_config() | {"augment": "flop"})
     table = run_config(tmp_path, dataset="wine", models="table3", partition="iid", augment="flip")
-    with pytest.raises(Exception, match=r"augment = 'flip': only images take it; a sample is float32 \[13\]; set none"):
+    with pytest.raises(
+        Exception,
+        match=r"augment = 'flip': only images take it; a sample is float32 \[13\]; set none",
+    ):
         run_federation(table, clients=2)

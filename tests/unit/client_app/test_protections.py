@@ -40,15 +40,21 @@ PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
     (SIMULATED, PRIVATE, ["differential privacy"]),
     (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
 ])  # fmt: skip
-def test_protections_follow_from_settings_and_node(node: Any, settings: Any, wanted: Any, tmp_path: Path) -> None:
+def test_protections_follow_from_settings_and_node(
+    node: Any, settings: Any, wanted: Any, tmp_path: Path
+) -> None:
     client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
     assert [protection.name for protection in protections_of(client)] == wanted
 
 
-def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(tmp_path: Path) -> None:
+def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(
+    tmp_path: Path,
+) -> None:
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"client_app.protections.{path.stem}")
-    assert {kind for kind in Protection.__subclasses__() if kind.__module__.startswith("client_app.")} == {*PROTECTIONS}
+    assert {
+        kind for kind in Protection.__subclasses__() if kind.__module__.startswith("client_app.")
+    } == {*PROTECTIONS}
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
@@ -67,39 +73,59 @@ def downhill(batch: Batch) -> LossTerms:
     return {"total-of-features": batch.features.sum() / len(batch.labels)}
 
 
-def step(model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes) -> PrivateStep:  # type: ignore[no-untyped-def]
+def step(
+    model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes
+) -> PrivateStep:  # type: ignore[no-untyped-def]
     plan = replace(plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0))
     plan.__dict__["noise"] = noise  # in the place of the least that keeps ε
     return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan=plan)
 
 
 def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.tensor(inputs), torch.zeros(len(inputs), dtype=torch.int64), torch.arange(len(inputs))
+    return (
+        torch.tensor(inputs),
+        torch.zeros(len(inputs), dtype=torch.int64),
+        torch.arange(len(inputs)),
+    )
 
 
 def test_gradients_are_cut_sample_by_sample() -> None:
     """(3, 4) is cut to (0.6, 0.8), (0.3, 0) stays; 10 samples are expected."""
     model = linear()
     step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
-    torch.testing.assert_close(model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("network", ["convolution", "recurrent"])
-def test_the_sum_is_that_of_samples_taken_one_by_one(network: str, at_once: int, monkeypatch: Patch) -> None:
+def test_the_sum_is_that_of_samples_taken_one_by_one(
+    network: str, at_once: int, monkeypatch: Patch
+) -> None:
     """Whether or not PyTorch can take them at once."""
     torch.manual_seed(0)
-    convolution = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
+    convolution = nn.Sequential(
+        nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6)
+    )
     body: nn.Module = Recurrent(5, 6) if network == "recurrent" else convolution
-    model, inputs, labels = SplitModel(body, nn.Linear(6, 2)), torch.randn(7, 3, 5), torch.arange(7) % 2
+    model, inputs, labels = (
+        SplitModel(body, nn.Linear(6, 2)),
+        torch.randn(7, 3, 5),
+        torch.arange(7) % 2,
+    )
     model.head(model.body(inputs))
     start = [one.detach().clone() for one in model.parameters()]
     sums = [torch.zeros_like(one) for one in start]
     for row in range(7):
-        loss = functional.cross_entropy(model.head(model.body(inputs[row : row + 1])), labels[row : row + 1])
+        loss = functional.cross_entropy(
+            model.head(model.body(inputs[row : row + 1])), labels[row : row + 1]
+        )
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         length = torch.cat([one.flatten() for one in gradients]).norm()
-        sums = [total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)]
+        sums = [
+            total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)
+        ]
     monkeypatch.setattr("client_app.protections.private_step.AT_ONCE", at_once)
     step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
@@ -171,28 +197,41 @@ class Counting(nn.Linear):
 
 def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
     private = step(SplitModel(Counting(), nn.Identity()), 1.0, samples=10)
-    with pytest.raises(SettingsError, match=r"dp = .sample.: this network changes 0\.body\.seen while it trains"):
+    with pytest.raises(
+        SettingsError, match=r"dp = .sample.: this network changes 0\.body\.seen while it trains"
+    ):
         private(*batch([1.0, 2.0]))
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty: bool) -> None:
+def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(
+    empty: bool,
+) -> None:
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
     one = step(SplitModel(body, nn.Identity()), noise=3.0, samples=50, batch_size=5, dp_clip=0.2)
     one.empty = empty
-    one(torch.zeros(1, 20_000) + empty * 7.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    one(
+        torch.zeros(1, 20_000) + empty * 7.0,
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+    )
     assert float(body.weight.std()) == pytest.approx(3.0 * 0.2 / 5, rel=0.03)
     assert float(body.weight.mean().abs()) < 0.01
 
 
 def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
     """Nor does one say how a drawn sample is changed, or which of its features are dropped."""
-    data, seeds = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64)), set[int]()
+    data, seeds = (
+        Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64)),
+        set[int](),
+    )
     plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
 
     def drawn() -> list[list[int]]:
-        one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan)
+        one = PrivateStep(
+            [linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan
+        )
         generator = torch.Generator().manual_seed(1)
         rows = [index.tolist() for _, _, index in one.batches(data, 20, generator, drop_last=False)]
         seeds.update([generator.initial_seed(), torch.initial_seed()])
@@ -212,14 +251,20 @@ def test_it_trains_through_the_loop_and_leaves_alone_what_the_loss_does_not_touc
     kept = {name: value.clone() for name, value in other.state_dict().items()}
     plan = plan_of(privacy(), len(data), 10, 1, (0,), 0)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    losses = train(PrivateStep([model, other], optimizer, downhill, plan=plan), data, settings(), seed=1)
+    losses = train(
+        PrivateStep([model, other], optimizer, downhill, plan=plan), data, settings(), seed=1
+    )
     assert set(losses) == {"total-of-features", "total"}
     assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
-    assert not torch.equal(model.body.state_dict()[next(iter(model.body.state_dict()))], kept[next(iter(kept))])
+    assert not torch.equal(
+        model.body.state_dict()[next(iter(model.body.state_dict()))], kept[next(iter(kept))]
+    )
 
 
 def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> None:
-    model = SplitModel(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48), nn.Flatten()), nn.LazyLinear(4))
+    model = SplitModel(
+        nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48), nn.Flatten()), nn.LazyLinear(4)
+    )
     model(torch.zeros(2, 1, 8, 8))
     with pytest.raises(SettingsError, match="norm = 'batch': this network has batch normalisation"):
         step(model, 1.0, 10)

@@ -24,7 +24,9 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
     found = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
         generator = torch.Generator().manual_seed(0)
-        found.receive(Payload(prototypes=Prototypes(torch.rand(5, 8, generator=generator), torch.arange(5))))
+        found.receive(
+            Payload(prototypes=Prototypes(torch.rand(5, 8, generator=generator), torch.arange(5)))
+        )
     return found
 
 
@@ -57,7 +59,9 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))
     mixed = batch_loss(client, some)
-    alone = client.loss(Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5]))
+    alone = client.loss(
+        Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
+    )
     assert list(mixed) == list(alone)
     for name, value in alone.items():
         assert torch.equal(mixed[name], value)
@@ -69,11 +73,18 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
 @pytest.mark.parametrize("risk", ["unbiased", "non-negative"])
-def test_the_unlabelled_samples_have_a_term_of_their_own(algo: str, risk: str, tmp_path: Path) -> None:
-    plain, client = algorithm(tmp_path, algo), algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
+def test_the_unlabelled_samples_have_a_term_of_their_own(
+    algo: str, risk: str, tmp_path: Path
+) -> None:
+    plain, client = (
+        algorithm(tmp_path, algo),
+        algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk),
+    )
     some = batch(client, slice(5, 15))
     terms, counts = batch_loss(client, some), torch.ones(10, dtype=torch.int64)
-    expected = positive_unlabelled_risk(some.logits, some.labels, counts, 20, non_negative=risk == "non-negative")
+    expected = positive_unlabelled_risk(
+        some.logits, some.labels, counts, 20, non_negative=risk == "non-negative"
+    )
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
     assert terms == batch_loss(plain, some)
     (slope,) = torch.autograd.grad(expected, some.features)

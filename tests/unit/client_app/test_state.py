@@ -58,25 +58,37 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wary", [False, True])
-def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(wary: bool, tmp_path: Path) -> None:
+def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
+    wary: bool, tmp_path: Path
+) -> None:
     states = saved(StateFolder(tmp_path, "site-1", FIRST, wary=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
     assert loaded(states, 3) == 1
     for number in (2, 4, 5, 7):
         states.save(*some_state(number))
         assert len(list((tmp_path / "site-1").glob("*.safetensors"))) <= 3
-    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors", "000007-11.safetensors"]
+    assert names(tmp_path) == [
+        "000004-11.safetensors",
+        "000005-11.safetensors",
+        "000007-11.safetensors",
+    ]
     states.finish(7)
     assert names(tmp_path) == ["000007-11.safetensors"]
 
 
-def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(
+    tmp_path: Path,
+) -> None:
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.then(12, 5))
     assert loaded(again, 6) == 5
     assert loaded(again, 7) == 5  # not asked in round 6
     again.save(*some_state(6))
-    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors", "000006-12.safetensors"]
+    assert names(tmp_path) == [
+        "000004-11.safetensors",
+        "000005-11.safetensors",
+        "000006-12.safetensors",
+    ]
 
 
 def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
@@ -86,23 +98,36 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
     stopped.save(*some_state(6))
     assert loaded(again, 7) == 6
     saved(again, 7, 8)
-    assert names(tmp_path) == ["000006-12.safetensors", "000007-12.safetensors", "000008-12.safetensors"]
+    assert names(tmp_path) == [
+        "000006-12.safetensors",
+        "000007-12.safetensors",
+        "000008-12.safetensors",
+    ]
 
 
-def test_a_state_of_another_run_is_not_used_and_one_of_another_network_or_algorithm_is_an_error(tmp_path: Path) -> None:
+def test_a_state_of_another_run_is_not_used_and_one_of_another_network_or_algorithm_is_an_error(
+    tmp_path: Path,
+) -> None:
     folder(tmp_path).save(*some_state())
     assert folder(tmp_path, RunHistory(12)).load(9, "cnn4", CPU) is None
     with pytest.raises(StateError, match="is of a cnn4, but this client is now a resnet10"):
         folder(tmp_path).load(4, "resnet10", CPU)
     StateFolder(tmp_path / "b", "site-1", FIRST, use="local (0a)").save(*some_state())
-    with pytest.raises(StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"):
+    with pytest.raises(
+        StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"
+    ):
         StateFolder(tmp_path / "b", "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
 
 
-def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(tmp_path: Path, capsys: Printed) -> None:
+def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
+    tmp_path: Path, capsys: Printed
+) -> None:
     states = saved(folder(tmp_path), 3)
     flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
-    with pytest.raises(StateError, match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"):
+    with pytest.raises(
+        StateError,
+        match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh",
+    ):
         states.load(4, "cnn4", CPU)
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
@@ -110,20 +135,32 @@ def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(tmp_path: 
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
-def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(tmp_path: Path) -> None:
+def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(
+    tmp_path: Path,
+) -> None:
     saved(folder(tmp_path, RunHistory(4711)), 1, 2)
     for earlier in ((), ((4711, 0),), ((4711, 2),), ((4711, 99),)):
-        saved(StateFolder(tmp_path, "site-1", RunHistory(12, earlier), wary=True), 1, 2, 3, 4).finish(9)
-        assert {"000001-4711.safetensors", "000002-4711.safetensors", "000004-12.safetensors"} <= set(names(tmp_path))
+        saved(
+            StateFolder(tmp_path, "site-1", RunHistory(12, earlier), wary=True), 1, 2, 3, 4
+        ).finish(9)
+        assert {
+            "000001-4711.safetensors",
+            "000002-4711.safetensors",
+            "000004-12.safetensors",
+        } <= set(names(tmp_path))
 
 
 def full_disk(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
+@pytest.mark.parametrize(
+    "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
+)
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    states = saved(folder(tmp_path, wary=where == "os.fsync"), 2, 3)  # simulated clients wait for no disk
+    states = saved(
+        folder(tmp_path, wary=where == "os.fsync"), 2, 3
+    )  # simulated clients wait for no disk
     monkeypatch.setattr(where, full_disk)
     said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
     with pytest.raises(StateError, match=said):

@@ -35,7 +35,9 @@ def cross_entropy(batch: Batch) -> LossTerms:
     return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
 
 
-def step_of(model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep) -> Step:
+def step_of(
+    model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep
+) -> Step:
     """The fused one, as the algorithms of the catalog use it, unless told otherwise."""
     return kind([model], make_optimizer([model], chosen), loss)
 
@@ -63,7 +65,11 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
 
 def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked() -> None:
     """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
-    model, other, chosen = some_model(), torch.nn.Linear(4, 4), for_epochs(settings(local_epochs=1), 3)
+    model, other, chosen = (
+        some_model(),
+        torch.nn.Linear(4, 4),
+        for_epochs(settings(local_epochs=1), 3),
+    )
     before = other.weight.detach().clone()
     calls: list[bool] = []
 
@@ -72,7 +78,12 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked()
         return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
 
     other.eval()
-    train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1)
+    train(
+        Step([model, other], make_optimizer([model, other], chosen), through_both),
+        some_data(20),
+        chosen,
+        1,
+    )
     assert calls == [True] * 6
     assert not torch.equal(other.weight, before)
     model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
@@ -83,18 +94,34 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked()
         return cross_entropy(batch)
 
     with pytest.raises(TrainingError, match="spoilt is no longer finite after training"):
-        train(Step([model, other], make_optimizer([model, other], chosen), spoiling), some_data(), chosen, 1)
+        train(
+            Step([model, other], make_optimizer([model, other], chosen), spoiling),
+            some_data(),
+            chosen,
+            1,
+        )
 
 
-def test_a_last_batch_of_one_joins_its_neighbour_when_asked_so_that_batch_normalisation_survives() -> None:
+def test_a_last_batch_of_one_joins_its_neighbour_when_asked_so_that_batch_normalisation_survives() -> (
+    None
+):
     data, generator = some_data(21), torch.Generator()
     assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator)] == [10, 10, 1]
-    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
-    losses = train(step_of(some_model("resnet10"), cross_entropy, settings()), some_data(11), settings(), seed=3)
+    assert [
+        len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)
+    ] == [10, 11]
+    losses = train(
+        step_of(some_model("resnet10"), cross_entropy, settings()),
+        some_data(11),
+        settings(),
+        seed=3,
+    )
     assert losses["total"] > 0
 
 
-@pytest.mark.parametrize(("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])])
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])]
+)
 def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
     data, generator = some_data(samples), torch.Generator().manual_seed(5)
     found = list(shuffled_batches(data, 10, generator, no_single=True, drop_last=True))
@@ -106,7 +133,12 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     model, data = some_model(), some_data()
     constant = {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
     step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
-    wanted = {"zero": 0.0, "one": pytest.approx(1), "two": pytest.approx(2), "total": pytest.approx(3)}
+    wanted = {
+        "zero": 0.0,
+        "one": pytest.approx(1),
+        "two": pytest.approx(2),
+        "total": pytest.approx(3),
+    }
     assert train(step, data, chosen, 3) == wanted
 
 
@@ -117,20 +149,27 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
     def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
         return {"one": (batch.logits - batch.logits.detach()).abs().sqrt().sum()}
 
-    with pytest.raises(TrainingError, match=r"is no longer finite after training; try a smaller lr"):
+    with pytest.raises(
+        TrainingError, match=r"is no longer finite after training; try a smaller lr"
+    ):
         train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
     chosen, model = settings(lr=1e12), some_model()
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
 
 
-@pytest.mark.parametrize(("kind", "strided"), [(Step, ""), (Step, "gradients"), (Step, "weights"), (FusedStep, "")])
+@pytest.mark.parametrize(
+    ("kind", "strided"), [(Step, ""), (Step, "gradients"), (Step, "weights"), (FusedStep, "")]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
     """Also where gradients are not laid out in memory as the weights."""
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
     data, ours, plain = some_data(), some_model(), some_model()
-    layouts = [torch.channels_last if what == strided else torch.contiguous_format for what in ("weights", "gradients")]
+    layouts = [
+        torch.channels_last if what == strided else torch.contiguous_format
+        for what in ("weights", "gradients")
+    ]
     ours.to(memory_format=layouts[0])
 
     def lay_out_anew() -> None:
@@ -142,7 +181,9 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
     step_of_ours.correction = lay_out_anew if strided else None
     losses = train(step_of_ours, data, chosen, seed=7)
 
-    one_of, more = (torch.optim.SGD, {"momentum": 0.9}) if optimizer == "sgd" else (torch.optim.Adam, {})
+    one_of, more = (
+        (torch.optim.SGD, {"momentum": 0.9}) if optimizer == "sgd" else (torch.optim.Adam, {})
+    )
     step = one_of(plain.parameters(), lr=0.05, weight_decay=1e-3, **more)
     generator, total = torch.Generator().manual_seed(7), 0.0
     for _ in range(2):
@@ -169,8 +210,12 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() 
 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
-def test_a_term_that_is_no_single_number_and_a_loss_that_is_no_dictionary_are_named(others: LossTerms) -> None:
-    step = step_of(some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings())
+def test_a_term_that_is_no_single_number_and_a_loss_that_is_no_dictionary_are_named(
+    others: LossTerms,
+) -> None:
+    step = step_of(
+        some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings()
+    )
     with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
         train(step, some_data(), settings(), seed=1)
     step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
@@ -182,14 +227,18 @@ def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
     models = [some_model("mnist-cnn") for _ in range(3)]
     for model, seed in zip(models, (4, 4, 5), strict=True):
         train(step_of(model, cross_entropy, settings()), some_data(), settings(), seed=seed)
-    first, same, other = (torch.nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    first, same, other = (
+        torch.nn.utils.parameters_to_vector(model.parameters()) for model in models
+    )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(("samples", "drop_last"), [(23, False), (23, True), (20, False)])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_as_many_local_steps_as_batches_are_as_many_epochs(samples: int, drop_last: bool, epochs: int) -> None:
+def test_as_many_local_steps_as_batches_are_as_many_epochs(
+    samples: int, drop_last: bool, epochs: int
+) -> None:
     data, found = some_data(samples), []
     batches = epochs * (2 if drop_last or samples == 20 else 3)
     for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": batches}):
@@ -213,7 +262,9 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
     train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
     assert sizes == ([10, 10, 3] * 3)[:steps]
     sizes.clear()
-    train(step_of(some_model(), watching, chosen, Step), some_data(23), for_epochs(chosen, 2), seed=2)
+    train(
+        step_of(some_model(), watching, chosen, Step), some_data(23), for_epochs(chosen, 2), seed=2
+    )
     assert sizes == [10, 10, 3] * 2
 
 
@@ -222,9 +273,13 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
     ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
     ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
 ])  # fmt: skip
-def test_the_learning_rate_is_a_function_of_the_rounds_number(schedule: dict[str, Any], wanted: list[float]) -> None:
+def test_the_learning_rate_is_a_function_of_the_rounds_number(
+    schedule: dict[str, Any], wanted: list[float]
+) -> None:
     run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
-    assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)
+    assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(
+        wanted, abs=1e-5
+    )
     assert in_round(run, 0).lr == 0.5  # before the first round, when a site introduces itself
     assert dataclasses.replace(in_round(run, 5), lr=run.training.lr) == run.training
 
@@ -261,9 +316,16 @@ print(train()[0] == lean, sys.modules[COMPILER] is not stand_in)
 
 @pytest.mark.slow
 def test_optimizers_do_the_same_without_the_compiler_which_is_there_for_whoever_asks() -> None:
-    done = subprocess.run([sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True False", "False False", "True torch._dynamo.decorators", "True True"]
+    assert done.stdout.splitlines() == [
+        "True False",
+        "False False",
+        "True torch._dynamo.decorators",
+        "True True",
+    ]
 
 
 OF_STORED_INPUTS = """

@@ -64,7 +64,10 @@ def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
         "algorithm": "FedTGP",
         "dataset": "digit-domains",
         "rounds": 3,
-        "clients": {"north": {"arch": "cnn4", "domain": "scanned"}, "south": {"arch": "htcnn-3", "domain": "photo"}},
+        "clients": {
+            "north": {"arch": "cnn4", "domain": "scanned"},
+            "south": {"arch": "htcnn-3", "domain": "photo"},
+        },
         "accuracy-of-clients": {"north": {"head": 0.75, "prototype": None}},
         "accuracy": {"head": {"mean": 0.75}, "prototype": None},
         "seconds-per-round": 6.04,
@@ -73,8 +76,15 @@ def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert result.main(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == ["FedTGP on digit-domains, 3 rounds", "  north  cnn4      scanned   head 0.750"]
-    assert lines[4:] == ["mean accuracy, head: 0.750", "seconds per round: 6.0", "trouble: {'failed': 0}"]
+    assert lines[1:3] == [
+        "FedTGP on digit-domains, 3 rounds",
+        "  north  cnn4      scanned   head 0.750",
+    ]
+    assert lines[4:] == [
+        "mean accuracy, head: 0.750",
+        "seconds per round: 6.0",
+        "trouble: {'failed': 0}",
+    ]
     assert result.main(tmp_path / "nowhere") == 1
     assert "summary.json" in capsys.readouterr().out
 
@@ -86,7 +96,9 @@ follow = program("follow")
 def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder: the n-th call of ``flwr log`` prints <folder>/log-n, that of ``flwr ls`` ls-n; without, they fail."""
     script = tmp_path / "flwr"
-    script.write_text(f'#!/bin/sh\ncd {tmp_path}\necho . >>count-$1\nn=$(wc -l <count-$1)\nexec cat "$1-$((n + 0))"\n')
+    script.write_text(
+        f'#!/bin/sh\ncd {tmp_path}\necho . >>count-$1\nn=$(wc -l <count-$1)\nexec cat "$1-$((n + 0))"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(follow, "PAUSE", 0.0)
@@ -130,12 +142,29 @@ def make(folder: Path, *arguments: str) -> int:
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
     folder = tmp_path / "certs"
-    assert make(folder, "--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]", "--node", "north") == 0
+    assert (
+        make(
+            folder,
+            "--server",
+            "my.host",
+            "--server",
+            "10.0.0.5",
+            "--server",
+            "[fd00::5]",
+            "--node",
+            "north",
+        )
+        == 0
+    )
     return folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path: Path) -> None:
@@ -144,7 +173,9 @@ def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path:
     assert make(tmp_path / "alone", "--server", "my.host") == 0
     assert (tmp_path / "alone/nodes").is_dir()  # a place for the keys that sites bring
     for name in contents(certs):
-        assert stat.S_IMODE((certs / name).stat().st_mode) == (0o600 if name in private else 0o644), name
+        assert stat.S_IMODE((certs / name).stat().st_mode) == (
+            0o600 if name in private else 0o644
+        ), name
 
 
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
@@ -153,17 +184,31 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["my.host"]
-    assert names.get_values_for_type(x509.IPAddress) == [*map(ipaddress.ip_address, ("10.0.0.5", "fd00::5"))]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        *map(ipaddress.ip_address, ("10.0.0.5", "fd00::5"))
+    ]
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     ssl.create_default_context(cafile=str(certs / "ca.crt"))
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certs / "server.crt", certs / "server.key")
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+        certs / "server.crt", certs / "server.key"
+    )
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl command")
 def test_strict_verification_accepts_the_chain(certs: Path) -> None:
     """Some libraries insist on every detail of RFC 5280."""
-    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "my.host"]
-    done = subprocess.run([*command, "-CAfile", certs / "ca.crt", certs / "server.crt"], capture_output=True)
+    command = [
+        "openssl",
+        "verify",
+        "-x509_strict",
+        "-purpose",
+        "sslserver",
+        "-verify_hostname",
+        "my.host",
+    ]
+    done = subprocess.run(
+        [*command, "-CAfile", certs / "ca.crt", certs / "server.crt"], capture_output=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -171,13 +216,17 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
-    assert private.public_key() == serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
+    assert private.public_key() == serialization.load_ssh_public_key(
+        (certs / "nodes/north.pub").read_bytes()
+    )
 
 
 def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
     before = contents(certs)
     monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
-    assert [make(certs, "--server", "my.host", *more) for more in (("--node", "north"), ("--renew=ca",))] == [0, 1]
+    assert [
+        make(certs, "--server", "my.host", *more) for more in (("--node", "north"), ("--renew=ca",))
+    ] == [0, 1]
     assert contents(certs) == before
 
 
@@ -203,24 +252,36 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     (("--server", "ü.host"), "or a file in"),
     (("--node", "north", "--renew", "ca"), "give --server"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed) -> None:
+def test_what_does_not_fit_is_refused(
+    arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed
+) -> None:
     before = contents(certs)
     assert make(certs, *arguments) == 1
     assert reason in capsys.readouterr().err
     assert contents(certs) == before
 
 
-def test_a_missing_half_or_a_foreign_authority_is_refused(certs: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_a_missing_half_or_a_foreign_authority_is_refused(
+    certs: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
     assert make(certs.with_name("other"), "--server", "my.host") == 0
     (certs / "ca.crt").write_bytes((certs.with_name("other") / "ca.crt").read_bytes())
-    assert [make(certs, "--server", "my.host", *more) for more in ((), ("--renew", "server"))] == [1, 1]
+    assert [make(certs, "--server", "my.host", *more) for more in ((), ("--renew", "server"))] == [
+        1,
+        1,
+    ]
     (certs / "ca.key").unlink()
     assert make(certs, "--server", "my.host", "--renew", "server") == 1
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(certs.with_name("old"), "--server", "my.host") == 1
     errors = capsys.readouterr().err
-    for reason in ("--renew makes both anew", "is not signed by ca.crt", "is not the key of ca.crt", "is not here"):
+    for reason in (
+        "--renew makes both anew",
+        "is not signed by ca.crt",
+        "is not the key of ca.crt",
+        "is not here",
+    ):
         assert reason in errors
     assert "old/ca.crt has expired; --renew ca, and bring it to all sites" in errors

@@ -36,21 +36,29 @@ class DittoClient(plain.PlainClient):
 @pytest.mark.parametrize("lambda_", [0.5, 4.0])
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
     more = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16}
-    outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT)
+    outcome, clients = plain.side_by_side(
+        tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT
+    )
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))
     plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.personal) for client in clients})
+    plain.assert_models_left(
+        outcome.folder, {client.name: plain.copied(client.personal) for client in clients}
+    )
     plain.assert_only_weights_travel(outcome, weights)
 
 
 def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) -> None:
     """And one that never trained is evaluated with it."""
-    config = run_config(tmp_path, algo="ditto", models="htcnn-1", participation=0.34, test_samples=20)
+    config = run_config(
+        tmp_path, algo="ditto", models="htcnn-1", participation=0.34, test_samples=20
+    )
     begun: dict[str, tuple[int, bool]] = {}
     fit = Ditto.fit
 
     def noted(self: Ditto) -> dict[str, float]:
-        pairs = zip(self.personal.state_dict().values(), self.model.state_dict().values(), strict=True)
+        pairs = zip(
+            self.personal.state_dict().values(), self.model.state_dict().values(), strict=True
+        )
         begun.setdefault(self.client.name, (self.round, all(torch.equal(*pair) for pair in pairs)))
         return fit(self)
 

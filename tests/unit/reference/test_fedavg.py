@@ -15,7 +15,9 @@ Table = dict[int, torch.Tensor]
 
 
 class Client(plain.PlainClient):
-    def train(self, number: int, weights: plain.State, prototypes: Table, lambda_: float) -> plain.State:
+    def train(
+        self, number: int, weights: plain.State, prototypes: Table, lambda_: float
+    ) -> plain.State:
         """CE + λ/B Σ_i mean_d (z_id − C̄^(y_i)_d)², over the samples whose class has a prototype."""
 
         def pull(z: torch.Tensor, label: int) -> torch.Tensor | float:
@@ -32,7 +34,13 @@ class Client(plain.PlainClient):
 
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100, "test_samples": 20}
+    unequal = {
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "train_samples": 0,
+        "total_samples": 100,
+        "test_samples": 20,
+    }
     more = {"feature_dim": 16, "fedproto_avg__lambda": lambda_, **unequal}
     outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **more)
     sizes = [len(client.y) for client in clients]
@@ -41,10 +49,16 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
     weights, prototypes = plain.copied(clients[0].model), Table()
     for number in (1, 2):
         states = [client.train(number, weights, prototypes, lambda_) for client in clients]
-        weights = plain.averaged([{name: value.double() for name, value in one.items()} for one in states], sizes)
-        counters = {name: value.round().long() for name, value in weights.items() if "num_batches" in name}
+        weights = plain.averaged(
+            [{name: value.double() for name, value in one.items()} for one in states], sizes
+        )
+        counters = {
+            name: value.round().long() for name, value in weights.items() if "num_batches" in name
+        }
         weights = {name: value.float() for name, value in weights.items()} | counters
-        prototypes = plain.class_averages(client.means() for client in clients) if lambda_ else Table()
+        prototypes = (
+            plain.class_averages(client.means() for client in clients) if lambda_ else Table()
+        )
     assert any("running" in name for name in weights)
     plain.assert_close(plain.weights_left(outcome), weights)
     if lambda_:

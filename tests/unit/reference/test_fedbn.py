@@ -15,7 +15,9 @@ ARCH = "resnet4-imagenet-stem"
 
 def normalising(model: torch.nn.Module) -> set[str]:
     """Names of weights and statistics of layers that have statistics."""
-    layers = {name.rpartition(".")[0] for name in model.state_dict() if name.endswith("running_mean")}
+    layers = {
+        name.rpartition(".")[0] for name in model.state_dict() if name.endswith("running_mean")
+    }
     return {name for name in model.state_dict() if name.rpartition(".")[0] in layers}
 
 
@@ -28,11 +30,18 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     shared = {name: value for name, value in plain.copied(first).items() if name not in own}
     shared = plain.two_rounds(clients, shared)
     plain.assert_close(plain.weights_left(outcome), shared)
-    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) | shared for client in clients})
+    plain.assert_models_left(
+        outcome.folder, {client.name: plain.copied(client.model) | shared for client in clients}
+    )
     plain.assert_only_weights_travel(outcome, shared)
 
 
-def test_a_network_without_normalisation_is_said_to_be_averaged_whole(tmp_path: Path, capsys: Printed) -> None:
+def test_a_network_without_normalisation_is_said_to_be_averaged_whole(
+    tmp_path: Path, capsys: Printed
+) -> None:
     small = {"models": "htcnn-1", "test_samples": 20, "rounds": 1}
     run_federation(run_config(tmp_path, algo="fedbn", **small), clients=2)
-    assert "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg" in capsys.readouterr().out
+    assert (
+        "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg"
+        in capsys.readouterr().out
+    )

@@ -57,7 +57,9 @@ def merged(sent: list[Outputs], merging: str) -> Outputs:
     found = {}
     for label in {label for one in sent for label in one}:
         rows = np.stack([one[label].numpy() for one in sent if label in one])
-        found[label] = torch.from_numpy(rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0))
+        found[label] = torch.from_numpy(
+            rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0)
+        )
     return found
 
 
@@ -69,20 +71,34 @@ def received(content: RecordDict) -> Outputs:
 @pytest.mark.parametrize(("outputs", "merging", "gamma"), [
     ("probabilities", "mean", 1.0), ("probabilities", "mean", 2.5), ("logits", "median", 0.5),
 ])  # fmt: skip
-def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamma: float, tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.3, "train_samples": 0, "total_samples": 100, "test_samples": 20}
+def test_two_rounds_equal_an_independent_script(
+    outputs: str, merging: str, gamma: float, tmp_path: Path
+) -> None:
+    unequal = {
+        "partition": "dirichlet",
+        "alpha": 0.3,
+        "train_samples": 0,
+        "total_samples": 100,
+        "test_samples": 20,
+    }
     hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}
     more = {"liars": 0, "feature_dim": 16, **unequal, **hparams}
     outcome, clients = plain.side_by_side(tmp_path, FDClient, ARCHS, algo="feddistill", **more)
     sent = [client.train(1, {}) for client in clients]
-    others = [sent if outputs == "logits" else [one for one in sent if one is not own] for own in sent]
+    others = [
+        sent if outputs == "logits" else [one for one in sent if one is not own] for own in sent
+    ]
     teachers = [merged(one, merging) for one in others]
     again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.model) for client in clients}
+    )
     for message, reply in outcome.grid.log:
         kind, number = message.metadata.message_type, message.metadata.group_id
-        assert list(message.content.array_records) == ([] if (kind, number) in BEFORE else ["outputs"])
+        assert list(message.content.array_records) == (
+            [] if (kind, number) in BEFORE else ["outputs"]
+        )
         if kind == MessageType.TRAIN:
             site = message.metadata.dst_node_id - 50
             assert list(reply.content.array_records) == ["outputs"]
@@ -105,6 +121,10 @@ def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     site = client_of(run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1"), 1, 5)
     client, data = FedDistill(site, 1), site.train_set
     features = client.model.body(data.inputs)
-    client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))
+    client.loss(
+        Batch(
+            data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)
+        )
+    )
     assert client.sums_CC.sum().item() == pytest.approx(len(data))
     assert not client.sums_CC.requires_grad

@@ -30,7 +30,11 @@ class FedFAClient(plain.PlainClient):
         self.seen = {f"{k}.mean": torch.zeros(c) for k, c in enumerate(STAGES.values())}
         self.seen |= {f"{k}.std": torch.ones(c) for k, c in enumerate(STAGES.values())}
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        self.sgd(number, model, lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]))
+        self.sgd(
+            number,
+            model,
+            lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]),
+        )
         return plain.copied(model), self.seen
 
     def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -38,14 +42,20 @@ class FedFAClient(plain.PlainClient):
         for place, layer in enumerate(model.body):
             x = layer(x)
             if place in STAGES:
-                x = self.augment(stage, x) if float(torch.rand(())) < self.hparams.probability else x
+                x = (
+                    self.augment(stage, x)
+                    if float(torch.rand(())) < self.hparams.probability
+                    else x
+                )
                 stage += 1
         return model.head(x)
 
     def augment(self, stage: int, x: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
         mean = x.sum(dim=(2, 3)) / (height * width)
-        std = torch.sqrt(((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3)) / (height * width) + EPS)
+        std = torch.sqrt(
+            ((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3)) / (height * width) + EPS
+        )
         drawn = []
         for kind, moment in (("mean", mean), ("std", std)):
             key = f"{stage}.{kind}"
@@ -71,21 +81,36 @@ def coefficients(sent: list[Table]) -> Table:
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
-    more = {"feature_dim": 16, "image_size": 0, "fedfa__probability": probability}  # else spreads are near EPS
-    outcome, clients = plain.side_by_side(tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.LABEL_SHIFT)
+    more = {
+        "feature_dim": 16,
+        "image_size": 0,
+        "fedfa__probability": probability,
+    }  # else spreads are near EPS
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.LABEL_SHIFT
+    )
     weights = plain.copied(clients[0].model_of("global"))
-    gamma = {f"{k}.{kind}": torch.ones(c) for k, c in enumerate(STAGES.values()) for kind in ("mean", "std")}
+    gamma = {
+        f"{k}.{kind}": torch.ones(c)
+        for k, c in enumerate(STAGES.values())
+        for kind in ("mean", "std")
+    }
     for number in (1, 2):
         assert len(outcome.exchanged(number=number)) == plain.CLIENTS
         check_wire(outcome.exchanged(number=number), gamma)
-        states, seen = zip(*(client.train(number, weights, gamma) for client in clients), strict=True)
+        states, seen = zip(
+            *(client.train(number, weights, gamma) for client in clients), strict=True
+        )
         weights = plain.averaged(list(states), [len(one.y) for one in clients])
         gamma = coefficients(list(seen))
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
     numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
-    assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
+    assert outcome.rows[1]["bytes"] == {
+        "up": 4 * plain.CLIENTS * numbers,
+        "down": 4 * plain.CLIENTS * numbers,
+    }
 
 
 def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
@@ -101,8 +126,14 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     config = run_config(tmp_path, algo="fedfa", models="cnn4", feature_dim=16, liars=1)
     outcome = run_federation(config, 5, when(lie, MessageType.TRAIN, number=1))
     sent = [plain.tensors(reply.content["averages"]) for _, reply in outcome.exchanged(number=1)]
-    middle = {name[9:]: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1] for name in sent[0]}
-    check_wire(outcome.exchanged(number=2), coefficients([{n: row[i] for n, row in middle.items()} for i in range(3)]))
+    middle = {
+        name[9:]: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1]
+        for name in sent[0]
+    }
+    check_wire(
+        outcome.exchanged(number=2),
+        coefficients([{n: row[i] for n, row in middle.items()} for i in range(3)]),
+    )
 
 
 def check_wire(training: list, gamma: Table) -> None:

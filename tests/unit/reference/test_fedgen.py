@@ -20,14 +20,22 @@ DECLARED = Declared(
     label_counts=True,
     stays=("body.",),
     losses=("cross-entropy", "generated"),
-    acts={"lambda": 5.0, "noise-dim": 8, "server-steps": 5, "server-lr": 0.5, "server-batch-size": 4},
+    acts={
+        "lambda": 5.0,
+        "noise-dim": 8,
+        "server-steps": 5,
+        "server-lr": 0.5,
+        "server-batch-size": 4,
+    },
 )
 
 ARCHS = ("mnist-cnn", "htcnn-3", "mnist-cnn-18")
 CLASSES, DIM, NOISE, STEPS, SIZE, LR = 10, 16, 4, 5, 6, 0.01
 
 
-def drawn(totals: torch.Tensor, size: int, random: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(
+    totals: torch.Tensor, size: int, random: torch.Generator | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Labels and noise, in the order in which the system draws them."""
     labels = torch.multinomial(totals.double(), size, replacement=True, generator=random)
     return labels, torch.randn(size, NOISE, generator=random)
@@ -43,14 +51,21 @@ def made(
 
 
 def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    inputs = [torch.cat([row, torch.eye(CLASSES)[label]]).double() for row, label in zip(noise, labels, strict=True)]
+    inputs = [
+        torch.cat([row, torch.eye(CLASSES)[label]]).double()
+        for row, label in zip(noise, labels, strict=True)
+    ]
     return torch.stack([w["hidden.weight"] @ row + w["hidden.bias"] for row in inputs])
 
 
 class Generator:
     def __init__(self, seed: int) -> None:
         state = TrainedGenerator(CLASSES, DIM, NOISE, seed).state_dict()
-        self.w = {name: value.double() for name, value in state.items() if value.ndim and "running" not in name}
+        self.w = {
+            name: value.double()
+            for name, value in state.items()
+            if value.ndim and "running" not in name
+        }
         self.mean, self.var = torch.zeros(DIM).double(), torch.ones(DIM).double()
         self.m = {name: torch.zeros_like(value) for name, value in self.w.items()}
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
@@ -66,7 +81,9 @@ class Generator:
             z = made(leaves, labels, noise, mean, var)
             each = [z @ one["head.weight"].double().T + one["head.bias"].double() for one in heads]
             logits = sum(n / sum(sizes) * one for n, one in zip(sizes, each, strict=True))
-            gradients = torch.autograd.grad(plain.cross_entropy(logits, labels.tolist()), list(leaves.values()))
+            gradients = torch.autograd.grad(
+                plain.cross_entropy(logits, labels.tolist()), list(leaves.values())
+            )
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
             self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)
             self.adam(dict(zip(leaves, gradients, strict=True)))
@@ -88,7 +105,9 @@ class FedGenClient(plain.PlainClient):
         super().__init__(*facts)
         self.counts = torch.tensor([self.y.count(label) for label in range(CLASSES)])
 
-    def train(self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor) -> plain.State:
+    def train(
+        self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor
+    ) -> plain.State:
         self.model.load_state_dict(plain.copied(self.model) | head)
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
@@ -97,7 +116,9 @@ class FedGenClient(plain.PlainClient):
             if generator is not None:
                 labels, noise = drawn(totals, plain.BATCH)
                 z = generator.features(labels, noise).float()
-                loss = loss + self.hparams.lambda_ * plain.cross_entropy(self.model.head(z), labels.tolist())
+                loss = loss + self.hparams.lambda_ * plain.cross_entropy(
+                    self.model.head(z), labels.tolist()
+                )
             self.step(loss, self.model, velocity)
         return {name: value for name, value in plain.copied(self.model).items() if name in head}
 
@@ -106,11 +127,21 @@ class FedGenClient(plain.PlainClient):
 def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -> None:
     hparams = {"fedgen__lambda": weight, "fedgen__noise_dim": NOISE, "fedgen__server_steps": STEPS}
     hparams |= {"fedgen__server_lr": LR, "fedgen__server_batch_size": SIZE}
-    small: dict[str, Any] = {"feature_dim": DIM, "test_samples": 20, "lr": 0.02, "total_samples": 150}
+    small: dict[str, Any] = {
+        "feature_dim": DIM,
+        "test_samples": 20,
+        "lr": 0.02,
+        "total_samples": 150,
+    }
     small |= {"liars": 0, "partition": "label-shift", "alpha": 0.5}
-    outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams
+    )
     messages = [message for message, _ in outcome.grid.log]
-    down = {n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)] for n in (1, 2)}
+    down = {
+        n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)]
+        for n in (1, 2)
+    }
     assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
     assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
 
@@ -124,12 +155,16 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
     plain.assert_close(plain.weights_left(outcome), head)
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | head for client in clients})
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.model) | head for client in clients}
+    )
     last = down[2][-1]
     assert plain.tensors(last["label_counts"])["counts"].tolist() == totals.tolist()
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
     received = {name: value.double() for name, value in plain.tensors(last["generator"]).items()}
-    found = made(received, labels, noise, received["norm.running_mean"], received["norm.running_var"])
+    found = made(
+        received, labels, noise, received["norm.running_mean"], received["norm.running_var"]
+    )
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
     for message, reply in outcome.exchanged():
         client = clients[message.metadata.dst_node_id - 50]
@@ -144,13 +179,25 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
 
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
     """Not of the others: their heads are not among those that the generator learns from."""
-    small: dict[str, Any] = {"models": "htcnn-1", "participation": 0.25, "rounds": 3, "dataset": "digits"}
-    small |= {"partition": "pathological", "classes_per_client": 2, "train_samples": 20, "test_samples": 20}
+    small: dict[str, Any] = {
+        "models": "htcnn-1",
+        "participation": 0.25,
+        "rounds": 3,
+        "dataset": "digits",
+    }
+    small |= {
+        "partition": "pathological",
+        "classes_per_client": 2,
+        "train_samples": 20,
+        "test_samples": 20,
+    }
     outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **small), clients=4)
     training = outcome.exchanged()
     assert len(training) == 3
     for (_, reply), (message, _) in itertools.pairwise(training):
-        sent, received = (one.content.array_records["label_counts"]["counts"].data for one in (reply, message))
+        sent, received = (
+            one.content.array_records["label_counts"]["counts"].data for one in (reply, message)
+        )
         assert sent == received
     assert not any(outcome.summary["trouble"].values())
 

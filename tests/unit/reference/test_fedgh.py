@@ -27,7 +27,9 @@ class FedGHClient(plain.PlainClient):
         return {label: mean.numpy() for label, mean in self.class_means().items()}
 
 
-def trained(header: plain.State, sets: list[Means], batches: Iterable[list[int]], lr: float) -> plain.State:
+def trained(
+    header: plain.State, sets: list[Means], batches: Iterable[list[int]], lr: float
+) -> plain.State:
     """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1] over each minibatch of representations r of class s."""
     w, b = (header[f"head.{name}"].double().numpy().copy() for name in ("weight", "bias"))
     pairs = [(mean, label) for one in sets for label, mean in one.items()]
@@ -42,13 +44,27 @@ def trained(header: plain.State, sets: list[Means], batches: Iterable[list[int]]
 
 
 def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    return [plain.tensors(message.content.array_records["weights"]) for message, _ in outcome.exchanged(kind, number)]
+    return [
+        plain.tensors(message.content.array_records["weights"])
+        for message, _ in outcome.exchanged(kind, number)
+    ]
 
 
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 4)])
 def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path: Path) -> None:
-    hparams = {"fedgh__server_epochs": epochs, "fedgh__server_batch_size": size, "fedgh__server_lr": 0.1}
-    more = {"feature_dim": 16, "train_samples": 25, "lr": 0.02, "liars": 0, **plain.LABEL_SHIFT, **hparams}
+    hparams = {
+        "fedgh__server_epochs": epochs,
+        "fedgh__server_batch_size": size,
+        "fedgh__server_lr": 0.1,
+    }
+    more = {
+        "feature_dim": 16,
+        "train_samples": 25,
+        "lr": 0.02,
+        "liars": 0,
+        **plain.LABEL_SHIFT,
+        **hparams,
+    }
     outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **more)
 
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "fedgh"))
@@ -61,7 +77,12 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         batches = plain.minibatches(sum(len(one) for one in sets), size, epochs, shuffle)
         header = trained(header, sets, batches, 0.1)
     plain.assert_close(plain.weights_left(outcome), header)
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) | header for client in clients})
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.model) | header for client in clients}
+    )
     held = sum(len(client.rows_of()) for client in clients)
     assert held < plain.CLIENTS * 10  # so some class is missing somewhere
-    assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": plain.CLIENTS * 4 * (16 + 1) * 10}
+    assert outcome.rows[1]["bytes"] == {
+        "up": held * (4 * 16 + 8),
+        "down": plain.CLIENTS * 4 * (16 + 1) * 10,
+    }

@@ -21,7 +21,14 @@ DECLARED = Declared(
     of="student",
     since="received",
     keeps=("projection", "received"),
-    losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
+    losses=(
+        "cross-entropy",
+        "mutual",
+        "hidden",
+        "student-cross-entropy",
+        "student-mutual",
+        "student-hidden",
+    ),
     acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3},
 )
 
@@ -43,7 +50,9 @@ class FedKDClient(plain.PlainClient):
         velocity = [[torch.zeros_like(p) for p in group] for group in groups]
         for batch in self.batches(number):
             teacher, student = self.losses(batch)
-            for group, loss, speeds in zip(groups, (teacher, student, teacher + student), velocity, strict=True):
+            for group, loss, speeds in zip(
+                groups, (teacher, student, teacher + student), velocity, strict=True
+            ):
                 gradients = torch.autograd.grad(loss, group, retain_graph=True)
                 for v, g in zip(speeds, gradients, strict=True):
                     v.mul_(self.momentum).add_(g)
@@ -59,7 +68,11 @@ class FedKDClient(plain.PlainClient):
         h_t, h_s = self.teacher.body(self.x[batch]), self.student.body(self.x[batch])
         teacher, student = self.teacher.head(h_t), self.student.head(h_s)
         own_t, own_s = plain.cross_entropy(teacher, y), plain.cross_entropy(student, y)
-        apart = sum(((h_t[b] - self.w_h.weight @ h_s[b]) ** 2).sum() for b in range(len(y))) / len(y) / self.dim
+        apart = (
+            sum(((h_t[b] - self.w_h.weight @ h_s[b]) ** 2).sum() for b in range(len(y)))
+            / len(y)
+            / self.dim
+        )
         p_t, p_s = torch.softmax(teacher.double(), 1), torch.softmax(student.double(), 1)
         teach = sum((p_s[b] * torch.log(p_s[b] / p_t[b])).sum() for b in range(len(y))) / len(y)
         learn = sum((p_t[b] * torch.log(p_t[b] / p_s[b])).sum() for b in range(len(y))) / len(y)
@@ -79,7 +92,10 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
         thin = rank * sum(matrix.shape)
         if value.dim() > 1 and thin < matrix.size:
             kept = sum(sigma[k] * np.outer(u[:, k], v[k]) for k in range(rank))
-            found[name], numbers = torch.from_numpy(kept.reshape(value.shape)).float(), numbers + thin
+            found[name], numbers = (
+                torch.from_numpy(kept.reshape(value.shape)).float(),
+                numbers + thin,
+            )
         else:
             found[name], numbers = value, numbers + value.numel()
     return found, numbers
@@ -88,7 +104,12 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (0.3, 0.8)])
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
     """With all of the energy the exchange is plain averaging of the students' weights."""
-    more = {"fedkd__energy_start": start, "fedkd__energy_end": end, "fedkd__student": STUDENT, "feature_dim": 16}
+    more = {
+        "fedkd__energy_start": start,
+        "fedkd__energy_end": end,
+        "fedkd__student": STUDENT,
+        "feature_dim": 16,
+    }
     more |= {"lr": 0.02, "test_samples": 20, "train_samples": 25, "liars": 0}
     outcome, clients = plain.side_by_side(tmp_path, FedKDClient, PRIVATE, algo="fedkd", **more)
     sizes, weights = [len(one.y) for one in clients], plain.copied(clients[0].student)
@@ -108,16 +129,22 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
         assert row["server"] == {"compression": pytest.approx(down / whole)}
         assert down < whole / 2
     plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.teacher) for client in clients})
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.teacher) for client in clients}
+    )
 
 
-def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_take_part_start_from_one_student(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether a client was sent the student or its update; and after a round that did not count, and a lost reply."""
     started: dict[int, dict[str, plain.State]] = {}
     fit = FedKD.fit
 
     def noted(self: FedKD) -> dict[str, float]:
-        started.setdefault(self.round, {})[self.client.name] = {k: v.clone() for k, v in self.received.items()}
+        started.setdefault(self.round, {})[self.client.name] = {
+            k: v.clone() for k, v in self.received.items()
+        }
         return fit(self)
 
     def tamper(message: Message, reply: Message) -> Message | None:
@@ -133,8 +160,21 @@ def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: 
 
     log: list[tuple[Message, Message]] = []
     monkeypatch.setattr(FedKD, "fit", noted)
-    settings: dict[str, Any] = {"models": STUDENT, "participation": 0.67, "rounds": 7, "round_timeout": 1.0}
-    config = run_config(tmp_path, liars=0, algo="fedkd", train_samples=10, test_samples=10, feature_dim=8, **settings)
+    settings: dict[str, Any] = {
+        "models": STUDENT,
+        "participation": 0.67,
+        "rounds": 7,
+        "round_timeout": 1.0,
+    }
+    config = run_config(
+        tmp_path,
+        liars=0,
+        algo="fedkd",
+        train_samples=10,
+        test_samples=10,
+        feature_dim=8,
+        **settings,
+    )
     outcome = run_federation(config, 6, tamper, on_grid=lambda grid: setattr(grid, "log", log))
 
     assert len(outcome.rows) == 8
@@ -143,7 +183,9 @@ def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: 
         assert len(others) == 3
         for other in others:
             plain.assert_close(other, first)
-        assert set(asked(number).values()) == ({"weights"} if number in (1, 4) else {"weights", "update"}), number
+        assert set(asked(number).values()) == (
+            {"weights"} if number in (1, 4) else {"weights", "update"}
+        ), number
     plain.assert_close(started[3][next(iter(started[3]))], started[4][next(iter(started[4]))])
     assert not torch.equal(*(next(iter(started[n].values()))["head.weight"] for n in (4, 5)))
 
@@ -155,7 +197,9 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
                 path.unlink()
         return reply
 
-    config = run_config(tmp_path, liars=0, algo="fedkd", models=STUDENT, rounds=3, train_samples=10, test_samples=10)
+    config = run_config(
+        tmp_path, liars=0, algo="fedkd", models=STUDENT, rounds=3, train_samples=10, test_samples=10
+    )
     outcome = run_federation(config, 2, lose)
     assert "has lost the student itself" in outcome.rows[1]["failed"]["site-0"]
     assert outcome.rows[2]["valid"] == 2
@@ -163,14 +207,30 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
 
 def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     """``max-update-ratio``: what is measured is the update itself, not how far it is from the weights."""
-    settings: dict[str, Any] = {"models": STUDENT, "rounds": 1, "max_update_ratio": 1.0, "fedkd__energy_start": 1.0}
-    settings |= {"fedkd__energy_end": 1.0, "total_samples": 120, "feature_dim": 8, "local_epochs": 2}
-    config = run_config(tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", **settings)
+    settings: dict[str, Any] = {
+        "models": STUDENT,
+        "rounds": 1,
+        "max_update_ratio": 1.0,
+        "fedkd__energy_start": 1.0,
+    }
+    settings |= {
+        "fedkd__energy_end": 1.0,
+        "total_samples": 120,
+        "feature_dim": 8,
+        "local_epochs": 2,
+    }
+    config = run_config(
+        tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", **settings
+    )
     outcome = run_federation(config, plain.CLIENTS)
     names = plain.weights_left(outcome).keys()
     replies = [reply.content for _, reply in outcome.grid.log if "weights" in reply.content]
     sent = [reply.array_records["weights"] for reply in replies]
-    before = next(one.content.array_records["weights"] for one, _ in outcome.grid.log if "weights" in one.content)
+    before = next(
+        one.content.array_records["weights"]
+        for one, _ in outcome.grid.log
+        if "weights" in one.content
+    )
     wholes = [{name: whole(one, name) for name in names} for one in sent]
     lengths = [np.sqrt(sum(np.square(value).sum() for value in one.values())) for one in wholes]
     assert max(lengths) > 1.01 * min(lengths)
@@ -178,7 +238,9 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     sizes = [reply.metric_records["report"]["train_samples"] for reply in replies]
     wanted = {}
     for name in names:
-        moved = sum(n * part * one[name] for n, part, one in zip(sizes, parts, wholes, strict=True)) / sum(sizes)
+        moved = sum(
+            n * part * one[name] for n, part, one in zip(sizes, parts, wholes, strict=True)
+        ) / sum(sizes)
         start = values_of(before[name])
         wanted[name] = torch.from_numpy(start + moved.reshape(start.shape)).float()
     plain.assert_close(plain.weights_left(outcome), wanted)
@@ -188,4 +250,6 @@ def whole(record: ArrayRecord, name: str) -> np.ndarray:
     """A sent update, be it in factors."""
     if name in record:
         return values_of(record[name]).astype(np.float64).reshape(len(values_of(record[name])), -1)
-    return values_of(record[f"{name}:left"]).astype(np.float64) @ values_of(record[f"{name}:right"]).astype(np.float64)
+    return values_of(record[f"{name}:left"]).astype(np.float64) @ values_of(
+        record[f"{name}:right"]
+    ).astype(np.float64)

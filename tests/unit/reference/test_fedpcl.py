@@ -38,7 +38,10 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
         for client in clients:
             client.train(number, overall, sets)
         own = [client.prototypes() for client in clients]
-        counts = [{c: (mean, y.count(c)) for c, mean in one.items()} for y, one in zip(labels, own, strict=True)]
+        counts = [
+            {c: (mean, y.count(c)) for c, mean in one.items()}
+            for y, one in zip(labels, own, strict=True)
+        ]
         overall = class_averages(counts)  # Eq. 6 without its further 1/|N_j|
         sets = [overall | one for one in own]  # Eq. 7
 
@@ -55,7 +58,9 @@ HELD = 7
 
 
 def client(tmp_path: Path, loss: str) -> FedPCL:
-    config = run_config(tmp_path, algo="fedpcl", backbones="glyphs", feature_dim=6, fedpcl__loss=loss)
+    config = run_config(
+        tmp_path, algo="fedpcl", backbones="glyphs", feature_dim=6, fedpcl__loss=loss
+    )
     found = FedPCL(client_of(config, 1, 5), 2)
     means = torch.rand(HELD, 6, generator=torch.Generator().manual_seed(0))
     found.receive(Payload(prototypes=Prototypes(means, torch.arange(HELD))))
@@ -74,11 +79,18 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
     generator = torch.Generator().manual_seed(1)
     z, logits = torch.randn(10, 6, generator=generator), torch.randn(10, 10, generator=generator)
     terms = found.loss(batch(z, logits, torch.arange(10)))
-    expected = {"cross-entropy": -logits.double().log_softmax(1).numpy()[np.arange(10), np.arange(10)].mean()}
+    expected = {
+        "cross-entropy": -logits.double()
+        .log_softmax(1)
+        .numpy()[np.arange(10), np.arange(10)]
+        .mean()
+    }
     if loss == "ce-protodist":
         apart = normalize(z)[:HELD] - normalize(found.global_prototypes.means)
         expected["prototype"] = float(apart.square().sum() / 10)
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-5)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_supervised_contrast_knows_no_prototypes(tmp_path: Path) -> None:

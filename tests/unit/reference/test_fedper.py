@@ -9,7 +9,10 @@ from tests.support.declaration import Declared
 
 DECLARED = Declared(weights=True, stays=("head.",), acts={"personal-layers": 2})
 
-PERSONAL = {1: ("head.weight", "head.bias"), 2: ("head.weight", "head.bias", "body.7.weight", "body.7.bias")}
+PERSONAL = {
+    1: ("head.weight", "head.bias"),
+    2: ("head.weight", "head.bias", "body.7.weight", "body.7.bias"),
+}
 """Of htcnn-3, which is conv 32 | fc 512, D | fc C."""
 
 
@@ -21,5 +24,7 @@ def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> 
     base = {name: value for name, value in first.items() if name not in PERSONAL[layers]}
     base = plain.two_rounds(clients, base)
     plain.assert_close(plain.weights_left(outcome), base)
-    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) | base for client in clients})
+    plain.assert_models_left(
+        outcome.folder, {client.name: plain.copied(client.model) | base for client in clients}
+    )
     plain.assert_only_weights_travel(outcome, base)

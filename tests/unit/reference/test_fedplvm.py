@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from tests.support.declaration import PLAIN, Declared
 from tests.support.plain import PlainClient, averaged, side_by_side, weights_left
 
-DECLARED = Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction"))
+DECLARED = Declared(
+    PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction")
+)
 
 Set = list[tuple[int, np.ndarray]]
 """(class, prototype), one after another."""
@@ -26,10 +28,15 @@ def similarity(z: torch.Tensor, g: np.ndarray, alpha: float, floor: float) -> to
 
 
 class FedPLVMClient(PlainClient):
-    def train(self, number: int, weights: dict[str, torch.Tensor], protos: Set) -> dict[str, torch.Tensor]:
+    def train(
+        self, number: int, weights: dict[str, torch.Tensor], protos: Set
+    ) -> dict[str, torch.Tensor]:
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
-        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, partial(self.prototype_loss, protos)))
+        self.sgd(
+            number,
+            loss=lambda batch: self.cross_entropy_and(batch, partial(self.prototype_loss, protos)),
+        )
         return dict(self.model.state_dict())
 
     def prototype_loss(self, protos: Set, z: torch.Tensor, label: int) -> torch.Tensor | float:
@@ -61,7 +68,9 @@ def clusters(rows: Set) -> Set:
 
 
 @pytest.mark.parametrize(("lambda_", "floor"), [(1.0, 1e-6), (5.0, 0.1)])
-def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(
+    lambda_: float, floor: float, tmp_path: Path
+) -> None:
     more = {"feature_dim": 16, "lr": 0.01, "train_samples": 40, "fedplvm__lambda": lambda_}
     more |= {"fedplvm__similarity_floor": floor}
     outcome, clients = side_by_side(tmp_path, FedPLVMClient, algo="fedplvm", **more)
@@ -81,4 +90,7 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tm
     server = [row["server"] for row in outcome.rows if "server" in row]
     assert server[-1] == {"local-prototypes": len(local), "global-prototypes": len(protos)}
     classes = outcome.rows[1]["clients"]["site-0"]["prototypes-of-classes"]
-    assert classes == np.bincount([label for label, _ in clients[0].prototypes()], minlength=10).tolist()
+    assert (
+        classes
+        == np.bincount([label for label, _ in clients[0].prototypes()], minlength=10).tolist()
+    )

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from tests.support.declaration import COUNTED, Declared
-from tests.support.plain import PlainClient, assert_prototypes_left, class_averages, cross_entropy, side_by_side
+from tests.support.plain import (
+    PlainClient,
+    assert_prototypes_left,
+    class_averages,
+    cross_entropy,
+    side_by_side,
+)
 
 DECLARED = Declared(COUNTED, losses=("cross-entropy", "prototype"))
 
@@ -18,7 +24,9 @@ ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same ra
 class FedProtoClient(PlainClient):
     starts_alike = False
 
-    def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
+    def regulariser(
+        self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]
+    ) -> torch.Tensor:
         """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
         total = torch.zeros(())
         if self.hparams.granularity == "class":
@@ -28,7 +36,9 @@ class FedProtoClient(PlainClient):
             return total
         for row, label in enumerate(labels):
             if label in protos:
-                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(labels)
+                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(
+                    labels
+                )
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
@@ -36,7 +46,9 @@ class FedProtoClient(PlainClient):
 
     def loss(self, batch: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
         labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
-        return cross_entropy(self.model.head(z), labels) + self.hparams.lambda_ * self.regulariser(z, labels, protos)
+        return cross_entropy(self.model.head(z), labels) + self.hparams.lambda_ * self.regulariser(
+            z, labels, protos
+        )
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
         """With the weight of each."""
@@ -50,8 +62,16 @@ class FedProtoClient(PlainClient):
         labels = sorted(protos)
         nearest = []
         for row in z.numpy().astype(np.float64):
-            nearest.append(labels[int(np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels]))])
-        hits = [[a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)]
+            nearest.append(
+                labels[
+                    int(
+                        np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels])
+                    )
+                ]
+            )
+        hits = [
+            [a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)
+        ]
         return float(np.mean(hits[0])), float(np.mean(hits[1]))
 
 

@@ -30,7 +30,11 @@ class FedRepClient(plain.PlainClient):
     def train(self, number: int) -> plain.State:
         self.fit_head(number)
         self.sgd(number, self.model.body)
-        return {name: value for name, value in plain.copied(self.model).items() if name.startswith("body.")}
+        return {
+            name: value
+            for name, value in plain.copied(self.model).items()
+            if name.startswith("body.")
+        }
 
     def accuracy(self) -> float:
         with torch.no_grad():
@@ -49,11 +53,15 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
             client.receive(body)
             accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
             assert accuracy == {"head": pytest.approx(client.accuracy())}
-        body = plain.averaged([client.train(number) for client in clients], [len(one.y) for one in clients])
+        body = plain.averaged(
+            [client.train(number) for client in clients], [len(one.y) for one in clients]
+        )
     plain.assert_close(plain.weights_left(outcome), body)
     for client in clients:
         client.receive(body)
-        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model))
+        plain.assert_close(
+            plain.model_left(outcome.folder, client.name), plain.copied(client.model)
+        )
     plain.assert_only_weights_travel(outcome, body)
 
 
@@ -62,19 +70,26 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
     """The head trains before the body, whether or not the client evaluates; the body left is the one received."""
     found = []
     for every in (1, 3):
-        config = run_config(tmp_path / str(every), algo="fedrep", models=models, rounds=3, evaluate_every=every)
+        config = run_config(
+            tmp_path / str(every), algo="fedrep", models=models, rounds=3, evaluate_every=every
+        )
         config |= {"train-samples": 11, "test-samples": 10, "fedrep.head-epochs": 2}
         found.append(run_federation(config, clients=2).folder)
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
         plain.assert_equal(*(load_file(folder / name) for folder in found))
-    left, received = plain.model_left(found[0], "site-1"), load_file(found[0] / "weights.safetensors")
+    left, received = (
+        plain.model_left(found[0], "site-1"),
+        load_file(found[0] / "weights.safetensors"),
+    )
     assert all(torch.equal(left[name], value) for name, value in received.items())
 
 
 @pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
 def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
     """FedPCL, Table 2: the first layer of the projection, which counts no bias and no batch normalisation."""
-    model = build_model("projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1)
+    model = build_model(
+        "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
+    )
     body = part_of(model, Weights(parts=("body.",)))
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
     assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1

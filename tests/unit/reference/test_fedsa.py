@@ -61,23 +61,45 @@ class FedSAClient(plain.PlainClient):
         return self.own
 
     def loss(self, batch: list[int], anchors: torch.Tensor, delta: float) -> torch.Tensor:
-        z, labels, hparams = self.model.body(self.x[batch]), [self.y[i] for i in batch], self.hparams
+        z, labels, hparams = (
+            self.model.body(self.x[batch]),
+            [self.y[i] for i in batch],
+            self.hparams,
+        )
         total = plain.cross_entropy(self.model.head(z), labels).double()
-        total = total + hparams.calibration * plain.cross_entropy(self.model.head(anchors.float()), list(range(10)))
+        total = total + hparams.calibration * plain.cross_entropy(
+            self.model.head(anchors.float()), list(range(10))
+        )
         for row, label in zip(z.double(), labels, strict=True):
             squares = ((row - anchors[label]) ** 2).sum() / DIM
-            scores = [torch.exp(-apart(row, a) - delta * (c == label)) for c, a in enumerate(anchors)]
+            scores = [
+                torch.exp(-apart(row, a) - delta * (c == label)) for c, a in enumerate(anchors)
+            ]
             contrast = -torch.log(scores[label] / sum(scores))
-            total = total + (hparams.regularization * squares + hparams.contrast * contrast) / len(batch)
+            total = total + (hparams.regularization * squares + hparams.contrast * contrast) / len(
+                batch
+            )
         return total
 
 
 @pytest.mark.parametrize(("weights", "alpha"), [((10.0, 1.0, 1.0), 0.9999), ((0.5, 2.0, 0.3), 0.4)])
-def test_two_rounds_equal_an_independent_script(weights: tuple[float, ...], alpha: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(
+    weights: tuple[float, ...], alpha: float, tmp_path: Path
+) -> None:
     names = ("regularization", "contrast", "calibration")
-    hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
-    more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, "fedsa__smoothing": alpha, **hparams}
-    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **plain.TINY, **more)
+    hparams: dict[str, Any] = {
+        f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)
+    }
+    more = {
+        "partition": "pathological",
+        "classes_per_client": 3,
+        "liars": 0,
+        "fedsa__smoothing": alpha,
+        **hparams,
+    }
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedSAClient, ARCHS, algo="fedsa", **plain.TINY, **more
+    )
     anchors = first_anchors(clients[0].seed)
     prototypes: Table = {}
     for number in (1, 2):
@@ -89,10 +111,18 @@ def test_two_rounds_equal_an_independent_script(weights: tuple[float, ...], alph
     plain.assert_prototypes_left(outcome, prototypes)
     assert len(prototypes) < 10  # a class that nobody holds
     last = outcome.exchanged(MessageType.EVALUATE)[0][0]
-    np.testing.assert_allclose(values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4)
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
-    assert outcome.rows[1]["bytes"]["up"] == sum(len(set(client.y)) for client in clients) * (4 * DIM + 8)
-    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(prototypes)) * (4 * DIM + 8)
+    np.testing.assert_allclose(
+        values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4
+    )
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.model) for client in clients}
+    )
+    assert outcome.rows[1]["bytes"]["up"] == sum(len(set(client.y)) for client in clients) * (
+        4 * DIM + 8
+    )
+    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(prototypes)) * (
+        4 * DIM + 8
+    )
 
 
 def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:

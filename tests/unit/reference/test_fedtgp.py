@@ -11,7 +11,13 @@ from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
 
 SERVER = {"transform": False, "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4}
-ACTS = {"lambda": 3.0, "distance": "l1", "granularity": "sample", "margin": "fixed", "margin-threshold": 0.001}
+ACTS = {
+    "lambda": 3.0,
+    "distance": "l1",
+    "granularity": "sample",
+    "margin": "fixed",
+    "margin-threshold": 0.001,
+}
 DECLARED = Declared(PLAIN, losses=("cross-entropy", "prototype"), acts=ACTS | SERVER)
 
 DIM, EPOCHS, RATE = 16, 3, 0.01
@@ -30,7 +36,9 @@ class Client(plain.PlainClient):
         z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
         held = set(labels) & prototypes.keys()
         apart = [(z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in held]
-        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * sum(apart) / max(1, len(apart))
+        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * sum(apart) / max(
+            1, len(apart)
+        )
 
 
 class Server:
@@ -54,13 +62,17 @@ class Server:
     def train(self, sets: list[Table]) -> None:
         pairs = [(c, mean) for one in sets for c, mean in one.items()]
         centres = {c: torch.stack([mean for d, mean in pairs if d == c]).mean(0) for c, _ in pairs}
-        margin = min(100.0, max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2)))
+        margin = min(
+            100.0, max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
+        )
         self.seen |= centres.keys()
         trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
         for batch in plain.minibatches(len(pairs), self.size or len(pairs), EPOCHS, self.shuffle):
             table, losses = self.prototypes(), []
             for c, mean in (pairs[i] for i in batch):
-                near = {d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()}
+                near = {
+                    d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()
+                }
                 losses.append(-torch.log(near[c] / sum(near.values())))
             plain.descend(sum(losses) / len(losses), trained, RATE)
 
@@ -75,4 +87,6 @@ def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}
     plain.assert_prototypes_left(outcome, prototypes, rtol=1e-4, atol=1e-5)
-    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.model) for client in clients})
+    plain.assert_models_left(
+        outcome.folder, {client.name: plain.copied(client.model) for client in clients}
+    )

@@ -33,10 +33,19 @@ def best_division(models: list[plain.State]) -> Division:
 
     def spread(groups: Division) -> float:
         means = [np.mean([points[i] for i in group], axis=0) for group in groups]
-        return sum(((points[i] - mean) ** 2).sum() for group, mean in zip(groups, means, strict=True) for i in group)
+        return sum(
+            ((points[i] - mean) ** 2).sum()
+            for group, mean in zip(groups, means, strict=True)
+            for i in group
+        )
 
-    labels = (one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K)))
-    return min(([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels), key=spread)
+    labels = (
+        one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K))
+    )
+    return min(
+        ([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels),
+        key=spread,
+    )
 
 
 def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
@@ -54,8 +63,16 @@ def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]
 
 @pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
 def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
-    more = {"rounds": 3, "feature_dim": 16, "fesem__centres": K, "clients_per_domain": domains, "test_samples": 20}
-    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more)
+    more = {
+        "rounds": 3,
+        "feature_dim": 16,
+        "fesem__centres": K,
+        "clients_per_domain": domains,
+        "test_samples": 20,
+    }
+    outcome, clients = plain.side_by_side(
+        tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more
+    )
     centres, centre_of = [plain.copied(clients[0].model_of("global"))] * K, [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
@@ -64,7 +81,9 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         groups = best_division(models) if number == 1 else nearest(models, centres)
         for k, group in enumerate(groups):
             if group:
-                centres[k] = plain.averaged([models[i] for i in group], [len(clients[i].y) for i in group])
+                centres[k] = plain.averaged(
+                    [models[i] for i in group], [len(clients[i].y) for i in group]
+                )
                 centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
     assert len(set(centre_of)) == K
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
@@ -72,7 +91,10 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         plain.assert_close(at_the_end[index], centres[centre_of[index]])
         plain.assert_close(plain.model_left(outcome.folder, client.name), centres[centre_of[index]])
     kept = plain.weights_left(outcome)
-    found = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(K)]
+    found = [
+        {name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")}
+        for k in range(K)
+    ]
     if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
         found.reverse()  # K-means may number them otherwise
     for one, centre in zip(found, centres, strict=True):
@@ -84,12 +106,20 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server, sites = server_of("fesem", fesem__centres=K, liars=1), [f"site-{i}" for i in range(5)]
 
     def at(place: float, index: int = 7) -> StateDict:
-        return server.weights | {"head.bias": torch.tensor([place, 0.0]), "body.index": torch.tensor([index])}
+        return server.weights | {
+            "head.bias": torch.tensor([place, 0.0]),
+            "body.index": torch.tensor([index]),
+        }
 
     server.centres = {"0": at(0), "1": at(10)}
     server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
     places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
-    server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, places, strict=True)])
+    server.merge(
+        [
+            Upload(s, Payload(weights=w), Report(1, 10, 5))
+            for s, w in zip(sites, places, strict=True)
+        ]
+    )
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
     assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
     assert len(server.reduced) == 1
@@ -103,7 +133,12 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
     def merge(*places: float) -> list[list[str]]:
         """Send models at these places of a line of one parameter; the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
-        server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, moved, strict=True)])
+        server.merge(
+            [
+                Upload(s, Payload(weights=w), Report(1, 10, 5))
+                for s, w in zip(sites, moved, strict=True)
+            ]
+        )
         return sorted([[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)])
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
@@ -114,10 +149,15 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
 
 def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
     """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
-    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5)
+    config = run_config(
+        tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5
+    )
     outcome = run_federation(config | {"test-samples": 20}, clients=SITES)
     kept = plain.weights_left(outcome)
-    centres = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(5)]
+    centres = [
+        {name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")}
+        for k in range(5)
+    ]
     first = received(outcome, MessageType.TRAIN, 1)
     assert len(first) == 2
     for k in (2, 3, 4):

@@ -35,8 +35,14 @@ class FMLClient(plain.PlainClient):
 
     def loss(self, batch: list[int]) -> torch.Tensor:
         """L_p + L_q, sample by sample."""
-        p_BC, q_BC = (torch.softmax(model(self.x[batch]).double(), dim=1) for model in (self.model, self.meme))
-        alpha, beta, total = self.hparams.alpha, self.hparams.beta, torch.zeros((), dtype=torch.float64)
+        p_BC, q_BC = (
+            torch.softmax(model(self.x[batch]).double(), dim=1) for model in (self.model, self.meme)
+        )
+        alpha, beta, total = (
+            self.hparams.alpha,
+            self.hparams.beta,
+            torch.zeros((), dtype=torch.float64),
+        )
         for row, i in enumerate(batch):
             p, q, label = p_BC[row], q_BC[row], self.y[i]
             total = total - alpha * torch.log(p[label]) - beta * torch.log(q[label])
@@ -51,11 +57,27 @@ class FMLClient(plain.PlainClient):
         return total if self.hparams.mutual == "detached" else total / len(target)
 
 
-@pytest.mark.parametrize(("alpha", "beta", "mutual"), [(0.5, 0.5, "detached"), (0.3, 0.8, "coupled")])
-def test_two_rounds_equal_an_independent_script(alpha: float, beta: float, mutual: str, tmp_path: Path) -> None:
-    hparams = {"fml__alpha": alpha, "fml__beta": beta, "fml__mutual": mutual, "fml__meme": MEME, "liars": 0}
+@pytest.mark.parametrize(
+    ("alpha", "beta", "mutual"), [(0.5, 0.5, "detached"), (0.3, 0.8, "coupled")]
+)
+def test_two_rounds_equal_an_independent_script(
+    alpha: float, beta: float, mutual: str, tmp_path: Path
+) -> None:
+    hparams = {
+        "fml__alpha": alpha,
+        "fml__beta": beta,
+        "fml__mutual": mutual,
+        "fml__meme": MEME,
+        "liars": 0,
+    }
     more = {"feature_dim": 16, "lr": 0.02, "test_samples": 20, "train_samples": 25}
-    outcome, clients = plain.side_by_side(tmp_path, FMLClient, PRIVATE, algo="fml", **more, **hparams)
-    plain.assert_close(plain.weights_left(outcome), plain.two_rounds(clients, plain.copied(clients[0].meme)))
-    plain.assert_models_left(tmp_path, {client.name: plain.copied(client.model) for client in clients})
+    outcome, clients = plain.side_by_side(
+        tmp_path, FMLClient, PRIVATE, algo="fml", **more, **hparams
+    )
+    plain.assert_close(
+        plain.weights_left(outcome), plain.two_rounds(clients, plain.copied(clients[0].meme))
+    )
+    plain.assert_models_left(
+        tmp_path, {client.name: plain.copied(client.model) for client in clients}
+    )
     assert len({card["arch"] for card in outcome.summary["clients"].values()}) == len(PRIVATE)

@@ -38,7 +38,11 @@ class FPLClient(plain.PlainClient):
         self.model.load_state_dict(weights)
 
         def terms(z: torch.Tensor, label: int) -> torch.Tensor | float:
-            return self.hparams.lambda_ * self.of_sample(z, label, clusters) if label in clusters else 0.0
+            return (
+                self.hparams.lambda_ * self.of_sample(z, label, clusters)
+                if label in clusters
+                else 0.0
+            )
 
         self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, terms))
         return plain.copied(self.model)
@@ -49,7 +53,9 @@ class FPLClient(plain.PlainClient):
 
         def similarity(c: np.ndarray) -> torch.Tensor:
             c = torch.from_numpy(c)
-            return torch.exp((z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm()) / self.hparams.temperature)
+            return torch.exp(
+                (z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm()) / self.hparams.temperature
+            )
 
         every = {k: sum(similarity(c) for c in of_class) for k, of_class in clusters.items()}
         unbiased = sum(clusters[label]) / len(clusters[label])
@@ -74,11 +80,25 @@ def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
 
 
 @pytest.mark.parametrize(
-    ("partition", "tau", "consistency"), [("feature-shift", 0.1, "squared-l2"), ("label-shift", 0.5, "mse")]
+    ("partition", "tau", "consistency"),
+    [("feature-shift", 0.1, "squared-l2"), ("label-shift", 0.5, "mse")],
 )
-def test_two_rounds_equal_an_independent_script(partition: str, tau: float, consistency: str, tmp_path: Path) -> None:
-    hparams: dict[str, Any] = {"fpl__lambda": 2.0, "fpl__temperature": tau, "fpl__consistency": consistency}
-    more = {"feature_dim": 16, "lr": 0.003, "train_samples": 20, **plain.LABEL_SHIFT, "partition": partition, **hparams}
+def test_two_rounds_equal_an_independent_script(
+    partition: str, tau: float, consistency: str, tmp_path: Path
+) -> None:
+    hparams: dict[str, Any] = {
+        "fpl__lambda": 2.0,
+        "fpl__temperature": tau,
+        "fpl__consistency": consistency,
+    }
+    more = {
+        "feature_dim": 16,
+        "lr": 0.003,
+        "train_samples": 20,
+        **plain.LABEL_SHIFT,
+        "partition": partition,
+        **hparams,
+    }
     outcome, clients = plain.side_by_side(tmp_path, FPLClient, "htcnn-1", SITES, algo="fpl", **more)
     weights, clusters = plain.copied(clients[0].model_of("global")), Clusters()
     for number in (1, 2):
@@ -89,12 +109,16 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [k for k, of_class in clusters.items() for _ in of_class]
     assert any(len(of_class) > 1 for of_class in clusters.values())
-    np.testing.assert_allclose(kept["means"], np.concatenate(list(clusters.values())), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        kept["means"], np.concatenate(list(clusters.values())), rtol=1e-3, atol=1e-4
+    )
 
     numbers = sum(value.numel() for value in weights.values())
     for row in outcome.rows[:2]:
         held = [len(set(client.y)) for client in clients]
-        assert row["bytes"]["up"] == sum(4 * (numbers + 16 * c) + 8 * c for c in held)  # a label beside each
+        assert row["bytes"]["up"] == sum(
+            4 * (numbers + 16 * c) + 8 * c for c in held
+        )  # a label beside each
     for _, reply in outcome.exchanged():
         records = {name: list(one) for name, one in reply.content.array_records.items()}
         assert records == {"weights": list(weights), "prototypes": ["means", "labels"]}
@@ -102,7 +126,9 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
 
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
-    config = run_config(tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0)
+    config = run_config(
+        tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0
+    )
     site = client_of(config, 0, SITES)
     algorithm = client_half(CATALOG["fpl"])(site, 2)
     means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])

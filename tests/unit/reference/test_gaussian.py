@@ -25,7 +25,13 @@ DECLARED = Declared(beside={"moments": "moments"}, trains=False, losses=(), acts
 Numbers = NDArray[np.float64]
 C = 10
 HEADS = ("naive-bayes", "lda", "qda")
-SMALL = {"algo": "gaussian", "rounds": 1, "dataset": "digits", "backbones": "glyphs", "train_samples": 0}
+SMALL = {
+    "algo": "gaussian",
+    "rounds": 1,
+    "dataset": "digits",
+    "backbones": "glyphs",
+    "train_samples": 0,
+}
 DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "iid": (3, {"partition": "iid"}),
     "Dirichlet": (4, {"partition": "dirichlet", "alpha": 0.05}),
@@ -62,19 +68,27 @@ def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
     for c in present:
         n, away = (y == c).sum(), at - x[y == c].mean(0)
         sigma = oas(within, len(y)) if head == "lda" else oas((n * own[c] + within) / (n + 1), n)
-        logits[:, c] = np.log(n / len(y)) - np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away) / 2
+        logits[:, c] = (
+            np.log(n / len(y)) - np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away) / 2
+        )
         logits[:, c] -= np.linalg.slogdet(sigma)[1] / 2
     return logits
 
 
 def moments_of(outcome: Outcome) -> dict[str, Numbers]:
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
-    return {name.partition("/")[2]: value.numpy() for name, value in state.items() if name.startswith("moments/")}
+    return {
+        name.partition("/")[2]: value.numpy()
+        for name, value in state.items()
+        if name.startswith("moments/")
+    }
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("division", DIVISIONS)
-def test_the_moments_are_those_of_all_features_in_one_place(division: str, head: str, tmp_path: Path) -> None:
+def test_the_moments_are_those_of_all_features_in_one_place(
+    division: str, head: str, tmp_path: Path
+) -> None:
     clients, settings = DIVISIONS[division]
     outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
     moments, each = moments_of(outcome), np.eye(C)[y]
@@ -85,18 +99,26 @@ def test_the_moments_are_those_of_all_features_in_one_place(division: str, head:
         "qda": lambda: np.stack([(x[y == c].T @ x[y == c])[rows, columns] for c in range(C)]),
     }[head]()
     for name, wanted in {"shares": each.sum(0), "first": each.T @ x, "second": second}.items():
-        np.testing.assert_allclose(moments[name], wanted / len(y), rtol=0, atol=1e-9 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            moments[name], wanted / len(y), rtol=0, atol=1e-9 * np.abs(wanted).max()
+        )
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     """Projected backbone features are many and alike, so logits are compared by differences between classes."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
-    model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
+    model = (
+        TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
+        .build()
+        .double()
+    )
     at = x[:: len(x) // 50]
     found, wanted = model(torch.from_numpy(at)).numpy(), by_hand(x, y, head, at)
     found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted[np.isfinite(wanted)]).max())
+    np.testing.assert_allclose(
+        found, wanted, rtol=0, atol=1e-4 * np.abs(wanted[np.isfinite(wanted)]).max()
+    )
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 
@@ -106,23 +128,36 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
     clients, settings = DIVISIONS[division]
     plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
-    secure, *_ = federation(tmp_path / "secure", clients, **settings, total_samples=600, secagg=True)
+    secure, *_ = federation(
+        tmp_path / "secure", clients, **settings, total_samples=600, secagg=True
+    )
     for name, wanted in moments_of(plain).items():
-        np.testing.assert_allclose(moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max()
+        )
     found, wanted = (run.summary["accuracy"]["head"]["weighted"] for run in (secure, plain))
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     """A client of one class of ten predicts that class only, with its own priors; an optimizer to keep is none."""
-    settings: dict[str, Any] = {"partition": "pathological", "classes_per_client": 1, "total_samples": 500}
+    settings: dict[str, Any] = {
+        "partition": "pathological",
+        "classes_per_client": 1,
+        "total_samples": 500,
+    }
     settings |= {"keep_optimizer": True, "optimizer": "adam", "gaussian__priors": "personal"}
     outcome, *_ = federation(tmp_path, 10, **settings, gaussian__shrinkage=0.5)
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
 
 
 def test_small_classes_stay_away(tmp_path: Path) -> None:
-    settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 600, "min_class_samples": 5}
+    settings = {
+        "partition": "dirichlet",
+        "alpha": 0.3,
+        "total_samples": 600,
+        "min_class_samples": 5,
+    }
     outcome, *_ = federation(tmp_path, 3, **settings)
     some = False
     for client, (_, reply) in enumerate(outcome.exchanged()):
@@ -165,14 +200,22 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     assert outcome.summary["epsilon"] <= 8
     moments = {name: torch.from_numpy(value) for name, value in moments_of(outcome).items()}
     assert ClassMoments.of(moments).problem() == ""
-    model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
+    model = (
+        TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
+        .build()
+        .double()
+    )
     logits = model(torch.from_numpy(x))
     assert (logits.argmax(1).numpy() == y).mean() > 0.6
     torch.testing.assert_close(model(torch.from_numpy(5 * x)), logits)
     if not secagg:
         replies = [reply for _, reply in outcome.exchanged()]
-        shares = np.concatenate([values_of(reply.content["moments"]["shares"]) for reply in replies])
-        whole = shares * [reply.content["report"]["train_samples"] for reply in replies for _ in range(C)]
+        shares = np.concatenate(
+            [values_of(reply.content["moments"]["shares"]) for reply in replies]
+        )
+        whole = shares * [
+            reply.content["report"]["train_samples"] for reply in replies for _ in range(C)
+        ]
         assert (np.abs(whole - whole.round()) > 1e-3).mean() > 0.9
 
 
@@ -181,10 +224,15 @@ def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_p
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])
-            reply.content["moments"] = array_record({name: 30 * value for name, value in sent.items()})
+            reply.content["moments"] = array_record(
+                {name: 30 * value for name, value in sent.items()}
+            )
         return reply
 
     config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})
     (reason,) = run_federation(config, 3, tamper=lie).rows[0]["refused"].values()
-    said = {"none": "shares of classes that are none", "sample": "moments beyond what samples and noise can bring"}
+    said = {
+        "none": "shares of classes that are none",
+        "sample": "moments beyond what samples and noise can bring",
+    }
     assert reason == f"moments: {said[dp]}"

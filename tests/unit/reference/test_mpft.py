@@ -24,7 +24,9 @@ DECLARED = Declared(PLAIN, several=True, frozen=True, losses=(), acts=ACTS)
 EPOCHS, RATE, SIZE = 2, 0.01, 10
 
 
-def adamw(model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]) -> plain.State:
+def adamw(
+    model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]
+) -> plain.State:
     """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     model.train()
@@ -42,7 +44,11 @@ def adamw(model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor,
 
 
 def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
-    trained = {"mpft__server_epochs": EPOCHS, "mpft__server_lr": RATE, "mpft__server_batch_size": SIZE}
+    trained = {
+        "mpft__server_epochs": EPOCHS,
+        "mpft__server_lr": RATE,
+        "mpft__server_batch_size": SIZE,
+    }
     config = run_config(folder, algo="mpft", feature_dim=16, test_samples=20, **trained | settings)
     return run_federation(config, plain.CLIENTS), config
 
@@ -55,13 +61,17 @@ def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
 def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     """A class has three samples of thirty, and so one centre, their mean."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.3)
-    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)]
+    clients = [
+        FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)
+    ]
     x, y = [], []
     for client, (means, labels) in zip(clients, sent(outcome), strict=True):
         for label in range(10):
             of_class = [client.r[i].double() for i, one in enumerate(client.y) if one == label]
             assert len(of_class) == 3
-            np.testing.assert_allclose(means[labels == label], [sum(of_class) / 3], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                means[labels == label], [sum(of_class) / 3], rtol=1e-5, atol=1e-6
+            )
         x.append(torch.from_numpy(means.copy()))
         y += labels.tolist()
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
@@ -79,7 +89,10 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
-    assert outcome.rows[0]["bytes"] == {"up": plain.CLIENTS * 10 * (4 * clients[0].r.shape[1] + 8), "down": 0}
+    assert outcome.rows[0]["bytes"] == {
+        "up": plain.CLIENTS * 10 * (4 * clients[0].r.shape[1] + 8),
+        "down": 0,
+    }
 
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
@@ -88,13 +101,17 @@ def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path)
     client = FedPCLClient(Settings.from_run_config(config), 0)
     means, labels = sent(outcome)[0]
     for label in range(10):
-        rows = np.array([client.r[i].double().numpy() for i, one in enumerate(client.y) if one == label])
+        rows = np.array(
+            [client.r[i].double().numpy() for i, one in enumerate(client.y) if one == label]
+        )
         centres = means[labels == label]
         assert len(rows) == 7
         assert len(centres) == math.ceil(0.5 * len(rows))
         nearest = np.linalg.norm(rows[:, None] - centres[None], axis=2).argmin(axis=1)
         for k, centre in enumerate(centres):
-            np.testing.assert_allclose(centre, rows[nearest == k].mean(axis=0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                centre, rows[nearest == k].mean(axis=0), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from tests.support import plain
 from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
 
-DECLARED = Declared(weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0})
+DECLARED = Declared(
+    weights=True,
+    own="personal",
+    acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0},
+)
 
 
 class PFedMeClient(plain.PlainClient):
@@ -34,31 +38,66 @@ class PFedMeClient(plain.PlainClient):
 
 @pytest.mark.parametrize(("steps", "beta"), [(3, 0.5), (2, 2.0)])
 def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_path: Path) -> None:
-    more = {"lr": 0.02, "momentum": 0.3, "pfedme__lambda": 5.0, "pfedme__eta": 0.03, "pfedme__beta": beta}
+    more = {
+        "lr": 0.02,
+        "momentum": 0.3,
+        "pfedme__lambda": 5.0,
+        "pfedme__eta": 0.03,
+        "pfedme__beta": beta,
+    }
     more |= {"feature_dim": 16, "train_samples": 25, "pfedme__personal_steps": steps}
-    outcome, clients = plain.side_by_side(tmp_path, PFedMeClient, algo="pfedme", **more, **plain.LABEL_SHIFT)
+    outcome, clients = plain.side_by_side(
+        tmp_path, PFedMeClient, algo="pfedme", **more, **plain.LABEL_SHIFT
+    )
     weights = plain.copied(clients[0].theta)
     for number in (1, 2):
-        mean = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+        mean = plain.averaged(
+            [client.train(number, weights) for client in clients], [len(one.y) for one in clients]
+        )
         weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
     plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(outcome.folder, {client.name: plain.copied(client.theta) for client in clients})
+    plain.assert_models_left(
+        outcome.folder, {client.name: plain.copied(client.theta) for client in clients}
+    )
     plain.assert_only_weights_travel(outcome, weights)
 
 
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
     """With η · λ = 1 and one batch a round w_i is θ, at any learning rate: Adam's small one slows θ alone."""
-    settings: dict[str, Any] = {"models": "htcnn-3", "train_samples": 20, "test_samples": 20, "rounds": 1}
-    settings |= {"optimizer": "adam", "lr": 0.001, "batch_size": 20, "pfedme__lambda": 15.0, "pfedme__eta": 1 / 15}
+    settings: dict[str, Any] = {
+        "models": "htcnn-3",
+        "train_samples": 20,
+        "test_samples": 20,
+        "rounds": 1,
+    }
+    settings |= {
+        "optimizer": "adam",
+        "lr": 0.001,
+        "batch_size": 20,
+        "pfedme__lambda": 15.0,
+        "pfedme__eta": 1 / 15,
+    }
     outcome = run_federation(run_config(tmp_path, algo="pfedme", **settings), clients=1)
     plain.assert_close(plain.weights_left(outcome), plain.model_left(outcome.folder, "site-0"))
 
 
-@pytest.mark.parametrize(("algo", "key"), [("pfedme", "pfedme__beta"), ("scaffold", "scaffold__server_lr")])
-def test_a_large_step_leaves_batch_normalisation_a_mean(algo: str, key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "key"), [("pfedme", "pfedme__beta"), ("scaffold", "scaffold__server_lr")]
+)
+def test_a_large_step_leaves_batch_normalisation_a_mean(
+    algo: str, key: str, tmp_path: Path
+) -> None:
     """Beyond the mean, a variance could be negative."""
-    settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
-    configs = [run_config(tmp_path / str(step), algo=algo, **settings | {key: step}) for step in (1.0, 8.0)]
+    settings = {
+        "models": "resnet4-imagenet-stem",
+        "train_samples": 12,
+        "test_samples": 10,
+        "rounds": 1,
+        "lr": 0.01,
+    }
+    configs = [
+        run_config(tmp_path / str(step), algo=algo, **settings | {key: step}) for step in (1.0, 8.0)
+    ]
     one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers

@@ -12,8 +12,12 @@ from tests.support.harness import run_config, run_federation
 DECLARED = Declared(PLAIN, weights=True, acts={"prototypes": "every-round"})
 
 
-@pytest.mark.parametrize(("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])])
-def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])]
+)
+def test_prototypes_travel_when_it_is_time_and_without_counts(
+    when: str, rounds: list[str], tmp_path: Path
+) -> None:
     config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
     outcome = run_federation(config, clients=2)
     with_prototypes = set()
@@ -29,8 +33,12 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds:
 def test_equation_3_by_plain_code(tmp_path: Path) -> None:
     """The client's trained models are the weights that it sent."""
     few = {"partition": "pathological", "classes_per_client": 4, "rounds": 1}
-    outcome, clients = plain.side_by_side(tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few)
-    sent = [plain.tensors(reply.content.array_records["weights"]) for _, reply in outcome.exchanged()]
+    outcome, clients = plain.side_by_side(
+        tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few
+    )
+    sent = [
+        plain.tensors(reply.content.array_records["weights"]) for _, reply in outcome.exchanged()
+    ]
     means: dict[int, list[torch.Tensor]] = {}
     for client, weights in zip(clients, sent, strict=True):
         client.model.load_state_dict(weights)

@@ -8,7 +8,9 @@ from safetensors.torch import load_file
 from tests.support import plain
 from tests.support.declaration import Declared
 
-DECLARED = Declared(weights=True, beside={"control": "change"}, keeps=("own", "change"), acts={"server-lr": 0.5})
+DECLARED = Declared(
+    weights=True, beside={"control": "change"}, keeps=("own", "change"), acts={"server-lr": 0.5}
+)
 
 SERVER_LR = 0.7
 Variate = list[torch.Tensor]
@@ -17,7 +19,9 @@ Variate = list[torch.Tensor]
 class SCAFFOLDClient(plain.PlainClient):
     own: Variate
 
-    def train(self, number: int, weights: plain.State, common: Variate) -> tuple[plain.State, Variate]:
+    def train(
+        self, number: int, weights: plain.State, common: Variate
+    ) -> tuple[plain.State, Variate]:
         """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η)."""
         model = self.model_of("global")
         model.load_state_dict(weights)
@@ -26,18 +30,29 @@ class SCAFFOLDClient(plain.PlainClient):
             loss = plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch])
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
-                for p, g, own, c in zip(model.parameters(), gradients, self.own, common, strict=True):
+                for p, g, own, c in zip(
+                    model.parameters(), gradients, self.own, common, strict=True
+                ):
                     p.sub_(self.lr * (g - own + c))
             steps += 1
         moved = [x - y.detach() for x, y in zip(start, model.parameters(), strict=True)]
-        renewed = [own - c + d / (steps * self.lr) for own, c, d in zip(self.own, common, moved, strict=True)]
+        renewed = [
+            own - c + d / (steps * self.lr)
+            for own, c, d in zip(self.own, common, moved, strict=True)
+        ]
         change = [new - old for new, old in zip(renewed, self.own, strict=True)]
         self.own = renewed
         return plain.copied(model), change
 
 
 def test_three_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    more = {"rounds": 3, "momentum": 0.0, "feature_dim": 16, "scaffold__server_lr": SERVER_LR, **plain.LABEL_SHIFT}
+    more = {
+        "rounds": 3,
+        "momentum": 0.0,
+        "feature_dim": 16,
+        "scaffold__server_lr": SERVER_LR,
+        **plain.LABEL_SHIFT,
+    }
     outcome, clients = plain.side_by_side(tmp_path, SCAFFOLDClient, algo="scaffold", **more)
     weights = plain.copied(clients[0].model_of("global"))
     common = [torch.zeros_like(p) for p in clients[0].model_of("global").parameters()]
@@ -46,7 +61,11 @@ def test_three_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         sent = [client.train(number, weights, common) for client in clients]
         mean = plain.averaged([model for model, _ in sent], [1] * plain.CLIENTS)
-        weights = {name: value + SERVER_LR * (mean[name] - value) for name, value in weights.items()}
+        weights = {
+            name: value + SERVER_LR * (mean[name] - value) for name, value in weights.items()
+        }
         changes = zip(*(change for _, change in sent), strict=True)
-        common = [c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)]
+        common = [
+            c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)
+        ]
     plain.assert_close(load_file(outcome.folder / "weights.safetensors"), weights)

@@ -14,11 +14,28 @@ from tests.support.harness import Outcome, run_config, run_federation
 from tests.support.results import Models, metrics, models_left
 
 RESNET: dict[str, Any] = {"models": "resnet4-imagenet-stem", "test_samples": 20}
-ABSENT: dict[str, Any] = {"models": "htcnn-1", "test_samples": 20, "feature_dim": 16, "participation": 0.5, "rounds": 3}
+ABSENT: dict[str, Any] = {
+    "models": "htcnn-1",
+    "test_samples": 20,
+    "feature_dim": 16,
+    "participation": 0.5,
+    "rounds": 3,
+}
 ABSENT |= {"train_samples": 20, "partition": "pathological"}
-NO_TERMS: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
-ONE_HEAD: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "initial_weights": "own"}
-WHOLE: dict[str, Any] = {"lr": 0.05, "pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
+NO_TERMS: dict[str, Any] = {
+    f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")
+}
+ONE_HEAD: dict[str, Any] = {
+    "head": "orthogonal-shared",
+    "models": "cnn4,htcnn-3",
+    "initial_weights": "own",
+}
+WHOLE: dict[str, Any] = {
+    "lr": 0.05,
+    "pfedme__lambda": 20.0,
+    "pfedme__personal_steps": 1,
+    "pfedme__eta": 0.05,
+}
 WHOLE |= {"train_samples": 12, "weight_decay": 0.01}
 
 
@@ -61,7 +78,12 @@ def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_pa
 
 
 NO_MAPS = "has no convolution with maps of several pixels, whose statistics"
-LARGE: dict[str, Any] = {"dataset": "digits", "partition": "iid", "backbones": "glyphs", "min_class_samples": 999}
+LARGE: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "iid",
+    "backbones": "glyphs",
+    "min_class_samples": 999,
+}
 HEADS = ("cnn4", "mobilenet-v2+fc256", "htcnn-1")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedfa", {"models": "mlp-2"}, NO_MAPS),
@@ -77,7 +99,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
-def test_what_it_cannot_serve_is_refused(algo: str, settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_it_cannot_serve_is_refused(
+    algo: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     more = {"rounds": 1, "liars": 0, "join_timeout": 5.0} | settings
     nodes = None if settings else plain.on_sites(tmp_path, HEADS)
     with pytest.raises(FederationError, match=said):
@@ -100,12 +124,25 @@ FEW_LABELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("algo", FEW_LABELS)
 def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
-    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20, "batch_size": 5}
-    outcome = run_federation(run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3)
+    few = {
+        "positive_rate": 0.1,
+        "pu_weight": 1.0,
+        "train_samples": 21,
+        "test_samples": 20,
+        "batch_size": 5,
+    }
+    outcome = run_federation(
+        run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3
+    )
     assert [row["valid"] for row in outcome.rows] == [row["asked"] for row in outcome.rows]
     if algo == "fedrep":
-        stored = [{name.partition("/")[0] for name in load_file(path)} for path in outcome.folder.glob("clients/*/0*")]
+        stored = [
+            {name.partition("/")[0] for name in load_file(path)}
+            for path in outcome.folder.glob("clients/*/0*")
+        ]
         assert stored == [{"model", "optimizer", "head_optimizer"}] * len(stored) != []
     assert outcome.rows[-1]["valid"] == 3
-    assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (FEW_LABELS[algo].get("pu_weight") != 0)
+    assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (
+        FEW_LABELS[algo].get("pu_weight") != 0
+    )
     assert algo != "fpl" or {"contrast", "consistency"} <= outcome.rows[1]["losses"].keys()

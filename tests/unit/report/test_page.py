@@ -35,7 +35,11 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     sites = [f"{text} site" for text in HOSTILE]
     rows = [row(number, sites) for number in (1, 2, 3)]
     rows[0] |= {"void": True, "void-because": "weights of the server would be NaN"}
-    rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
+    rows[1] |= {
+        "refused": {sites[0]: HOSTILE[1]},
+        "failed": {sites[1]: HOSTILE[0]},
+        "missing": [sites[2]],
+    }
     rows[2]["losses"][HOSTILE[0]] = 1.0
     folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
     write_prototypes(folder, sites, list(HOSTILE), 3)
@@ -48,19 +52,30 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
-    assert ["1", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
+    assert [
+        "1",
+        "void",
+        "all",
+        "weights of the server would be NaN; nothing was merged",
+    ] in page.table("round", "what")
     assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
     assert HOSTILE[0] in page.figures["losses"]
 
 
-def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
     def of_round(number: int) -> dict[str, Any]:
-        recalls = {f"{kind}/recall/{label}": figures(0.1 * label) for kind in ("head", "prototype") for label in (0, 2)}
+        recalls = {
+            f"{kind}/recall/{label}": figures(0.1 * label)
+            for kind in ("head", "prototype")
+            for label in (0, 2)
+        }
         return {"head/auc": figures(0.1 * number), **recalls}
 
     rows = [row(number, ["a", "b"], metrics=of_round(number)) for number in (1, 2)]
@@ -73,7 +88,9 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path, mo
     assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     draw_only(monkeypatch, charts.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
@@ -96,7 +113,9 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     assert not page.figures
 
 
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
@@ -106,9 +125,19 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, m
     assert not {"distribution", "margins-by-class", "prototypes-map"} & set(page.figures)
 
 
-@pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
-def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    draw_only(monkeypatch, charts.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
+@pytest.mark.parametrize(
+    "damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"]
+)
+def test_a_damaged_file_costs_its_figures_only(
+    damage: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    draw_only(
+        monkeypatch,
+        charts.means,
+        *FIGURES["Data"],
+        *FIGURES["Prototypes"],
+        *FIGURES["Privacy in figures"],
+    )
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     (folder / damage).write_bytes(b'{"half": ')
@@ -119,18 +148,24 @@ def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monk
 @pytest.mark.parametrize(("sites", "classes", "rounds"), [
     (1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150),
 ])  # fmt: skip
-def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
+def test_any_size_of_run_can_be_drawn(
+    sites: int, classes: int, rounds: int, tmp_path: Path
+) -> None:
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
     page = Page(write_report(folder))
     assert len(page.source) < 3e6
-    assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (sites * classes >= 50)
+    assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (
+        sites * classes >= 50
+    )
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)  # a few points are drawn without it: it takes a second
+    monkeypatch.setitem(
+        sys.modules, "sklearn.manifold", None
+    )  # a few points are drawn without it: it takes a second
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     first = Page(write_report(folder))

@@ -19,11 +19,15 @@ from server_app.protections.bounds import Bounds
 from server_app.protections.uploads import bound_samples, most_samples, outliers
 from server_app.replies import RoundResult, Upload, check_claims
 
-CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
+CARD = SiteCard(
+    "north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu"
+)
 
 
 def of_norm(norm: float) -> Payload:
-    return Payload(prototypes=Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2])))
+    return Payload(
+        prototypes=Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2]))
+    )
 
 
 def test_far_above_the_median_of_three_or_more() -> None:
@@ -34,17 +38,26 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
     zeros = {name: Payload(weights={"w": torch.zeros(1)}) for name in "defgh"}
     assert outliers(zeros | {"a": Payload(weights={"w": torch.ones(1)})}, 5) == {}
-    ones = {name: Payload(weights={"w": torch.full((1,), 1.0 + 9 * (name == "c"))}) for name in "abc"}
+    ones = {
+        name: Payload(weights={"w": torch.full((1,), 1.0 + 9 * (name == "c"))}) for name in "abc"
+    }
     assert list(outliers(zeros | ones, 5)) == ["c"]
     models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
-    weights = {name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)} for name, (w, seen) in models.items()}
+    weights = {
+        name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)}
+        for name, (w, seen) in models.items()
+    }
     payloads = {name: Payload(weights=one) for name, one in weights.items()}
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
     assert outliers(payloads, 1000) == {"c": said}
 
 
 def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
-    return Payload(prototypes=Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts)))
+    return Payload(
+        prototypes=Prototypes(
+            torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts)
+        )
+    )
 
 
 def label_counts(*counts: int) -> Payload:
@@ -57,7 +70,10 @@ def moments(*shares: float) -> Payload:
     return payload
 
 
-OF_ANOTHER, MORE = "samples of a class that it did not declare when it joined", "counts of 31 samples, but it has 30"
+OF_ANOTHER, MORE = (
+    "samples of a class that it did not declare when it joined",
+    "counts of 31 samples, but it has 30",
+)
 OVERFLOW = "counts of 1.84467e+19"
 
 
@@ -80,7 +96,9 @@ OVERFLOW = "counts of 1.84467e+19"
     (moments(0.3, 0.1, 0.6), {}, OF_ANOTHER),
     (moments(19.0, 0.0, 13.0), {}, ""),  # with noise, which only their codec can judge
 ])  # fmt: skip
-def test_a_site_is_held_to_its_introduction(payload: Payload, report: dict[str, int], said: str) -> None:
+def test_a_site_is_held_to_its_introduction(
+    payload: Payload, report: dict[str, int], said: str
+) -> None:
     claims = Report(**{"round": 1, "train_samples": 30, "test_samples": 20} | report)
     with pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext():
         check_claims(claims, payload, CARD, training=True)
@@ -88,27 +106,38 @@ def test_a_site_is_held_to_its_introduction(payload: Payload, report: dict[str, 
 
 def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
     """The others are divided anew: half of what it is tested on was trained on before."""
-    federation: Any = SimpleNamespace(bounds=Bounds(max_samples_ratio=2.0, max_samples_lead=2.0), cards={"north": CARD})
+    federation: Any = SimpleNamespace(
+        bounds=Bounds(max_samples_ratio=2.0, max_samples_lead=2.0), cards={"north": CARD}
+    )
     for samples, warnings in (
         (30, set()),
         (0, set()),  # a sum of masked uploads tells it later
         (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
     ):
-        bound_samples([Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult())
+        bound_samples(
+            [Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult()
+        )
         assert {text.partition(", and")[0] for text in result.bounded} == warnings
 
 
-def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_settings_say() -> None:
+def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_settings_say() -> (
+    None
+):
     """Two have nobody to tell them apart; more liars than expected are left to the median."""
     limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
     assert most_samples([30, 30, 40, 10**15], limits) == (80.0, "max-samples-lead")
     assert most_samples([30, 30, 30, 10**15, 10**15], limits) == (240.0, "max-samples-ratio")
-    assert most_samples([30, 30, 30, 10**15, 10**15], replace(limits, liars=2)) == (60.0, "max-samples-lead")
+    assert most_samples([30, 30, 30, 10**15, 10**15], replace(limits, liars=2)) == (
+        60.0,
+        "max-samples-lead",
+    )
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0
     bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
     federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
-    upload = Upload("north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0))
+    upload = Upload(
+        "north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0)
+    )
     (found,) = bound_samples([upload], federation, RoundResult())
     counts = found.payload.counts("label_counts")
     assert counts.tolist() == [20, 0, 40]  # 60 samples at most, twice the usual 30
@@ -120,11 +149,22 @@ SITES = [f"site-{i}" for i in range(20)]
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
-    assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
+    assert (
+        len(
+            {
+                tuple(sample_sites(SITES, 0.3, seed, number))
+                for seed in (1, 2)
+                for number in range(1, 6)
+            }
+        )
+        == 10
+    )
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
     assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
     assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
-    counts = Counter(site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number))
+    counts = Counter(
+        site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number)
+    )
     assert min(counts.values()) > 200
     assert max(counts.values()) < 300

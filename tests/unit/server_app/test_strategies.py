@@ -19,7 +19,9 @@ from server_app.training import train
 from tests.support.fakes import server_of
 
 
-def upload(site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any) -> Upload:
+def upload(
+    site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any
+) -> Upload:
     """Of these vectors of classes, with a count of 1 each."""
     labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()), dtype=torch.float32)
     vectors = Prototypes(means, labels, torch.ones_like(labels))
@@ -31,9 +33,13 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     server.merge([upload("site-0", {0: [1.0, 0.0]}), upload("site-1", {1: [0.0, 1.0]})])
     server.merge([upload("site-1", {1: [0.0, 3.0]})])
     down = server.payload_down()
-    assert down.vectors().means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "class 0, which nobody sent, stays"
+    assert down.vectors().means.tolist() == [[1.0, 0.0], [0.0, 3.0]], (
+        "class 0, which nobody sent, stays"
+    )
     first, second = down.sets("local_sets")
-    assert first.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "its own class 0, completed by the global class 1"
+    assert first.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], (
+        "its own class 0, completed by the global class 1"
+    )
     assert second.means.tolist() == [[1.0, 0.0], [0.0, 3.0]]
 
 
@@ -43,7 +49,10 @@ def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, weights=weights)])
     server.merge([upload("site-0", {1: [0.0, 5.0]}, weights=weights)])
     kept = server.prototypes
-    assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
+    assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {
+        0: [1.0, 0.0],
+        1: [0.0, 5.0],
+    }
 
 
 def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
@@ -57,7 +66,9 @@ def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
 
 def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
     sent = server.payload_for(site, server.payload_down()).vectors("outputs")
-    return None if sent is None else dict(zip(sent.labels.tolist(), sent.means.tolist(), strict=True))
+    return (
+        None if sent is None else dict(zip(sent.labels.tolist(), sent.means.tolist(), strict=True))
+    )
 
 
 def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
@@ -65,9 +76,13 @@ def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
     assert teacher(server, "site-0") is None
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.25, 0.75]}, "outputs")])
     assert teacher(server, "site-0") is None, "nobody else has sent anything"
-    server.merge([upload("site-1", {0: [0.5, 0.5]}, "outputs"), upload("site-2", {0: [0.0, 1.0]}, "outputs")])
+    server.merge(
+        [upload("site-1", {0: [0.5, 0.5]}, "outputs"), upload("site-2", {0: [0.0, 1.0]}, "outputs")]
+    )
     assert teacher(server, "site-0") == {0: [0.25, 0.75]}, "class 1 is its own alone"
-    assert teacher(server, "site-1") == {0: [0.5, 0.5], 1: [0.25, 0.75]}, "site-0 was not asked, and still teaches"
+    assert teacher(server, "site-1") == {0: [0.5, 0.5], 1: [0.25, 0.75]}, (
+        "site-0 was not asked, and still teaches"
+    )
     assert teacher(server, "new") == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
     restored = server_of("feddistill", feddistill__outputs="probabilities")
     restored.restore(server.present_state())
@@ -79,7 +94,12 @@ def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
 
 
 def fedtgp(**changes: Any) -> FedTGP:
-    return server_of("fedtgp", "abcde", feature_dim=16, **{f"fedtgp__{key}": value for key, value in changes.items()})
+    return server_of(
+        "fedtgp",
+        "abcde",
+        feature_dim=16,
+        **{f"fedtgp__{key}": value for key, value in changes.items()},
+    )
 
 
 def test_fedtgps_margins_by_hand() -> None:
@@ -89,7 +109,10 @@ def test_fedtgps_margins_by_hand() -> None:
         assert fedtgp(margin=kind).margin(centres, torch.arange(3)) == pytest.approx(largest)
         for few in (0, 1):
             assert fedtgp(margin=kind).margin(centres[:few], torch.arange(few)) == 0.0
-    samples, labels = torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]]), torch.tensor([0, 0, 1])
+    samples, labels = (
+        torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]]),
+        torch.tensor([0, 0, 1]),
+    )
     assert fedtgp().margin(samples, labels) == pytest.approx(6.0)  # the centre of class 0 is 1
     assert fedtgp(margin_threshold=2.5).margin(samples, labels) == 2.5
     assert fedtgp(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
@@ -100,9 +123,18 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     server = fedtgp(server_epochs=2)
     assert server.payload_down().vectors() is None
     before = server.vectors_CD.detach().clone()
-    sent = [upload(f"site-{i}", {c: [c, i] * 8 for c in held}) for i, held in enumerate(((0, 1, 3), (1, 3), (3,)))]
+    sent = [
+        upload(f"site-{i}", {c: [c, i] * 8 for c in held})
+        for i, held in enumerate(((0, 1, 3), (1, 3), (3,)))
+    ]
     server.merge(sent)
-    assert (server.vectors_CD.detach() != before).any(dim=1).tolist() == [True, True, False, True, False]
+    assert (server.vectors_CD.detach() != before).any(dim=1).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     server.merge(sent[1:])
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 
@@ -112,7 +144,10 @@ def test_the_loss_of_fedtgps_server_falls() -> None:
     centres_CD = torch.randn(5, 16)
     around = [(centres_CD + 0.3 * torch.randn(5, 16)).tolist() for _ in range(3)]
     sent = [upload(f"site-{i}", dict(enumerate(means))) for i, means in enumerate(around)]
-    first, last = (fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"] for epochs in (1, 300))
+    first, last = (
+        fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"]
+        for epochs in (1, 300)
+    )
     assert last < first / 2
 
 

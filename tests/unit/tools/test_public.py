@@ -25,13 +25,21 @@ from protofl_common.tools import local
 from protofl_common.tools import python_api as public
 from server_app.network.membership import FederationError
 
-SMALL = {"dataset": "digits", "partition": "iid", "total_samples": 200, "rounds": 2, "batch_size": 32}
+SMALL = {
+    "dataset": "digits",
+    "partition": "iid",
+    "total_samples": 200,
+    "rounds": 2,
+    "batch_size": 32,
+}
 DATA = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
 
 
 def test_a_run_returns_its_results(tmp_path: Path) -> None:
     lines: list[str] = []
-    run = public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), on_line=lines.append, **SMALL)
+    run = public.run(
+        algo="fedproto", clients=2, out_dir=str(tmp_path), on_line=lines.append, **SMALL
+    )
     assert run.folder.parent == tmp_path
     assert set(run.accuracy) == {"head", "prototype"}
     assert public.Run(str(run.folder)).accuracy == run.accuracy  # type: ignore[arg-type]
@@ -40,7 +48,9 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert any(line.startswith("round 2/2") for line in lines)
     (run.folder / "summary.json").unlink()
     for unfinished, figure in ((run, "accuracy"), (public.Run(tmp_path / "none"), "rounds")):
-        with pytest.raises(public.SettingsError, match=r"(summary\.json|metrics\.jsonl with a round) in it; give"):
+        with pytest.raises(
+            public.SettingsError, match=r"(summary\.json|metrics\.jsonl with a round) in it; give"
+        ):
             getattr(unfinished, figure)
 
 
@@ -49,15 +59,28 @@ def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     labels = draw.integers(0, 2, 80)
     inputs = draw.normal(size=(80, 5)) + 4 * labels[:, None]
     names = np.array(["ill", "well"], dtype=object)[labels]  # as pandas has texts
-    run = public.run((inputs, names), algo="fedavg", models="mlp-1", clients=2, rounds=5, out_dir=str(tmp_path))
+    run = public.run(
+        (inputs, names), algo="fedavg", models="mlp-1", clients=2, rounds=5, out_dir=str(tmp_path)
+    )
     assert run.accuracy["head"] > 0.9
     assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
-    again = public.run((inputs, names), algo="local", models="mlp-1", rounds=1, seed=2, out_dir=str(tmp_path))
-    assert again.summary["settings"]["data-dir"] == run.summary["settings"]["data-dir"], "they can be compared"
-    with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):  # as tokens, the float table before not
-        public.run((inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path))
-    with pytest.raises(public.SettingsError, match=r"data: inputs \[80, 5\], labels \[79\]: each input needs a label"):
+    again = public.run(
+        (inputs, names), algo="local", models="mlp-1", rounds=1, seed=2, out_dir=str(tmp_path)
+    )
+    assert again.summary["settings"]["data-dir"] == run.summary["settings"]["data-dir"], (
+        "they can be compared"
+    )
+    with pytest.raises(
+        FederationError, match=r"inputs int64 .* do not fit"
+    ):  # as tokens, the float table before not
+        public.run(
+            (inputs.astype(int) + 9, names), algo="fedavg", models="mlp-1", out_dir=str(tmp_path)
+        )
+    with pytest.raises(
+        public.SettingsError,
+        match=r"data: inputs \[80, 5\], labels \[79\]: each input needs a label",
+    ):
         public.run((inputs, names[1:]), models="mlp-1", out_dir=str(tmp_path))
     names[40] = float("nan")
     with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
@@ -68,18 +91,35 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
         (tmp_path / "mine.csv").write_text(f"x,label\n{rows}", encoding="utf-8")
-        run = public.run(tmp_path / "mine.csv", algo="local", models="mlp-1", rounds=1, out_dir=str(tmp_path))
-        assert sum(row["train-samples"] + row["test-samples"] for row in run.rounds[-1]["clients"].values()) == samples
+        run = public.run(
+            tmp_path / "mine.csv", algo="local", models="mlp-1", rounds=1, out_dir=str(tmp_path)
+        )
+        assert (
+            sum(
+                row["train-samples"] + row["test-samples"]
+                for row in run.rounds[-1]["clients"].values()
+            )
+            == samples
+        )
 
 
-def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_code_is_refused_until_it_is_reloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A notebook has the code of before, whose figures would stand under the new version; processes begin anew."""
     monkeypatch.syspath_prepend(tmp_path)
-    own: Any = SMALL | {"metrics": "own_figures:mine", "algo": "local", "models": "mlp-1", "out_dir": str(tmp_path)}
+    own: Any = SMALL | {
+        "metrics": "own_figures:mine",
+        "algo": "local",
+        "models": "mlp-1",
+        "out_dir": str(tmp_path),
+    }
     for mine in (1.0, 0.25):
         (tmp_path / "own_figures.py").write_text(f"def mine(scores, labels): return {mine}")
         if imported := sys.modules.get("own_figures"):
-            with pytest.raises(public.SettingsError, match="own_figures: own_figures was edited after the import"):
+            with pytest.raises(
+                public.SettingsError, match="own_figures: own_figures was edited after the import"
+            ):
                 public.run(**own)
             reload(imported)
         assert public.run(**own).summary["metrics"]["head/own_figures:mine"]["mean"] == mine
@@ -87,7 +127,9 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
     monkeypatch.setattr(local, "ProcessPoolExecutor", lambda workers, **how: MagicMock(**how))
     monkeypatch.setattr(local, "RELOADED", set[str]())
     (tmp_path / "absent.py").write_text("import what_is_not_installed")
-    monkeypatch.setitem(sys.modules, "absent", lazy := module_from_spec(spec := find_spec("absent")))  # type: ignore
+    monkeypatch.setitem(
+        sys.modules, "absent", lazy := module_from_spec(spec := find_spec("absent"))
+    )  # type: ignore
     LazyLoader(spec.loader).exec_module(lazy)  # type: ignore[union-attr, arg-type]
     before, again = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
     reload(sys.modules["own_figures"])
@@ -99,13 +141,25 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
     (tmp_path / "own").mkdir()
     (tmp_path / "own/half.py").write_text(f"{base}\n{more}")
     for text in ("pass", "return 1"):  # its row is elsewhere
-        (tmp_path / "own/parts.py").write_text(f"from torch import no_grad\n@no_grad()\ndef part(): {text}")
+        (tmp_path / "own/parts.py").write_text(
+            f"from torch import no_grad\n@no_grad()\ndef part(): {text}"
+        )
         mine = import_module("own.half").Mine
-    monkeypatch.setattr(public, "algorithm_named", cache(lambda name: replace(CATALOG[name], client="own.half:Mine")))
-    for reloaded, names in (("", "own, own.parts, own.half"), ("own own.half own.parts", "own.half")):
+    monkeypatch.setattr(
+        public,
+        "algorithm_named",
+        cache(lambda name: replace(CATALOG[name], client="own.half:Mine")),
+    )
+    for reloaded, names in (
+        ("", "own, own.parts, own.half"),
+        ("own own.half own.parts", "own.half"),
+    ):
         _ = [reload(sys.modules[name]) for name in reloaded.split()]
         for act in (lambda: public.run(**own), lambda: public.try_method(mine, **DATA)):  # type: ignore[arg-type]
-            with pytest.raises(public.SettingsError, match=f"^{names}(, Mine, as.*)?: own was edited after the import"):
+            with pytest.raises(
+                public.SettingsError,
+                match=f"^{names}(, Mine, as.*)?: own was edited after the import",
+            ):
                 act()
     reload(sys.modules["own.half"])
     with pytest.raises(public.SettingsError, match=r"^Mine, as you imported it: own was"):
@@ -114,10 +168,18 @@ def test_edited_code_is_refused_until_it_is_reloaded(tmp_path: Path, monkeypatch
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
     """Runs of several algorithms may share tables."""
-    tables = {"fedproto": {"lambda": np.float32(0.25)}, "fedproto_avg": {"lambda": 3.0}, "algo": "fedproto"}
-    run = public.run(clients=np.int64(2), out_dir=str(tmp_path), seed=np.int64(3), **SMALL, **tables)  # type: ignore
+    tables = {
+        "fedproto": {"lambda": np.float32(0.25)},
+        "fedproto_avg": {"lambda": 3.0},
+        "algo": "fedproto",
+    }
+    run = public.run(
+        clients=np.int64(2), out_dir=str(tmp_path), seed=np.int64(3), **SMALL, **tables
+    )  # type: ignore
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
-    with pytest.raises(public.SettingsError, match=r"fedproto\.lambda = 2: has no effect on fedavg"):
+    with pytest.raises(
+        public.SettingsError, match=r"fedproto\.lambda = 2: has no effect on fedavg"
+    ):
         public.run(algo="fedavg", **{"fedproto.lambda": 2})
 
 
@@ -126,7 +188,9 @@ class Twice(extend.ClientAlgorithm[extend.Hparams]):
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
-def test_a_client_half_is_tried_on_a_batch_with_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_half_is_tried_on_a_batch_with_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
     torch.manual_seed(0)
     plain, doubled = (public.try_method(half, **DATA) for half in (extend.ClientAlgorithm, Twice))
@@ -141,31 +205,53 @@ def test_a_client_half_is_tried_on_a_batch_with_what_comes(tmp_path: Path, monke
     }
     for like, term in terms.items():
         assert public.try_method(client_half(CATALOG[like]), like=like, **DATA).losses[term] > 0
-    with pytest.raises(ValueError, match="odd is not declared for this direction; declared: prototypes"):
-        public.try_method(type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}), **DATA)
-    with pytest.raises(TypeError, match=r"upload\(\) and payload_down\(\) return a Payload, not a dict"):
+    with pytest.raises(
+        ValueError, match="odd is not declared for this direction; declared: prototypes"
+    ):
+        public.try_method(
+            type("Odd", (Twice,), {"upload": lambda self: extend.Payload(odd=torch.ones(1))}),
+            **DATA,
+        )
+    with pytest.raises(
+        TypeError, match=r"upload\(\) and payload_down\(\) return a Payload, not a dict"
+    ):
         public.try_method(type("Odd", (Twice,), {"upload": lambda self: {}}), **DATA)
     monkeypatch.setattr(FedProto, "fit", lambda self: None)
-    with pytest.raises(FederationError, match=r"FedProto\.fit\(\) returned NoneType, not a dictionary with the mean"):
+    with pytest.raises(
+        FederationError,
+        match=r"FedProto\.fit\(\) returned NoneType, not a dictionary with the mean",
+    ):
         public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), **SMALL)
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
     """Though a run would divide them among those that they name."""
     named = tmp_path / "mine.npz"
-    np.savez(named, inputs=np.random.default_rng(1).normal(size=(12, 3)), labels=[0, 1] * 6, domain=["a", "b", "c"] * 4)
-    tried = public.try_method(FedProto, named, models="mlp-1", partition="natural", train_fraction=0.5)
+    np.savez(
+        named,
+        inputs=np.random.default_rng(1).normal(size=(12, 3)),
+        labels=[0, 1] * 6,
+        domain=["a", "b", "c"] * 4,
+    )
+    tried = public.try_method(
+        FedProto, named, models="mlp-1", partition="natural", train_fraction=0.5
+    )
     assert tried.upload.vectors().counts.sum() == 6
 
 
 def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(public.SettingsError, match="arch = 'torchvision:resnet19': architecture 'resnet19' is not one"):
+    with pytest.raises(
+        public.SettingsError,
+        match="arch = 'torchvision:resnet19': architecture 'resnet19' is not one",
+    ):
         public.run(arch="torchvision:resnet19", out_dir=str(tmp_path), **SMALL)
     with pytest.raises(DataError, match=r"nothing\.npz': there is no such file"):
         public.run(tmp_path / "nothing.npz", out_dir=str(tmp_path))
     with pytest.raises(public.SettingsError, match="batch-size = 0: must be a number at least 1"):
         public.run(batch_size=0)
-    with pytest.raises(public.SettingsError, match=r"num-clients = 20: this simulation has 2 \(--clients\)"):
+    with pytest.raises(
+        public.SettingsError, match=r"num-clients = 20: this simulation has 2 \(--clients\)"
+    ):
         public.run(algo="local", clients=2, num_clients=20, out_dir=str(tmp_path), **SMALL)
     assert not list(tmp_path.iterdir())
 
@@ -184,7 +270,9 @@ def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
     losses = []
     for pull in (0.5, 2.0):
         torch.manual_seed(0)
-        losses.append(public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA).losses["pull"])
+        losses.append(
+            public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA).losses["pull"]
+        )
     assert 0 < losses[1] == pytest.approx(4 * losses[0])
 
 

@@ -79,22 +79,35 @@ def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
 
 
 @patch("sys.argv", [""])
-def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch: Patch, capfd: Printed) -> None:
+def test_a_message_that_cannot_be_read_ends_its_process_at_once(
+    monkeypatch: Patch, capfd: Printed
+) -> None:
     """A task that ended in order would leave the SuperNode waiting for its reply, and for nothing else, for ever."""
     monkeypatch.setattr("os._exit", ended := MagicMock())
-    sent = RecordDict({"round": ConfigRecord({"spoilt": 1}), "zeros": ArrayRecord([np.zeros(10**6)])})
+    sent = RecordDict(
+        {"round": ConfigRecord({"spoilt": 1}), "zeros": ArrayRecord([np.zeros(10**6)])}
+    )
     parts = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
     assert received(get_object_tree(sent), parts.__getitem__, str) == sent
     received(get_object_tree(sent), lambda name: parts[name].replace(b"spoilt", b"\xff" * 6), str)
     monkeypatch.setattr("protofl_common.tools.site.client_process.LARGEST", 7 * 10**6)
     received(get_object_tree(sent), parts.__getitem__, str)
     assert ended.call_count == 2
-    texts = [f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")]
+    texts = [
+        f"protofl: a message that cannot be read: {kind}Error: .+\n" for kind in ("Decode", "Value")
+    ]
     assert re.fullmatch("".join(texts), capfd.readouterr().err)
-    for calls in (["push_task_output"], ["push_message", "push_task_output"]):  # the first, for whatever reason
-        flower = MagicMock(side_effect=lambda calls=calls: [getattr(run_clientapp, name)() for name in calls])
+    for calls in (
+        ["push_task_output"],
+        ["push_message", "push_task_output"],
+    ):  # the first, for whatever reason
+        flower = MagicMock(
+            side_effect=lambda calls=calls: [getattr(run_clientapp, name)() for name in calls]
+        )
         monkeypatch.setattr("protofl_common.tools.site.client_process.flwr_clientapp", flower)
-        with patch.multiple(run_clientapp, push_message=MagicMock(), push_task_output=(end := MagicMock())):
+        with patch.multiple(
+            run_clientapp, push_message=MagicMock(), push_task_output=(end := MagicMock())
+        ):
             handle(str(ROOT), [])
     assert (ended.call_count, end.call_count) == (3, 1)
 
@@ -126,11 +139,16 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) 
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
     assert state.store_message.called
-    assert state.set_run_series_context.call_args.args[1].run_config == default_run_config() | run.override_config
+    assert (
+        state.set_run_series_context.call_args.args[1].run_config
+        == default_run_config() | run.override_config
+    )
 
 
 def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Path) -> None:
-    grid = LocalGrid(run_config(home, dataset="digits", partition="iid"), {7: {"site-name": "north"}})
+    grid = LocalGrid(
+        run_config(home, dataset="digits", partition="iid"), {7: {"site-name": "north"}}
+    )
     for content in ({}, pack_settings(digest_of(grid.run_config | {"lr": 0.123}))):
         grid.push_messages([Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0")])
         assert "other defaults; install the same version on both" in grid.log[-1][1].error.reason
@@ -138,7 +156,10 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
 
 def test_a_site_starts_nothing_but_client_apps() -> None:
     executor = Executor(TaskType.CLIENT_APP, ["client_process.py"])
-    assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
+    assert executor.get_eligible_capacity(set(TaskType), insecure=True) == (
+        {TaskType.CLIENT_APP},
+        set(),
+    )
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
         assert executor.launch(spec).status == LaunchResultStatus.FAILED
@@ -166,7 +187,10 @@ client_process.fork_for_each_message(sys.argv[1])
 def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     command = [sys.executable, "-c", FORKED, str(ROOT)]
     done = subprocess.run(command, input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True)
-    assert sorted(done.stdout.splitlines()) == [*[f"True [['{name}']] b''" for name in "abc"], "ahead True"]
+    assert sorted(done.stdout.splitlines()) == [
+        *[f"True [['{name}']] b''" for name in "abc"],
+        "ahead True",
+    ]
     errors = done.stderr.count("Traceback"), done.stderr.count("ValueError: of b alone")
     assert (done.returncode, *errors) == (0, 1, 1)
 
@@ -174,18 +198,26 @@ def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     started: list[subprocess.Popen[str]] = []
     executor = Executor(TaskType.CLIENT_APP, [], "fork")
-    executor.command = [sys.executable, "-Sc", "import sys; print(sys.stdin.readline(), file=sys.stderr)"]
+    executor.command = [
+        sys.executable,
+        "-Sc",
+        "import sys; print(sys.stdin.readline(), file=sys.stderr)",
+    ]
     for _ in range(2):
         executor.reconcile()
         executor.reconcile()
         started.append(executor.forking)
-        spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
+        spec = ExecutionSpec(
+            TaskType.CLIENT_APP, "127.0.0.1:1", "token", True, None, False, 1, False, 1
+        )
         assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
         assert executor.forking.wait() == 0
     assert len({one.pid for one in started}) == 2
 
 
-def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: Patch) -> None:
+def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
+    monkeypatch: Patch,
+) -> None:
     now, waits = 1000.0, list[float]()
 
     def sleep(seconds: float) -> None:
@@ -230,17 +262,23 @@ def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_o
     action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
 ) -> None:
     (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
-    assert main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
+    assert (
+        main(["site", *action.split(), "--insecure", "--node-config", node, *option.split()]) == 1
+    )
     assert reason in capsys.readouterr().err
     assert not [*site.rglob("sites")]
 
 
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
-def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given: dict[str, str], enabled: str) -> None:
+def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
+    given: dict[str, str], enabled: str
+) -> None:
     """Flower reads the variable when it is imported: a process that has imported it already shows nothing."""
     code = "import protofl_common.tools.cli.site, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     others = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-    shown = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == enabled
 
 
@@ -260,7 +298,9 @@ def site(home: Path, monkeypatch: Patch) -> Path:
 
 
 def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("flwr.supercore.task_identity.TaskIdentity._run_id", None)  # as in a process of its own
+    monkeypatch.setattr(
+        "flwr.supercore.task_identity.TaskIdentity._run_id", None
+    )  # as in a process of its own
     said = found(dataset="image-folder", partition="own", image_size=8)
     assert {one.level for one in said} == {""}, said
     text = "\n".join(f"{one.topic} {one.text}" for one in said)
@@ -268,8 +308,15 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes state-dir {site / 'state'} (mode 0700)" in text
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
-    assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
-    assert {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))} == {"data", "cache", "state"}  # as before
+    assert (
+        "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512"
+        in text
+    )
+    assert {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))} == {
+        "data",
+        "cache",
+        "state",
+    }  # as before
     run_site(monkeypatch, MagicMock())
     assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
 
@@ -277,7 +324,9 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 @pytest.mark.parametrize(("demand", "missing"), [
     ("require-secagg=true", {"fedtgp", "scaffold"}), ('require-dp="epsilon<=2"', {"mpft", "ditto"}),
 ])  # fmt: skip
-def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, missing: set[str], site: Path) -> None:
+def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
+    demand: str, missing: set[str], site: Path
+) -> None:
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"') + f" {demand}"
     sends = [line.text.rpartition(": ")[2] for line in found(node=node) if line.topic == "sends"]
     named = {*", ".join(sends).split(", ")}
@@ -307,7 +356,9 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand: str, mi
     (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("site")
-def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: str, level: str, text: str) -> None:
+def test_what_is_wrong_or_worth_a_warning_comes_first(
+    options: list[str], node: str, level: str, text: str
+) -> None:
     named(north=Path("state/sites/north"))
     said = found(*options, node=node)
     assert (level_of(said, text), said[0].level) == (level, level)
@@ -326,7 +377,9 @@ FIGURES = "numbers of samples, numbers of right predictions"
     (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
 ])  # fmt: skip
 def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
-    said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
+    said = [
+        one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")
+    ]
     assert said == [NAMED + told]
 
 
@@ -334,12 +387,25 @@ def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> 
 def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
     assert {one.level for one in found(node=strict)} == {""}
-    said = found(node=strict, algo="fedtgp", partition="own", rounds=3, local_epochs=1, batch_size=3, eval_batch_size=3)
-    assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
+    said = found(
+        node=strict,
+        algo="fedtgp",
+        partition="own",
+        rounds=3,
+        local_epochs=1,
+        batch_size=3,
+        eval_batch_size=3,
+    )
+    assert (
+        said[0].text
+        == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
+    )
     steps = default_run_config() | {"local-steps": 51}
     too_many = "local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"
     assert permission_problems({"max-steps": 50}, steps) == [too_many]
-    assert [bool(permission_problems({}, steps | {"local-steps": n})) for n in (10_000, 10_001)] == [False, True]
+    assert [
+        bool(permission_problems({}, steps | {"local-steps": n})) for n in (10_000, 10_001)
+    ] == [False, True]
 
 
 def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -> None:
@@ -361,28 +427,42 @@ def test_folders_and_keys_that_others_may_read(site: Path, monkeypatch: Patch) -
             patch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
             assert level_of(found(), f"{site / 'state'}: {free / 1e6:.0f} MB free") == level
     for name in ("data", "state", "cache"):
-        assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
+        assert (
+            level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)")
+            == "warning"
+        )
 
 
-def test_files_of_a_site_that_others_may_read_or_it_cannot_use(site: Path, monkeypatch: Patch) -> None:
+def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
+    site: Path, monkeypatch: Patch
+) -> None:
     """As after a restore as root; a site that works meanwhile removes some before they are looked at."""
     named(north=site / "state/sites/north")
     (key := site / "state/sites/north/site.key").chmod(0o644)
     assert {one.level for one in found()} == {""}  # nobody may look into these folders
     for folder in key.parents[:3]:
         folder.chmod(0o755)
-    assert level_of(found(), f"{key}: other users of this machine may read it; chmod 600") == "WRONG"
+    assert (
+        level_of(found(), f"{key}: other users of this machine may read it; chmod 600") == "WRONG"
+    )
     (weights := site / "state/first-1/clients/north/weights").parent.mkdir(parents=True)
     weights.touch(mode=0o644)
-    assert level_of(found(), f"{weights}: other users of this machine may read it; chmod 600") == "WRONG"
+    assert (
+        level_of(found(), f"{weights}: other users of this machine may read it; chmod 600")
+        == "WRONG"
+    )
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (key, key.parents[1]))
     assert level_of(found(), f"{key}: this user cannot read or write it") == "WRONG"
-    monkeypatch.setattr("os.walk", lambda top: [(str(top / "gone"), [], ["gone.tmp"])] * (top.name == "privacy"))
+    monkeypatch.setattr(
+        "os.walk", lambda top: [(str(top / "gone"), [], ["gone.tmp"])] * (top.name == "privacy")
+    )
     assert level_of(found(), f"{key.parents[1]}: this user cannot read or write it") == "WRONG"
 
 
 @pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
-def test_days_that_a_certificate_has_left(days: float, level: str, site: Path, monkeypatch: Patch) -> None:
+def test_days_that_a_certificate_has_left(
+    days: float, level: str, site: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", days)
     certificates.make_ca(site)
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
@@ -395,20 +475,27 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed, monkeypatch: Pa
     said = capsys.readouterr()
     assert said.out.startswith("WRONG   data          DataError: its data cannot be read")
     assert "0.png is not a readable image" in said.err
-    study = [f"study{key}" for key in ("=s", f"-sites=north:{'A' * 43}", f"-by=jane:{'A' * 43}", "-signature=ab")]
+    study = [
+        f"study{key}"
+        for key in ("=s", f"-sites=north:{'A' * 43}", f"-by=jane:{'A' * 43}", "-signature=ab")
+    ]
     assert main(["site", "check", *settings, *study, "--node-config", NODE]) == 1
     assert "WRONG   data          study-signature: not jane:" in capsys.readouterr().out
     assert main(["site", "check", "--node-config", NODE]) == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
     (site / "first.toml").write_text('partition="own"')
-    (site / "state/sites/north/audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
+    (site / "state/sites/north/audit.jsonl").mkdir(
+        parents=True
+    )  # as on a full disk, the log cannot be written
     assert main(["site", "approve", "first.toml", "--node-config", NODE]) == 1
     assert "audit.jsonl cannot be written" in capsys.readouterr().err
     assert main(["site", "key", "--node-config", NODE]) == 0
     assert capsys.readouterr().err == f"{site / 'state/sites/north/site.key'} is new\n"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     if os.getuid() == 0:
-        os.chown(site / "state/sites/north", 1, 1)  # a folder of another user, as it is of any but root
+        os.chown(
+            site / "state/sites/north", 1, 1
+        )  # a folder of another user, as it is of any but root
     for words in ("approve first.toml", "deny first.toml", "key", "purge first", "run"):
         assert main(["site", *words.split(), "--node-config", NODE]) == 1
         assert "is another user's; type it as that one: sudo -u" in capsys.readouterr().err
@@ -458,7 +545,11 @@ ONE = {"rounds": 1, "partition": "own"}
 
 @pytest.mark.usefixtures("site")
 def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_looked_into() -> None:
-    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
+    wrong = [
+        one.text
+        for one in found(node=f'{NODE} arch="table3" train-fraction=2.0')
+        if one.level == "WRONG"
+    ]
     assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
     for action in ("status", "purge"):
         for node in ('site-name="north" state-dri="state"', "partition-id=0"):
@@ -472,12 +563,18 @@ def test_each_wrong_setting_is_a_finding_and_no_folder_that_was_not_meant_is_loo
     ("dp", "", ONE, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
     ("secagg", "", ONE, r"only (node config: require-secagg); set secagg = true"),
 ])  # fmt: skip
-def test_an_unmet_demand_says_what_would(demand: str, node: str, run: dict[str, Any], said: str, site: Path) -> None:
-    (wrong,) = [one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"]
+def test_an_unmet_demand_says_what_would(
+    demand: str, node: str, run: dict[str, Any], said: str, site: Path
+) -> None:
+    (wrong,) = [
+        one for one in found(node=f"{strict(site, demand)} {node}", **run) if one.level == "WRONG"
+    ]
     assert said in wrong.text
 
 
-def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a_node_config(site: Path) -> None:
+def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a_node_config(
+    site: Path,
+) -> None:
     able = set()
     for algo in CATALOG:
         with suppress(SettingsError):
@@ -485,24 +582,37 @@ def test_the_page_names_the_algorithms_that_meet_both_demands_and_every_key_of_a
             able.add(algo)
     (listed,) = re.findall(r"one of the algorithms\s(.*?) \(and\s`local`", PAGE, re.S)
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
-    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
+    named = set(
+        re.findall(
+            r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
+        )
+    )
     assert set(NODE_KEYS) <= named
 
 
-def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(site: Path, capsys: Printed) -> None:
+def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
+    site: Path, capsys: Printed
+) -> None:
     node = NODE.replace('classes="cat,dog"', "")
     assert main(["site", "check", "partition=own", "image-size=8", "--node-config", node]) == 1
     said = capsys.readouterr()
     assert "have 2 classes that nobody named; set classes" in said.out
     assert 'add classes="cat,dog" to its node config' in said.err
     assert "cat" not in said.out
-    run: dict[str, Any] = ONE | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
+    run: dict[str, Any] = ONE | {
+        "image_size": 8,
+        "algo": "fedproto",
+        "norm": "group",
+        "local_epochs": 1,
+    }
     lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
 
 @pytest.mark.slow
-def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_code_that_runs_is_the_checks_not_the_working_directorys(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """A service's working directory is its state folder, which it can write."""
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
@@ -510,15 +620,23 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path: P
     monkeypatch.setenv("NO_PROXY", "example.org")
     (command,), options = run_site(monkeypatch, MagicMock()).call_args
     asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
-    with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
+    with popen(
+        asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True
+    ) as executor:
         _, said = executor.communicate(timeout=120)
-    assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
+    assert (
+        "ValueError: not enough values to unpack" in said
+    )  # it was imported, and asks for its arguments
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
-    assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"  # a proxy cannot reach this machine's
+    assert (
+        options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
+    )  # a proxy cannot reach this machine's
     monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
     assert own_code()["no_proxy"] == "*"
-    with patch.multiple(own_code.__module__, getproxies_environment=dict, getproxies=lambda: {"all": "mac"}):
+    with patch.multiple(
+        own_code.__module__, getproxies_environment=dict, getproxies=lambda: {"all": "mac"}
+    ):
         assert own_code()["all_proxy"] == "mac"  # which has proxies without a variable
 
 
@@ -530,48 +648,107 @@ def kept(home: Path, monkeypatch: Patch) -> str:
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
     node |= {"state-dir": "~/state", "cache-dir": str(home / "cache")}
     for number, name in enumerate(("first", "second"), start=1):
-        config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
+        config = run_config(
+            home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1
+        )
         run_federation(config | {"out-dir": f"~/{name}"}, nodes={7: node}, run_id=number)
-    for other in ("state/first-1/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
+    for other in (
+        "state/first-1/clients/south/x.safetensors",
+        "cache/letter.txt",
+        "cache/features/notes",
+    ):
         (home / other).parent.mkdir(parents=True, exist_ok=True)
         (home / other).write_text("not north's")
-    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
+    return " ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+        for key, value in node.items()
+    )
 
 
-def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path, capsys: Printed) -> None:
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
+    kept: str, home: Path, capsys: Printed
+) -> None:
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
-    secrets = {"secret": "ab", "following": "cd", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    secrets = {
+        "secret": "ab",
+        "following": "cd",
+        "keys": {"south": "cd"},
+        "shares": {"south": "ef"},
+    }
     (torn := file.with_name("north-2-fedavg.secagg")).write_text('{"secret": "ab')
     file.write_text(json.dumps({"run_id": 1, "sum": 4, "stage": "share"} | secrets))
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 1
-    assert re.search("north-2-fedavg.secagg .*which sum it is of .remove it if", capsys.readouterr().err)
+    assert re.search(
+        "north-2-fedavg.secagg .*which sum it is of .remove it if", capsys.readouterr().err
+    )
     torn.unlink()
     assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
     left = json.loads(file.read_text())
-    assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
+    assert left == {
+        "run_id": 1,
+        "sum": 4,
+        "stage": "unmask",
+        "secret": "",
+        "following": "",
+        "keys": {},
+        "shares": {},
+    }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Path, capsys: Printed) -> None:
-    (home / "state/privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
-    (home / "state/privacy/0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
-    append(home / "state/sites/north", kind="train", run=1, algo="fedpcl", round=9, refused="so nothing was sent")
+def test_a_site_says_what_it_keeps_and_removes_what_is_named(
+    kept: str, home: Path, capsys: Printed
+) -> None:
+    (home / "state/privacy/north.answered").write_text(
+        '{"1 fedpcl": [1, 0]}'
+    )  # before the evaluation
+    (home / "state/privacy/0123.json").write_text(
+        '{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}'
+    )
+    append(
+        home / "state/sites/north",
+        kind="train",
+        run=1,
+        algo="fedpcl",
+        round=9,
+        refused="so nothing was sent",
+    )
     assert main(["site", "status", "--node-config", f'{kept} require-dp="epsilon<=8"']) == 0
     shown = capsys.readouterr().out.splitlines()
     listed = ["first-1", "second-2", "caches/", "WRONG:", "privacy", "state-dir", "cache-dir"]
     assert [line.split()[0] for line in shown] == listed
-    assert f" ledger 0123.json: ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)" in shown[4]
-    assert "what is on record (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
+    assert (
+        f" ledger 0123.json: ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)"
+        in shown[4]
+    )
+    assert (
+        "what is on record (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore" in shown[3]
+    )
     for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
     (home / "state/first-fedavg-1/clients/north").mkdir(parents=True)
     assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
     assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
-    left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
-    stay = [f"state/{of}{end}" for of in ("privacy/north.answered", "sites/north/audit.jsonl") for end in ("", ".lock")]
-    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", "state/privacy/0123.json", *stay]
-    exist = [(home / path).exists() for path in ("state/second-2", "cache/features/notes", "first/first")]
+    left = sorted(
+        str(path.relative_to(home))
+        for top in ("state", "cache")
+        for path in (home / top).rglob("*.*")
+    )
+    stay = [
+        f"state/{of}{end}"
+        for of in ("privacy/north.answered", "sites/north/audit.jsonl")
+        for end in ("", ".lock")
+    ]
+    assert left == [
+        "cache/letter.txt",
+        "state/first-1/clients/south/x.safetensors",
+        "state/privacy/0123.json",
+        *stay,
+    ]
+    exist = [
+        (home / path).exists() for path in ("state/second-2", "cache/features/notes", "first/first")
+    ]
     assert exist == [False, True, True]
 
 
@@ -580,20 +757,37 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept: str, home: Pa
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_the_check_prints(site: Path, monkeypatch: Patch, capsys: Printed) -> None:
-    images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
+def test_the_page_shows_what_the_check_prints(
+    site: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    images(
+        site / "data/north",
+        *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)),
+    )
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
-    assert certificates.main([str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]) == 0
+    assert (
+        certificates.main(
+            [str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]
+        )
+        == 0
+    )
     capsys.readouterr()
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
-    monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
+    monkeypatch.setattr(
+        "protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2)
+    )
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
     assert main(shlex.split(command.replace("/data/", f"{site}/data/"))[1:]) == 0
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
-    places = {f"{site}/data": "/data", f"{site}/home": "/home/protofl", f"{site}": "/srv", f"{ROOT}": "/opt/protofl"}
+    places = {
+        f"{site}/data": "/data",
+        f"{site}/home": "/home/protofl",
+        f"{site}": "/srv",
+        f"{ROOT}": "/opt/protofl",
+    }
     for here, there in places.items():
         printed = printed.replace(here, there)
     assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]

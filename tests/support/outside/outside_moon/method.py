@@ -52,10 +52,18 @@ class Moon(FedAvg[MoonHparams]):
         if self.last_round is None:
             return terms
         with torch.no_grad():
-            z_glob, z_prev = self.received.eval().body(batch.inputs), self.previous.eval().body(batch.inputs)
-        near, far = cosine_similarity(batch.features, z_glob), cosine_similarity(batch.features, z_prev)
+            z_glob, z_prev = (
+                self.received.eval().body(batch.inputs),
+                self.previous.eval().body(batch.inputs),
+            )
+        near, far = (
+            cosine_similarity(batch.features, z_glob),
+            cosine_similarity(batch.features, z_prev),
+        )
         scores_B2 = torch.stack([near, far], dim=1) / self.hparams.temperature
-        terms["contrast"] = self.hparams.mu * cross_entropy(scores_B2, torch.zeros_like(batch.labels))
+        terms["contrast"] = self.hparams.mu * cross_entropy(
+            scores_B2, torch.zeros_like(batch.labels)
+        )
         return terms
 
     def fit(self) -> dict[str, float]:

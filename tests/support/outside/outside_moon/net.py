@@ -12,7 +12,9 @@ class TinyViT(nn.Module):
         channels, side, _ = input_shape
         self.patches = nn.Conv2d(channels, feature_dim, patch, stride=patch)
         self.position = nn.Parameter(torch.randn(1, (side // patch) ** 2, feature_dim) * 0.02)
-        self.encoder = nn.TransformerEncoderLayer(feature_dim, 4, 2 * feature_dim, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(
+            feature_dim, 4, 2 * feature_dim, dropout=0.0, batch_first=True
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[B, channels, H, W] -> [B, D]."""

@@ -24,9 +24,17 @@ def digit_domains() -> RawData:
 
 
 def write_weights(
-    file: Path, state: Mapping[str, Tensor], mean: tuple[float, ...] = HALF, std: tuple[float, ...] = HALF
+    file: Path,
+    state: Mapping[str, Tensor],
+    mean: tuple[float, ...] = HALF,
+    std: tuple[float, ...] = HALF,
 ) -> None:
     """Write the state dict of a `SmallResNet`, its kernels in float16, with its images' mean and deviation."""
     packed = {name: value.half() if value.ndim > 1 else value for name, value in state.items()}
-    content = {"size": SIZE, "mean": mean, "std": std, "weights": base64.b64encode(save(packed)).decode()}
+    content = {
+        "size": SIZE,
+        "mean": mean,
+        "std": std,
+        "weights": base64.b64encode(save(packed)).decode(),
+    }
     file.write_text(json.dumps(content), encoding="utf-8")

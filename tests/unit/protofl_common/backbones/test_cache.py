@@ -40,21 +40,34 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     assert runs == [6, 6]
     assert torch.equal(first, extract_features(images, NAMES, CPU))
     runs.clear()
-    assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first)  # from disk
+    assert torch.equal(
+        cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first
+    )  # from disk
     assert runs == []
     (file,) = tmp_path.glob("features/*.safetensors")
     assert file.name.startswith("site-1-train-")
 
 
-def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+def test_other_images_and_backbones_have_their_own_entry(
+    images: Images, runs: list[int], tmp_path: Path
+) -> None:
     changed = images.copy()
     changed[0, 0, 0, 0] ^= 1
-    for batch, names in ((images, NAMES), (changed, NAMES), (images, NAMES[::-1]), (images, NAMES[:1])):
-        assert torch.equal(cached_features(batch, names, CPU, tmp_path, "x"), extract_features(batch, names, CPU))
+    for batch, names in (
+        (images, NAMES),
+        (changed, NAMES),
+        (images, NAMES[::-1]),
+        (images, NAMES[:1]),
+    ):
+        assert torch.equal(
+            cached_features(batch, names, CPU, tmp_path, "x"), extract_features(batch, names, CPU)
+        )
     assert len(list(tmp_path.glob("features/*.safetensors"))) == 4
 
 
-def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+def test_other_weights_have_their_own_entry(
+    images: Images, runs: list[int], tmp_path: Path
+) -> None:
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
@@ -83,7 +96,9 @@ def test_damaged_files_and_files_of_other_content_are_made_anew(
     assert file.read_bytes() == sound
 
 
-def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(
+    images: Images, runs: list[int], tmp_path: Path
+) -> None:
     (tmp_path / "features").write_text("in the way")
     with pytest.raises(DataError, match=r"cache-dir: .*features cannot be written"):
         cached_features(images, NAMES, CPU, tmp_path, "x")

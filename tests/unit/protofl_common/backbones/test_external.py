@@ -43,8 +43,13 @@ def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> 
     features = extract_features(IMAGES, [name, "glyphs"], CPU)
     assert feature_widths([name, "glyphs"]) == (1024, 128)
     backbone = load_backbone(name, CPU)
-    pixels = nn.functional.interpolate(torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True)
-    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    pixels = nn.functional.interpolate(
+        torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True
+    )
+    mean, std = (
+        torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1),
+        torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1),
+    )
     with torch.no_grad():
         logits = network((pixels / 255 - mean) / std)
         torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
@@ -58,12 +63,18 @@ class _Code:
         return print, ("code was run",)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "torch", "text", "list", "missing", "safetensors", "other"])
+@pytest.mark.parametrize(
+    "kind", ["pickle", "torch", "text", "list", "missing", "safetensors", "other"]
+)
 def test_wrong_files_are_refused(
     kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
-    contents = {"torch": {"fc.weight": _Code()}, "list": [torch.zeros(2)], "other": network.state_dict()}
+    contents = {
+        "torch": {"fc.weight": _Code()},
+        "list": [torch.zeros(2)],
+        "other": network.state_dict(),
+    }
     if kind == "pickle":
         file.write_bytes(pickle.dumps(_Code()))
     elif kind in contents:
@@ -88,7 +99,9 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
         raise OSError("no network")
 
     monkeypatch.setattr(models, "get_model", offline)
-    with pytest.raises(BackboneError, match=r"torchvision:resnet34: cannot be had \(OSError: no network\)"):
+    with pytest.raises(
+        BackboneError, match=r"torchvision:resnet34: cannot be had \(OSError: no network\)"
+    ):
         load_backbone("torchvision:resnet34", CPU)
 
 
@@ -102,7 +115,10 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(BackboneError, match=r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'"):
+    with pytest.raises(
+        BackboneError,
+        match=r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'",
+    ):
         load_backbone("timm:anything", CPU)
 
 
@@ -161,7 +177,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code.mkdir()
     (code / "__init__.py").write_text(NETWORK)
     (weights / "__init__.py").write_text("raise AssertionError")
-    file, state = weights / load.PACKAGED[0], {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)}
+    file, state = (
+        weights / load.PACKAGED[0],
+        {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)},
+    )
     torch.save(state | {"_fc.weight": torch.zeros(1000, 5), "_fc.bias": torch.zeros(1000)}, file)
     _check_as_weights(file, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
@@ -171,7 +190,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "PACKAGED", (load.PACKAGED[0], hashlib.sha256(file.read_bytes()).hexdigest()))
+    monkeypatch.setattr(
+        load, "PACKAGED", (load.PACKAGED[0], hashlib.sha256(file.read_bytes()).hexdigest())
+    )
 
 
 def test_a_packages_backbone(packages: Path) -> None:
@@ -188,7 +209,9 @@ def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
 ) -> None:
     """Not even with the right checksum."""
     torch.save({"stem.weight": _Code()}, packages)
-    with pytest.raises(BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"):
+    with pytest.raises(
+        BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"
+    ):
         load_backbone("package:efficientnet-lite0", CPU)
     _check_as_weights(packages, monkeypatch)
     with pytest.raises(BackboneError, match="UnpicklingError"):
@@ -200,8 +223,12 @@ def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
 
 
 @pytest.mark.parametrize("absent", load.PACKAGES)
-def test_a_missing_package_is_named_with_the_cure(absent: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_cure(
+    absent: str, packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = load.find_spec
     monkeypatch.setattr(load, "find_spec", lambda name: None if name == absent else real(name))
-    with pytest.raises(BackboneError, match=rf"{absent}.* is not installed; pip install 'protofl\[backbones\]' on"):
+    with pytest.raises(
+        BackboneError, match=rf"{absent}.* is not installed; pip install 'protofl\[backbones\]' on"
+    ):
         load_backbone("package:efficientnet-lite0", CPU)

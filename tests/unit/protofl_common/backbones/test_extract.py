@@ -28,7 +28,9 @@ def test_features_lie_side_by_side(images: Images) -> None:
     single = [extract_features(images, [name], CPU) for name in NAMES]
     assert torch.equal(fused, torch.cat(single, dim=1))
     assert not torch.allclose(single[0], single[1])
-    fused.sum().add(torch.ones(1, requires_grad=True)).backward()  # not an inference tensor: autograd may use it
+    fused.sum().add(
+        torch.ones(1, requires_grad=True)
+    ).backward()  # not an inference tensor: autograd may use it
 
 
 def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
@@ -40,7 +42,10 @@ def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_batch_size_does_not_matter(images: Images, batch_size: int) -> None:
     torch.testing.assert_close(
-        extract_features(images, NAMES, CPU, batch_size), extract_features(images, NAMES, CPU), rtol=1e-4, atol=1e-5
+        extract_features(images, NAMES, CPU, batch_size),
+        extract_features(images, NAMES, CPU),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -52,11 +57,16 @@ def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
 
 def test_written_out(images: Images) -> None:
     backbone = load_backbone("scenes", CPU)
-    pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear", antialias=True) / 255
+    pixels = (
+        F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear", antialias=True)
+        / 255
+    )
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
     with torch.no_grad():
         expected = backbone.network.eval()((pixels - mean) / std)
-    torch.testing.assert_close(extract_features(images, ["scenes"], CPU), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        extract_features(images, ["scenes"], CPU), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("side", [8, 64, 100])
@@ -76,11 +86,18 @@ def test_networks_stay_frozen(images: Images) -> None:
     assert load_backbone("glyphs", CPU) is backbone
     assert not backbone.network.training
     assert not any(parameter.requires_grad for parameter in backbone.network.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in backbone.network.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in backbone.network.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize(
-    "images", [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)]
+    "images",
+    [
+        np.zeros((2, 3, 8, 8)),
+        np.zeros((2, 2, 8, 8), dtype=np.uint8),
+        np.zeros((2, 8, 8), dtype=np.uint8),
+    ],
 )
 def test_other_arrays_are_refused(images: np.ndarray) -> None:
     with pytest.raises(SettingsError, match=r"see images, uint8 \[1 or 3, H, W\]"):
@@ -103,5 +120,7 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
 def _accuracy(features: torch.Tensor) -> float:
     """Mean over the domains of 200 images, whose labels count 0 to 9 again and again."""
     learnt, tested = features.view(5, 20, 10, -1).split(10, dim=1)
-    scores = F.normalize(tested, dim=-1) @ F.normalize(learnt.mean(dim=1, keepdim=True), dim=-1).transpose(-1, -2)
+    scores = F.normalize(tested, dim=-1) @ F.normalize(
+        learnt.mean(dim=1, keepdim=True), dim=-1
+    ).transpose(-1, -2)
     return float((scores.argmax(dim=-1) == torch.arange(10)).float().mean())

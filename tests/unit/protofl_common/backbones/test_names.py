@@ -6,7 +6,11 @@ from protofl_common.config.backbones import BackboneName, parse_backbones, parse
 
 
 def test_lists_keep_their_order_and_lose_spaces() -> None:
-    assert parse_backbones("scenes, glyphs ,torchvision:resnet18") == ("scenes", "glyphs", "torchvision:resnet18")
+    assert parse_backbones("scenes, glyphs ,torchvision:resnet18") == (
+        "scenes",
+        "glyphs",
+        "torchvision:resnet18",
+    )
 
 
 @pytest.mark.parametrize(("name", "parts"), [
@@ -26,7 +30,18 @@ def test_names_in_parts(name: str, parts: BackboneName) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "resnet18", "Glyphs", "glyphs@32", "timm:", "file:resnet18", "file:/x.pth", "hub:x", "package:os"]
+    "name",
+    [
+        "",
+        "resnet18",
+        "Glyphs",
+        "glyphs@32",
+        "timm:",
+        "file:resnet18",
+        "file:/x.pth",
+        "hub:x",
+        "package:os",
+    ],
 )
 def test_unknown_names_are_refused(name: str) -> None:
     said = f"{name!r} is not one of glyphs, fractals, scenes, package:efficientnet-lite0,"

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.backbones.load import WEIGHTS, WIDTH, Backbone, BackboneError, SmallResNet, load_backbone
+from protofl_common.backbones.load import (
+    WEIGHTS,
+    WIDTH,
+    Backbone,
+    BackboneError,
+    SmallResNet,
+    load_backbone,
+)
 from protofl_common.config.backbones import EMBEDDED
 from tests.unit.protofl_common.backbones.conftest import write_weights
 
@@ -19,7 +26,9 @@ LARGEST = 500 * 1024
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    write_weights(tmp_path / "own.json", SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    write_weights(
+        tmp_path / "own.json", SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    )
     return tmp_path / "own.json"
 
 
@@ -35,20 +44,31 @@ def test_embedded_weights_are_small_and_say_how_good_they_are(name: str) -> None
 
 
 def test_embedded_weights_travel_with_the_app() -> None:
-    suffixes = {file.suffix for file in WEIGHTS.parent.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    suffixes = {
+        file.suffix
+        for file in WEIGHTS.parent.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
     assert suffixes <= {".py", ".json"}
 
 
 def test_round_trip(file: Path) -> None:
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
-    assert (backbone.mean, backbone.std, backbone.size, backbone.width) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 64, WIDTH)
+    assert (backbone.mean, backbone.std, backbone.size, backbone.width) == (
+        (0.1, 0.2, 0.3),
+        (0.4, 0.5, 0.6),
+        64,
+        WIDTH,
+    )
     assert load_backbone(f"file:small@32:{file}", torch.device("cpu")).size == 32
     stored = backbone.network.state_dict()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)
     again = file.with_name("again.json")
-    write_weights(again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std)
+    write_weights(
+        again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std
+    )
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -68,7 +88,9 @@ def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]
         read(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7", b'{"weights": ', b"\x80\x04\xff", None])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"7", b'{"weights": ', b"\x80\x04\xff", None]
+)
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
@@ -83,7 +105,9 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     (lambda state: state["last.1.bias"].fill_(float("nan")), "features that are not finite"),
     (lambda state: state["last.1.running_var"].fill_(-1), "features that are not finite"),
 ])  # fmt: skip
-def test_no_other_network_loads(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str) -> None:
+def test_no_other_network_loads(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
+) -> None:
     state = SmallResNet().state_dict()
     change(state)
     write_weights(tmp_path / "x.json", state)

@@ -9,7 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofl_common.basics.files import TensorFileError, cache_folder, digest, locked, replacing, write_text
+from protofl_common.basics.files import (
+    TensorFileError,
+    cache_folder,
+    digest,
+    locked,
+    replacing,
+    write_text,
+)
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from tests.support.accidents import flip_a_bit
 from tests.support.given import Patch
@@ -24,7 +31,9 @@ def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("where", ["os.replace", "os.fsync", "pathlib.Path.write_text"])
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
+    where: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     fail = Mock(side_effect=[OSError("9 of 10 bytes"), OSError(28, "No space left")])
     write_text(tmp_path / "a", "old")
     monkeypatch.setattr(where, fail)
@@ -54,10 +63,14 @@ def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -
             assert 0 in [path.stat().st_mode & 0o077 for path in (beside, beside.parent)]
     finally:
         os.umask(before)
-    assert [(file.name, file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [("key", 0o600)]
+    assert [(file.name, file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [
+        ("key", 0o600)
+    ]
 
 
-def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(tmp_path: Path) -> None:
+def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(
+    tmp_path: Path,
+) -> None:
     """One that cannot be written is an error of the system: its caller can say which file it was for."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
@@ -76,7 +89,9 @@ def test_a_digest_stands_for_its_parts_in_their_order() -> None:
     assert len({digest("a", 1), digest(1, "a"), digest("a", "1"), digest("a1")}) == 4
 
 
-def test_the_cache_is_where_the_setting_says_or_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_cache_is_where_the_setting_says_or_in_the_users_cache(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("") == tmp_path / "protofl"
     assert cache_folder(str(tmp_path / "other")) == tmp_path / "other"

@@ -31,8 +31,14 @@ def data_settings(cache_dir: Path) -> MakeSettings:
     """``data_settings(dataset="digits", train_samples=0)``: few samples of a domain, with these changes."""
 
     def make(**changes: Any) -> DataSettings:
-        config = default_run_config() | {"cache-dir": str(cache_dir), "partition": "feature-shift", "train-samples": 30}
-        return Settings.from_run_config(config | {key.replace("_", "-"): value for key, value in changes.items()}).data
+        config = default_run_config() | {
+            "cache-dir": str(cache_dir),
+            "partition": "feature-shift",
+            "train-samples": 30,
+        }
+        return Settings.from_run_config(
+            config | {key.replace("_", "-"): value for key, value in changes.items()}
+        ).data
 
     return make
 
@@ -43,7 +49,10 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
 
     def open_(clients: int, *, seed: int = 42, **changes: Any) -> list[ClientData]:
         settings = data_settings(**changes)
-        return [open_client_data(settings, seed=seed, partition=i, num_partitions=clients) for i in range(clients)]
+        return [
+            open_client_data(settings, seed=seed, partition=i, num_partitions=clients)
+            for i in range(clients)
+        ]
 
     return open_
 
@@ -52,7 +61,9 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
 def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
     """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
 
-    def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
+    def open_(
+        dataset: str, name: str, contents: str | dict[str, Any], **settings: Any
+    ) -> StoredData:
         if isinstance(contents, str):
             (tmp_path / name).write_text(contents, errors="surrogateescape")
         else:
@@ -80,14 +91,19 @@ def mnist_dir(tmp_path: Path) -> Path:
 def usps_dir(mnist_dir: Path) -> Path:
     """`mnist_dir` with 40 + 20 made-up USPS images beside; its format is LIBSVM's, labels 1 … 10, values -1 … 1."""
     for name, count in (("usps.bz2", 40), ("usps.t.bz2", 20)):
-        rows = [f"{row % 10 + 1} " + " ".join(f"{k + 1}:{-1 + row / 50}" for k in range(256)) for row in range(count)]
+        rows = [
+            f"{row % 10 + 1} " + " ".join(f"{k + 1}:{-1 + row / 50}" for k in range(256))
+            for row in range(count)
+        ]
         (mnist_dir / name).write_bytes(bz2.compress("\n".join(rows).encode()))
     return mnist_dir
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:
     """MNIST's own format: a magic number (8: unsigned bytes; number of axes), the shape, the values."""
-    file.write_bytes(np.array([0x800 + array.ndim, *array.shape], dtype=">i4").tobytes() + array.tobytes())
+    file.write_bytes(
+        np.array([0x800 + array.ndim, *array.shape], dtype=">i4").tobytes() + array.tobytes()
+    )
 
 
 @pytest.fixture
@@ -113,7 +129,9 @@ def identities(images: np.ndarray) -> set[bytes]:
 
 
 def counts(client: ClientData) -> np.ndarray:
-    return np.bincount(np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes))
+    return np.bincount(
+        np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes)
+    )
 
 
 def held(client: ClientData) -> set[int]:

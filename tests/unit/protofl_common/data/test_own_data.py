@@ -39,14 +39,21 @@ def divided(open_all: OpenAll, tmp_path: Path) -> Any:
     def open_(clients: int, text: str, **settings: Any) -> list[ClientData]:
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv"
         file.write_text(text)
-        whole = {"dataset": "arrays", "data_dir": str(file), "partition": "natural", "train_samples": 0}
+        whole = {
+            "dataset": "arrays",
+            "data_dir": str(file),
+            "partition": "natural",
+            "train_samples": 0,
+        }
         return open_all(clients, **whole | settings)
 
     return open_
 
 
 def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
-    data = opened("arrays", "a.csv", TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1))
+    data = opened(
+        "arrays", "a.csv", TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1)
+    )
     assert data.inputs.dtype == np.float32
     assert data.inputs.tolist() == [[1, 2.5], [2, 3], [3, 4], [4, 5]]
     assert (data.classes, data.labels.tolist()) == (("sick", "well"), [0, 1, 0, 1])
@@ -56,28 +63,52 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
     assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
 
 
-def test_the_users_clients_and_split_are_respected(divided: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_the_users_clients_and_split_are_respected(
+    divided: Any, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     north, south = divided(2, TABLE, test_from="official-own")
     assert (north.domain, south.domain) == ("north", "south")
     assert (north.train_inputs.tolist(), north.test_inputs.tolist()) == ([[1, 2.5]], [[2, 3]])
     assert south.test_labels.tolist() == [1]
     with pytest.raises(DataError, match="the data name 2 clients, not 1"):
         divided(1, TABLE, test_from="official-own")
-    with pytest.raises(DataError, match="test-from = 'official-own': a client has 2 training and 0 test samples"):
+    with pytest.raises(
+        DataError, match="test-from = 'official-own': a client has 2 training and 0 test samples"
+    ):
         divided(2, TABLE.replace("south,test", "south,train"), test_from="official-own")
-    own = {"dataset": "arrays", "data_dir": f"{tmp_path}/0.csv", "partition": "natural", "test_from": "official-own"}
-    alone = open_client_data(data_settings(**own), seed=1, partition=0, num_partitions=1, domain="south")
+    own = {
+        "dataset": "arrays",
+        "data_dir": f"{tmp_path}/0.csv",
+        "partition": "natural",
+        "test_from": "official-own",
+    }
+    alone = open_client_data(
+        data_settings(**own), seed=1, partition=0, num_partitions=1, domain="south"
+    )
     assert alone.train_inputs.tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize("patients", [40, 6, 3, 2])
-def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int, divided: Any) -> None:
+def test_at_a_site_no_patient_is_both_for_training_and_for_testing(
+    patients: int, divided: Any
+) -> None:
     """Of those who have a rare class some are for testing, whatever they have beside it."""
-    rows = [f"{row % patients},{'ab'[row % patients % 5 == 0 and row > 200]},P{row % patients}" for row in range(400)]
-    text, capped = "\n".join(["x,label,client", *rows, ""]), {"train_samples": 90, "validation_fraction": 0.25}
+    rows = [
+        f"{row % patients},{'ab'[row % patients % 5 == 0 and row > 200]},P{row % patients}"
+        for row in range(400)
+    ]
+    text, capped = (
+        "\n".join(["x,label,client", *rows, ""]),
+        {"train_samples": 90, "validation_fraction": 0.25},
+    )
     (site,) = divided(1, text, partition="own", **capped)
-    parts = [set(part.ravel().tolist()) for part in (site.train_inputs, site.test_inputs, site.validation_inputs)]
-    assert len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2  # whom the cap on training leaves out
+    parts = [
+        set(part.ravel().tolist())
+        for part in (site.train_inputs, site.test_inputs, site.validation_inputs)
+    ]
+    assert (
+        len(set.union(*parts)) == sum(map(len, parts)) >= patients - 2
+    )  # whom the cap on training leaves out
     assert [bool(part) for part in parts] == [True, True, patients > 3]
     assert (set(site.train_labels.tolist()), site.domain) == ({0, 1}, "")
     assert set(site.test_labels.tolist()) == {0, patients > 3}
@@ -85,32 +116,61 @@ def test_at_a_site_no_patient_is_both_for_training_and_for_testing(patients: int
     (site,) = divided(1, f"x,label,client\n0,a,P0\n{often}", partition="own")
     assert site.test_inputs.tolist() == [[0]], "others have the last samples of a class"
     few = "x,label,client\n0,a,P0\n0,c,P0\n1,b,P1\n1,c,P1\n2,a,P2\n3,b,P3\n"
-    assert all(2 in divided(1, few, partition="own", seed=seed)[0].train_labels for seed in range(9))
+    assert all(
+        2 in divided(1, few, partition="own", seed=seed)[0].train_labels for seed in range(9)
+    )
 
 
-@pytest.mark.parametrize("partition", ["own", "iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift"])
+@pytest.mark.parametrize(
+    "partition", ["own", "iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift"]
+)
 @pytest.mark.parametrize("test_from", ["split", "balanced"])
-def test_no_patient_is_trained_on_and_tested_by_anybody(partition: str, test_from: str, divided: Any) -> None:
+def test_no_patient_is_trained_on_and_tested_by_anybody(
+    partition: str, test_from: str, divided: Any
+) -> None:
     """Nor validated, though one has half of all samples; a scanner is both. All of many have a test patient."""
-    rows = [f"{max(0, row - 300) // 2},{'ab'[row % 2]},{max(0, row - 300) // 2}" for row in range(600)]
-    same = {"partition": partition, "test_from": test_from, "ways": 2, "ways_stdev": 0, "shots": 30, "alpha": 9.0}
+    rows = [
+        f"{max(0, row - 300) // 2},{'ab'[row % 2]},{max(0, row - 300) // 2}" for row in range(600)
+    ]
+    same = {
+        "partition": partition,
+        "test_from": test_from,
+        "ways": 2,
+        "ways_stdev": 0,
+        "shots": 30,
+        "alpha": 9.0,
+    }
     for column in ("domain", "client"):
         text, tenth = "\n".join([f"x,label,{column}", *rows, ""]), {"validation_fraction": 0.1}
-        parts = [(of.train_inputs, of.test_inputs, of.validation_inputs) for of in divided(3, text, **same, **tenth)]
+        parts = [
+            (of.train_inputs, of.test_inputs, of.validation_inputs)
+            for of in divided(3, text, **same, **tenth)
+        ]
         train, test, chosen = map(np.concatenate, zip(*parts, strict=True))
         assert np.isin(test, train).any() == np.isin(chosen, train).any() == (column == "domain")
         if test_from == "split" and partition != "pathological":
             assert 0.22 < len(test) / (len(train) + len(chosen) + len(test)) < 0.28
-    assert all(divided(20, text, **same | {"alpha": 0.1}, seed=i) for i in range(4 * (partition == "dirichlet")))
+    assert all(
+        divided(20, text, **same | {"alpha": 0.1}, seed=i)
+        for i in range(4 * (partition == "dirichlet"))
+    )
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"])
-def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(partition: str, divided: Any) -> None:
+@pytest.mark.parametrize(
+    "partition", ["iid", "dirichlet", "balanced-dirichlet", "pathological", "label-shift"]
+)
+def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(
+    partition: str, divided: Any
+) -> None:
     rows = [f"{row},{row % 2},{'test' if row >= 300 else 'train'}" for row in range(400)]
     text = "\n".join(["x,label,split", *rows, ""])
     clients = divided(4, text, partition=partition, test_from="official-own", alpha=5.0)
     for client in clients:
-        assert 0.1 < len(client.test_labels) / (len(client.train_labels) + len(client.test_labels)) < 0.45
+        assert (
+            0.1
+            < len(client.test_labels) / (len(client.train_labels) + len(client.test_labels))
+            < 0.45
+        )
     assert sum(len(client.test_labels) for client in clients) == 100
 
 
@@ -120,21 +180,29 @@ MARKED += "5,sick,1,south,train\n"
 
 @pytest.mark.parametrize("test_from", ["official-own", "split"])
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_a_part_marked_for_validation_is_used_as_it_stands(test_from: str, fraction: float, divided: Any) -> None:
+def test_a_part_marked_for_validation_is_used_as_it_stands(
+    test_from: str, fraction: float, divided: Any
+) -> None:
     """By each client its own rows, whatever the fraction and the rest of the split."""
     found = divided(2, MARKED, test_from=test_from, validation_fraction=fraction)
     assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
     for client, train, test in zip(found, ([1], [3, 5]), ([2], [4]), strict=True):
-        left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
+        left = sorted(
+            row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist())
+        )
         assert left == sorted([*train, *test])
         if test_from == "official-own":
             assert sorted(client.train_inputs[:, 0].tolist()) == train
 
 
-def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(divided: Any) -> None:
+def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(
+    divided: Any,
+) -> None:
     everybody = divided(2, MARKED, test_from="official-all")
     assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
-    with pytest.raises(DataError, match="no sample of classes sick"):  # nor are validation samples of others used
+    with pytest.raises(
+        DataError, match="no sample of classes sick"
+    ):  # nor are validation samples of others used
         divided(2, MARKED, test_from="official")
     numbers = iter(range(100))
     rows = [
@@ -143,7 +211,12 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
         for label in ("well", "sick")
         for part in ("train", "train", "test", "test", "validation")
     ]
-    found = divided(2, TABLE.splitlines(keepends=True)[0] + "".join(rows), test_from="balanced", train_fraction=0.75)
+    found = divided(
+        2,
+        TABLE.splitlines(keepends=True)[0] + "".join(rows),
+        test_from="balanced",
+        train_fraction=0.75,
+    )
     for first, client in zip((0, 20), found, strict=True):
         assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
         assert sorted(client.test_labels.tolist()) == [0, 1]
@@ -160,19 +233,38 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
         held = set(client.train_labels.tolist())
         assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
         assert (np.concatenate([client.train_inputs, client.test_inputs])[:, 0] < 60).all()
-        wanted = [100 + number for number in range(60) if number % 3 in held]  # as test-from = official has it
+        wanted = [
+            100 + number for number in range(60) if number % 3 in held
+        ]  # as test-from = official has it
         assert client.validation_inputs[:, 0].tolist() == wanted
 
 
 def test_arrays_of_every_kind(opened: Any) -> None:
     labels = [0, 1, 1]
-    images = opened("arrays", "i.npz", {"inputs": np.zeros((3, 1, 9, 9), np.uint8), "labels": labels})
+    images = opened(
+        "arrays", "i.npz", {"inputs": np.zeros((3, 1, 9, 9), np.uint8), "labels": labels}
+    )
     assert images.inputs.dtype == np.uint8
-    signal = opened("arrays", "s.npz", {"inputs": np.ones((3, 2, 5)), "labels": labels, "client": ["a", "b", "b"]})
-    assert (signal.inputs.dtype, len(signal.mean), signal.domain_names) == (np.float32, 2, ("a", "b"))
-    words = opened("arrays", "t.npz", {"inputs": np.ones((3, 4), np.int32), "labels": labels, "classes": ["x", "y"]})
+    signal = opened(
+        "arrays",
+        "s.npz",
+        {"inputs": np.ones((3, 2, 5)), "labels": labels, "client": ["a", "b", "b"]},
+    )
+    assert (signal.inputs.dtype, len(signal.mean), signal.domain_names) == (
+        np.float32,
+        2,
+        ("a", "b"),
+    )
+    words = opened(
+        "arrays",
+        "t.npz",
+        {"inputs": np.ones((3, 4), np.int32), "labels": labels, "classes": ["x", "y"]},
+    )
     assert (words.inputs.dtype, words.mean, words.classes) == (np.int64, (), ("x", "y"))
-    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
+    parts = {
+        f"x_{part}": np.full((2, 3), float(i))
+        for i, part in enumerate(("train", "test", "validation"))
+    }
     parts |= {f"y_{part[2:]}": np.arange(2) for part in parts} | {"x_mean": np.zeros(3)}
     data = opened("arrays", "a.npz", parts)
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
@@ -181,39 +273,66 @@ def test_arrays_of_every_kind(opened: Any) -> None:
         opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
 
 
-def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_files_that_are_no_arrays_as_they_say(
+    opened: Any, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="the parts train, test differ in shape"):
-        opened("arrays", "p.npz", {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]})
+        opened(
+            "arrays",
+            "p.npz",
+            {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]},
+        )
     np.savez(tmp_path / "odd.npz", inputs=np.array([[1.0], [1.0, 2.0]], object), labels=[0, 1])
     np.save(tmp_path / "one.npy", np.eye(2))
     (tmp_path / "one.npy").rename(tmp_path / "one.npz")
-    np.savez_compressed(tmp_path / "torn.npz", inputs=np.zeros((600, 40)), labels=np.zeros(600, int))
+    np.savez_compressed(
+        tmp_path / "torn.npz", inputs=np.zeros((600, 40)), labels=np.zeros(600, int)
+    )
     torn = bytearray((tmp_path / "torn.npz").read_bytes())
     torn[120:130] = b"\xff" * 10
     (tmp_path / "torn.npz").write_bytes(torn)
     several = "several: odd.npz, one.npz, p.npz, torn.npz; name one"
     for name in ("odd.npz", "one.npz", "torn.npz", ""):
-        said = f"{name} cannot be read as plain NumPy arrays, series of one length" if name else several
+        said = (
+            f"{name} cannot be read as plain NumPy arrays, series of one length"
+            if name
+            else several
+        )
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
 
 
-def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_manifest_whose_images_may_change_elsewhere(
+    opened: Any, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     (tmp_path / "scans").mkdir()
     for name in ("a.png", "scans/b.png"):
         Image.fromarray(np.full((5, 7), 90, np.uint8)).save(tmp_path / name)
     text = "file,label,client,split\na.png,cat,north,train\nscans/b.png,dog,south,test\n"
     data = opened("manifest", "list.csv", text, image_size=8)
-    assert (data.inputs.shape, data.classes, data.official.tolist()) == ((2, 3, 8, 8), ("cat", "dog"), [0, 1])
-    with pytest.raises(DataError, match=r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
+    assert (data.inputs.shape, data.classes, data.official.tolist()) == (
+        (2, 3, 8, 8),
+        ("cat", "dog"),
+        [0, 1],
+    )
+    with pytest.raises(
+        DataError, match=r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"
+    ):
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
-    with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
+    with pytest.raises(
+        DataError, match="line 3 has split 'later'; must be train, validation or test"
+    ):
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
-    with pytest.raises(DataError, match=r"list4\.csv, line 2 and line 4: image 'scans/\.\./a\.png' has two labels"):
+    with pytest.raises(
+        DataError, match=r"list4\.csv, line 2 and line 4: image 'scans/\.\./a\.png' has two labels"
+    ):
         opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "a.csv").write_text("file,label\n../scans/a.png,x\n../scans/b.png,y\n")
-    settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
+    settings, seen = (
+        data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8),
+        [],
+    )
     for grey, width in ((10, 8), (99, 16)):
         Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "scans" / "a.png")
         data_key.cache_clear()
@@ -242,7 +361,9 @@ def test_a_manifest_whose_images_may_change_elsewhere(opened: Any, data_settings
     ("a,label\n1,sick\n2,well\n3,Sick\n4,NA\n5,none\n", "labels 'NA', 'Sick', 'sick' are alike .*, or stand for none"),
     ("a,Client,label\n0,1,x\n1,2,y\n", "column 'Client' would be an input; call it 'client', or drop it"),
 ])  # fmt: skip
-def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
+def test_a_wrong_table_is_named_by_line_column_and_value(
+    opened: Any, contents: str, said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         opened("arrays", "wrong.csv", contents)
 
@@ -250,13 +371,22 @@ def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: 
 def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
     with pytest.raises(DataError, match="dataset 'wine' has no domains"):
         open_all(2, dataset="wine", partition="natural")
-    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
+    with pytest.raises(
+        DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"
+    ):
         open_all(2, dataset="wine", partition="iid", image_size=8)
-    with pytest.raises(DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"):
+    with pytest.raises(
+        DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"
+    ):
         opened("arrays", "a.csv", TABLE, classes="sick,dead")
-    with pytest.raises(DataError, match=r"a client has 2 training and 0 test samples; .* or of one `client`, or use"):
+    with pytest.raises(
+        DataError,
+        match=r"a client has 2 training and 0 test samples; .* or of one `client`, or use",
+    ):
         divided(1, "x,label,client\n1,a,P1\n2,b,P2\n", partition="own")
-    text = "a,label\n" + "".join(f"{number},{number}\n" for number in range(9))  # a sample of each class
+    text = "a,label\n" + "".join(
+        f"{number},{number}\n" for number in range(9)
+    )  # a sample of each class
     with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
         divided(2, text, partition="n-way-k-shot")
 
@@ -287,7 +417,9 @@ def test_wrong_arrays_are_refused(arrays: dict[str, Any], said: str) -> None:
 
 def test_labels_are_names_or_indices() -> None:
     def labels(given: Any, setting: str = "", **more: Any) -> tuple[Any, ...]:
-        data = from_arrays({"inputs": np.ones((len(given), 1)), "labels": given} | more, "here", setting)
+        data = from_arrays(
+            {"inputs": np.ones((len(given), 1)), "labels": given} | more, "here", setting
+        )
         return data.labels.tolist(), data.classes
 
     assert labels([3, 10, 3]) == ([0, 1, 0], ("3", "10"))
@@ -308,23 +440,41 @@ def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
     mixed = normalize("NFD", text) + text.partition("\n")[2]
     for form in ("NFC", "NFD"):
         names = {"classes": "gut,bösartig", "columns": "größe,art", "one_hot": "art:süß|herb"}
-        data = opened("arrays", "a.csv", mixed, **{key: normalize(form, value) for key, value in names.items()})
+        data = opened(
+            "arrays",
+            "a.csv",
+            mixed,
+            **{key: normalize(form, value) for key, value in names.items()},
+        )
         assert (data.classes, data.domain_names) == (("gut", "bösartig"), ("Köln",))
         assert (data.labels.tolist(), data.columns) == ([1, 0, 1, 0], ("größe", "art:süß|herb"))
         assert data.inputs.tolist() == [[1, 1, 0], [2, 0, 1], [1, 1, 0], [2, 0, 1]]
     assert opened("arrays", "b.csv", mixed, one_hot=names["one_hot"]).classes == ("bösartig", "gut")
-    assert NodeConfig.of({"site-name": "north", "domain": normalize("NFD", "Köln")}).domain == "Köln"
-    asked = Settings.from_run_config(default_run_config() | {"new-domain": normalize("NFD", "Köln")})
+    assert (
+        NodeConfig.of({"site-name": "north", "domain": normalize("NFD", "Köln")}).domain == "Köln"
+    )
+    asked = Settings.from_run_config(
+        default_run_config() | {"new-domain": normalize("NFD", "Köln")}
+    )
     assert asked.federation.new_domain == "Köln"
 
 
-def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_texts_with_and_without_a_header_as_tokens(
+    opened: Any, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     """crc32("a") = 3904355907."""
-    news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
-    assert (news.classes, news.columns) == (("1", "3"), ())  # a file to predict need not call them as we do
+    news = opened(
+        "text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4
+    )
+    assert (news.classes, news.columns) == (
+        ("1", "3"),
+        (),
+    )  # a file to predict need not call them as we do
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
-    with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):  # of no model
+    with pytest.raises(
+        DataError, match="categories, of over 200 letters, or with a line break"
+    ):  # of no model
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with pytest.raises(DataError, match="has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
@@ -332,7 +482,11 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
     (folder / "train.csv").write_text("label,text\nx,one\ny,two\n")
     (folder / "test.csv").write_text("label,text\ny,three\n")
     both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
-    assert (both.official.tolist(), both.labels.tolist(), both.columns) == ([1, 0, 0], [1, 0, 1], ("text",))
+    assert (both.official.tolist(), both.labels.tolist(), both.columns) == (
+        [1, 0, 0],
+        [1, 0, 1],
+        ("text",),
+    )
     for wrong, said in (
         ("label,title,text\nx,a,one\ny,b,two\n", "only one of its files has a column title"),
         ("label,text,client\nx,one,a\ny,two,b\n", "only one of its files has a column client"),
@@ -344,10 +498,21 @@ def test_texts_with_and_without_a_header_as_tokens(opened: Any, data_settings: M
     with pytest.raises(DataError, match="'label_text' says the label in other words"):
         opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
     (folder / "train.csv").write_text("label,text,by,split\nx,one,a,train\ny,two,b,validation\n")
-    (folder / "test.csv").write_text("label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n")
+    (folder / "test.csv").write_text(
+        "label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n"
+    )
     data_key.cache_clear()  # of three test texts, who wrote one says its label, by chance
-    assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [1, 1, 1, 0, 2]
-    assert tokens(["A a", ""], 3).tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
+    assert open_data(data_settings(dataset="text-csv", data_dir=str(folder))).official.tolist() == [
+        1,
+        1,
+        1,
+        0,
+        2,
+    ]
+    assert tokens(["A a", ""], 3).tolist() == [
+        [1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0],
+        [0, 0, 0],
+    ]
 
 
 OWN = """
@@ -374,16 +539,30 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_function_of_the_users_own(
+    own_module: str, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     for function in ("load", "thing"):
         data = open_data(data_settings(dataset=f"{own_module}:{function}"))
         assert data.inputs.tolist() == np.eye(4).tolist()
         assert data.domain_names == ("a", "b")
     for name, kind, said in (
-        (f"{own_module}:absent", SettingsError, f"dataset = '{own_module}:absent': {own_module} has no absent"),
-        ("no_such_module:load", SettingsError, "no_such_module cannot be imported .*put its folder on PYTHONPATH"),
+        (
+            f"{own_module}:absent",
+            SettingsError,
+            f"dataset = '{own_module}:absent': {own_module} has no absent",
+        ),
+        (
+            "no_such_module:load",
+            SettingsError,
+            "no_such_module cannot be imported .*put its folder on PYTHONPATH",
+        ),
         (f"{own_module}:nothing", DataError, "returned int, not a dictionary of arrays"),
-        (f"{own_module}:misspelt", DataError, "returned 'spilt'; choose among inputs, labels, client, split, classes"),
+        (
+            f"{own_module}:misspelt",
+            DataError,
+            "returned 'spilt'; choose among inputs, labels, client, split, classes",
+        ),
     ):
         with pytest.raises(kind, match=said):
             open_data(data_settings(dataset=name))
@@ -391,13 +570,20 @@ def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSetting
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
     (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
     data_key.cache_clear()
-    with pytest.raises(DataError, match=f"dataset = '{own_module}:load': {own_module}: .* was edited after the import"):
+    with pytest.raises(
+        DataError,
+        match=f"dataset = '{own_module}:load': {own_module}: .* was edited after the import",
+    ):
         open_data(data_settings(dataset=f"{own_module}:load"))
 
 
-def test_data_of_edited_code_are_read_again(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_data_of_edited_code_are_read_again(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (package := tmp_path / "pack_age").mkdir()
-    (package / "load.py").write_text("from pack_age.more import *\ndef load(_): return dict(inputs=X, labels=[0, 1])")
+    (package / "load.py").write_text(
+        "from pack_age.more import *\ndef load(_): return dict(inputs=X, labels=[0, 1])"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     allow(["pack_age", "note_book", "in_zip"])
     for number in (1.0, 12.0):
@@ -412,7 +598,9 @@ def test_data_of_edited_code_are_read_again(data_settings: MakeSettings, tmp_pat
         archive.writestr("in_zip.py", "def load(data_dir): ...")
     monkeypatch.syspath_prepend(tmp_path / "code.zip")
     for name in ("note_book", "in_zip"):
-        with pytest.raises(DataError, match=f"dataset = '{name}:load': stands in no file, as in a notebook"):
+        with pytest.raises(
+            DataError, match=f"dataset = '{name}:load': stands in no file, as in a notebook"
+        ):
             open_data(data_settings(dataset=f"{name}:load"))
 
 
@@ -421,21 +609,40 @@ def test_a_folder_of_hugging_face(
 ) -> None:
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["bad", "good"])
-    kinds = datasets.Features({"title": datasets.Value("string"), "text": datasets.Value("string"), "label": label})
+    kinds = datasets.Features(
+        {"title": datasets.Value("string"), "text": datasets.Value("string"), "label": label}
+    )
     texts = {"title": ["so", "so"], "text": ["bad", "good"]}
-    part, test = (datasets.Dataset.from_dict(texts | {"label": of}, features=kinds) for of in ([0, 1], [1, 1]))
+    part, test = (
+        datasets.Dataset.from_dict(texts | {"label": of}, features=kinds) for of in ([0, 1], [1, 1])
+    )
     datasets.DatasetDict({"train_valley": part, "test": test}).save_to_disk(tmp_path / "reviews")
     data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
-    assert (data.classes, data.columns) == (("bad", "good"), ("title", "text"))  # a run's first lines name the columns
+    assert (data.classes, data.columns) == (
+        ("bad", "good"),
+        ("title", "text"),
+    )  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
-    named, other = part.add_column("label_text", ["0", "1"]), test.add_column("label_text", ["1", "1"])
+    named, other = (
+        part.add_column("label_text", ["0", "1"]),
+        test.add_column("label_text", ["1", "1"]),
+    )
     wrong = [({name: part}, f"part '{name}'") for name in ("test_matched", "Val")]
-    for parts, said in (*wrong, ({"a": named, "b": other}, "'label_text' says the label in other words")):
+    for parts, said in (
+        *wrong,
+        ({"a": named, "b": other}, "'label_text' says the label in other words"),
+    ):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset="hf:wrong", data_dir=str(tmp_path)))
-    columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"], "domain": ["u", "u"]}
+    columns = {
+        "a": [1.0, 2.0],
+        "b": [3.0, 4.0],
+        "label": [5, 7],
+        "client": ["x", "y"],
+        "domain": ["u", "u"],
+    }
     columns["split"] = ["train", "test"]
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
     table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
@@ -452,9 +659,13 @@ def test_a_folder_of_hugging_face(
         with pytest.raises(DataError, match="there is no folder"):
             open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
     copies: list[Path] = []
-    monkeypatch.setattr("protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1])))
+    monkeypatch.setattr(
+        "protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1]))
+    )
     with pytest.raises(DataError, match="cannot be read"):
         open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=2))
     copies[0].mkdir()  # as a process that was killed leaves it
-    assert copies[0] in stored_at({"site-name": "north", "cache-dir": str(copies[0].parent)})[-1].paths
+    assert (
+        copies[0] in stored_at({"site-name": "north", "cache-dir": str(copies[0].parent)})[-1].paths
+    )
     copies[0].rmdir()

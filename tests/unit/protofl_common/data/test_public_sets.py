@@ -19,7 +19,11 @@ def pacs(root: Path) -> dict[str, Any]:
     for domain in (*OTHERS["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
             write_image(root / "PACS" / domain / name / "pic_001.jpg")
-    return {"clients": ("art_painting", "cartoon", "photo", "sketch"), "classes": ("dog", "house"), "split": [0] * 8}
+    return {
+        "clients": ("art_painting", "cartoon", "photo", "sketch"),
+        "classes": ("dog", "house"),
+        "split": [0] * 8,
+    }
 
 
 def tiny_imagenet(root: Path) -> dict[str, Any]:
@@ -35,7 +39,9 @@ def fed_isic(root: Path) -> dict[str, Any]:
     rows = ["image,MEL,target,center,fold,fold2"]
     for i, (target, centre, fold) in enumerate([(1, 0, "train"), (0, 3, "test"), (1, 3, "train")]):
         rows.append(f"ISIC_{i},0.0,{target},{centre},{fold},{fold}_{centre}")
-        write_image(root / "fed_isic2019" / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{i}.jpg")
+        write_image(
+            root / "fed_isic2019" / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{i}.jpg"
+        )
     (root / "fed_isic2019" / "train_test_split").write_text("\n".join(rows) + "\n")
     return {"clients": ("0", "3"), "classes": ("0", "1"), "labels": [1, 0, 1], "split": [0, 1, 0]}
 
@@ -52,7 +58,12 @@ def fed_heart(root: Path) -> dict[str, Any]:
     for name, text in HEART.items():
         (root / f"processed.{name}.data").write_text(text)
     clients = ("cleveland", "hungarian", "switzerland", "va")
-    return {"clients": clients, "classes": ("healthy", "sick"), "labels": [0, 1, 0, 1, 1], "split": [0] * 5}
+    return {
+        "clients": clients,
+        "classes": ("healthy", "sick"),
+        "labels": [0, 1, 0, 1, 1],
+        "split": [0] * 5,
+    }
 
 
 def har(root: Path) -> dict[str, Any]:
@@ -60,15 +71,34 @@ def har(root: Path) -> dict[str, Any]:
     for part, people in (("train", [3, 11]), ("test", [2])):
         (home / part / "Inertial Signals").mkdir(parents=True)
         for number, signal in enumerate(SIGNALS):
-            rows = [" ".join(f" {person + number / 10:.7e}" for _ in range(128)) for person in people]
-            (home / part / "Inertial Signals" / f"{signal}_{part}.txt").write_text("\n".join(rows) + "\n")
-        (home / part / f"subject_{part}.txt").write_text("".join(f"{person}\n" for person in people))
-        (home / part / f"y_{part}.txt").write_text("".join(f"{person % 2 + 1}\n" for person in people))
+            rows = [
+                " ".join(f" {person + number / 10:.7e}" for _ in range(128)) for person in people
+            ]
+            (home / part / "Inertial Signals" / f"{signal}_{part}.txt").write_text(
+                "\n".join(rows) + "\n"
+            )
+        (home / part / f"subject_{part}.txt").write_text(
+            "".join(f"{person}\n" for person in people)
+        )
+        (home / part / f"y_{part}.txt").write_text(
+            "".join(f"{person % 2 + 1}\n" for person in people)
+        )
     (home / "activity_labels.txt").write_text("1 WALKING\n2 LAYING\n")
-    return {"clients": ("02", "03", "11"), "classes": ("WALKING", "LAYING"), "labels": [1, 1, 0], "split": [0, 0, 1]}
+    return {
+        "clients": ("02", "03", "11"),
+        "classes": ("WALKING", "LAYING"),
+        "labels": [1, 1, 0],
+        "split": [0, 0, 1],
+    }
 
 
-SETS = {"pacs": pacs, "tiny-imagenet": tiny_imagenet, "fed-isic": fed_isic, "fed-heart": fed_heart, "har": har}
+SETS = {
+    "pacs": pacs,
+    "tiny-imagenet": tiny_imagenet,
+    "fed-isic": fed_isic,
+    "fed-heart": fed_heart,
+    "har": har,
+}
 
 
 def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> StoredData:
@@ -76,7 +106,9 @@ def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> 
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_public_set_has_its_clients_classes_and_split(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_public_set_has_its_clients_classes_and_split(
+    name: str, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     wanted, data = SETS[name](tmp_path), read(data_settings, name, tmp_path)
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
     assert data.official.tolist() == wanted["split"]
@@ -87,7 +119,9 @@ def test_a_public_set_has_its_clients_classes_and_split(name: str, data_settings
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_missing_is_named_with_its_origin(name: str, data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_what_is_missing_is_named_with_its_origin(
+    name: str, data_settings: MakeSettings, tmp_path: Path
+) -> None:
     *there, last = OTHERS[name].files
     for file in there:
         (tmp_path / file).mkdir()
@@ -102,20 +136,45 @@ def test_what_is_missing_is_named_with_its_origin(name: str, data_settings: Make
             read(data_settings, name, tmp_path / "fed_isic2019")
 
 
-def test_hearts_with_gaps_stay_if_filled_and_signals_keep_channels(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_hearts_with_gaps_stay_if_filled_and_signals_keep_channels(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
     fed_heart(tmp_path)
-    few, all_ = read(data_settings, "fed-heart", tmp_path), read(data_settings, "fed-heart", tmp_path, impute="mean")
+    few, all_ = (
+        read(data_settings, "fed-heart", tmp_path),
+        read(data_settings, "fed-heart", tmp_path, impute="mean"),
+    )
     assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
-    assert few.inputs[0].tolist() == [63, 1, 1, 0, 0, 0, 145, 233, 1, 0, 0, 1, 150, 0, np.float32(2.3)]
+    assert few.inputs[0].tolist() == [
+        63,
+        1,
+        1,
+        0,
+        0,
+        0,
+        145,
+        233,
+        1,
+        0,
+        0,
+        1,
+        150,
+        0,
+        np.float32(2.3),
+    ]
     assert not np.isnan(few.inputs).any()
     assert np.isnan(all_.inputs).sum(axis=0).nonzero()[0].tolist() == [7, 8]  # chol and fbs
     har(tmp_path)
     data = read(data_settings, "har", tmp_path)
     assert data.inputs.shape == (3, 9, 128)
-    np.testing.assert_allclose(data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6)
+    np.testing.assert_allclose(
+        data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6
+    )
 
 
-def test_digit5_takes_domains_that_are_there(data_settings: MakeSettings, usps_dir: Path, capsys: Printed) -> None:
+def test_digit5_takes_domains_that_are_there(
+    data_settings: MakeSettings, usps_dir: Path, capsys: Printed
+) -> None:
     data = read(data_settings, "digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
     assert np.bincount(2 * data.domains + data.official).tolist() == [400, 100, 40, 20]
@@ -129,5 +188,7 @@ def test_digit5_takes_domains_that_are_there(data_settings: MakeSettings, usps_d
     assert more.labels[more.domains == 1].tolist() == [7, 7]
     for file in ("usps.bz2", "mnist_m/mnist_m_train_labels.txt"):
         (usps_dir / file).unlink()
-    with pytest.raises(DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train"):
+    with pytest.raises(
+        DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train"
+    ):
         read(data_settings, "digit5", usps_dir, alpha=0.2)

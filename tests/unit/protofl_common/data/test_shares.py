@@ -10,7 +10,10 @@ from protofl_common.data import partitions
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
 
-@given(st.lists(st.integers(0, 4), max_size=60).map(lambda each: np.array(each, dtype=np.int64)), st.integers(0, 99))
+@given(
+    st.lists(st.integers(0, 4), max_size=60).map(lambda each: np.array(each, dtype=np.int64)),
+    st.integers(0, 99),
+)
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     wanted = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
@@ -18,8 +21,14 @@ def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed:
     assert [deck.tolist() for deck in decks] == [deck.tolist() for deck in wanted]
 
 
-@given(st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0]), max_size=40), st.integers(0, 50), st.integers(0, 99))
-def test_the_first_by_turn_and_lot_by_the_definition(turns: list[float], limit: int, seed: int) -> None:
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0]), max_size=40),
+    st.integers(0, 50),
+    st.integers(0, 99),
+)
+def test_the_first_by_turn_and_lot_by_the_definition(
+    turns: list[float], limit: int, seed: int
+) -> None:
     """The whole order, by turn and among equals by lot, cut at the limit; without one all are taken."""
     order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
     wanted = [sorted(order[: limit or len(turns)]), sorted(order[limit or len(turns) :])]
@@ -41,7 +50,9 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 
 
 @given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
-def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fraction: float, seed: int) -> None:
+def test_what_is_set_aside_leaves_every_class_in_training(
+    labels: np.ndarray, fraction: float, seed: int
+) -> None:
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
     assert sorted([*stay, *aside]) == list(range(len(labels)))
     assert set(labels[stay]) == set(labels)

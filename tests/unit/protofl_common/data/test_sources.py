@@ -31,7 +31,11 @@ def test_every_name_has_its_function() -> None:
 
 def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     data, original = open_data(data_settings(dataset="digits")), load_digits()
-    assert (data.inputs.shape, data.inputs.dtype, data.domain_names) == ((1797, 1, 8, 8), np.uint8, ())
+    assert (data.inputs.shape, data.inputs.dtype, data.domain_names) == (
+        (1797, 1, 8, 8),
+        np.uint8,
+        (),
+    )
     np.testing.assert_array_equal(data.labels, original.target)
     np.testing.assert_allclose(data.inputs[:, 0] / 255 * 16, original.images, atol=0.04)
 
@@ -41,11 +45,17 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: Ma
     np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
     assert data.inputs.shape[1:] == (3, 28, 28)
     assert data.domain_names == ("scanned", "printed", "photo", "inverted", "coloured")
-    assert (np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)]) == 50).all()
+    assert (
+        np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)])
+        == 50
+    ).all()
     assert len({image.tobytes() for image in data.inputs}) == len(data.inputs)
     brightness = {name: data.inputs[data.domains == d].mean() for d, name in enumerate(DOMAINS)}
     assert brightness["scanned"] < 80 < 140 < brightness["inverted"] < brightness["printed"]
-    colour = {name: np.ptp(data.inputs[data.domains == d], axis=1).mean() for d, name in enumerate(DOMAINS)}
+    colour = {
+        name: np.ptp(data.inputs[data.domains == d], axis=1).mean()
+        for d, name in enumerate(DOMAINS)
+    }
     assert colour["scanned"] == colour["inverted"] == 0
     assert colour["coloured"] > 30
     assert colour["photo"] > 20
@@ -55,22 +65,38 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: Ma
     assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
-def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: MakeSettings, usps_dir: Path) -> None:
+def test_digit_mix_takes_the_first_images_of_each_training_part(
+    data_settings: MakeSettings, usps_dir: Path
+) -> None:
     data = open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir)))
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
-    assert np.bincount(data.domains).tolist() == [400, 40, 500, 500, 500]  # none of the 100 and 20 test images
+    assert np.bincount(data.domains).tolist() == [
+        400,
+        40,
+        500,
+        500,
+        500,
+    ]  # none of the 100 and 20 test images
     assert data.inputs.shape[1:] == (3, 28, 28)
-    np.testing.assert_array_equal(np.asarray(data.inputs)[data.domains == 0][:, 2, 0, 1], np.arange(400) % 256)
+    np.testing.assert_array_equal(
+        np.asarray(data.inputs)[data.domains == 0][:, 2, 0, 1], np.arange(400) % 256
+    )
     np.testing.assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     embedded = open_data(data_settings(dataset="digit-domains"))
-    np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])
+    np.testing.assert_array_equal(
+        data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2]
+    )
     for file in usps_dir.glob("usps*"):
         file.unlink()
-    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
+    with pytest.raises(
+        DataError, match=r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"
+    ):
         open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir), alpha=0.2))
 
 
-def test_image_size_resizes_any_source_but_not_what_has_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
+def test_image_size_resizes_any_source_but_not_what_has_it(
+    data_settings: MakeSettings, mnist_dir: Path
+) -> None:
     assert open_data(data_settings(dataset="digits", image_size=16)).inputs.shape[1:] == (1, 16, 16)
     small = data_settings(dataset="mnist", data_dir=str(mnist_dir), image_size=14)
     assert open_data(small).inputs.shape == (500, 1, 14, 14)
@@ -92,13 +118,19 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     for name, part in (("photo", "train"), ("sketch", "Test")):
         (domain_dir / name).rename(domain_dir / part)
     for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
-        with pytest.raises(DataError, match=rf"Test, train in .* which would be taken for {taken}; list the images"):
+        with pytest.raises(
+            DataError, match=rf"Test, train in .* which would be taken for {taken}; list the images"
+        ):
             open_data(data_settings(dataset=dataset, data_dir=str(domain_dir), alpha=0.2))
     where = {"dataset": "image-folder", "data_dir": str(domain_dir / "train")}
-    (domain_dir / "Test" / "cat").rename(domain_dir / "train" / "valid")  # a class, for all that one can know
+    (domain_dir / "Test" / "cat").rename(
+        domain_dir / "train" / "valid"
+    )  # a class, for all that one can know
     assert open_data(data_settings(**where)).classes == ("cat", "dog", "valid")
     (domain_dir / "Test").rename(domain_dir / "train" / "eval")  # it has dogs, too
-    with pytest.raises(DataError, match=r"eval in .*: parts of a data set, which would be taken for classes"):
+    with pytest.raises(
+        DataError, match=r"eval in .*: parts of a data set, which would be taken for classes"
+    ):
         open_data(data_settings(**where, alpha=0.2))
 
 
@@ -110,36 +142,56 @@ def test_folders_that_macos_has_named(data_settings: MakeSettings, domain_dir: P
     where = {"dataset": "domain-folder", "data_dir": str(domain_dir), "partition": "feature-shift"}
     data = open_data(data_settings(**where, classes="cat,Ku\u0308ken"))
     assert (data.classes, data.domain_names) == (("cat", "K\u00fcken"), ("B\u00fcro", "sketch"))
-    assert [np.bincount(data.labels[data.domains == domain]).tolist() for domain in (0, 1)] == [[8, 1], [8, 8]]
+    assert [np.bincount(data.labels[data.domains == domain]).tolist() for domain in (0, 1)] == [
+        [8, 1],
+        [8, 8],
+    ]
 
 
-def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_image_folder_with_classes_in_the_order_given(
+    data_settings: MakeSettings, domain_dir: Path
+) -> None:
     where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch"), "image_size": 12}
     data = open_data(data_settings(**where, classes="owl, dog, cat, fox"))
     assert (data.inputs.shape, data.domain_names) == ((24, 3, 12, 12), ())
     assert data.classes == ("owl", "dog", "cat", "fox")
     np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
     (domain_dir / "sketch" / "fox").mkdir()
-    with pytest.raises(DataError, match=r"the folder 'fox' in .* is a class without an image there \(\.bmp, "):
+    with pytest.raises(
+        DataError, match=r"the folder 'fox' in .* is a class without an image there \(\.bmp, "
+    ):
         open_data(data_settings(**where, alpha=0.2))
 
 
-def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_classes_picks_folders_of_a_domain_folder(
+    data_settings: MakeSettings, domain_dir: Path
+) -> None:
     """As FedPLVM takes ten of DomainNet's 345 classes; `owl` is in one of the two domains only."""
     where = {"dataset": "domain-folder", "data_dir": str(domain_dir), "partition": "feature-shift"}
     data = open_data(data_settings(**where, classes="owl,cat"))
     assert data.classes == ("owl", "cat")
     np.testing.assert_array_equal(np.bincount(data.labels), [8, 16])
-    with pytest.raises(DataError, match=r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"):
+    with pytest.raises(
+        DataError, match=r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"
+    ):
         open_data(data_settings(**where, classes="cat,fox"))
     for misspelt in ("cat,Dog", "cat,do_g"):
         with pytest.raises(DataError, match=r"does not list the folder .*dog; is it misspelt\?"):
             open_data(data_settings(**where | {"partition": "own"}, classes=misspelt))
     for other in ("fox", "dogs"):
-        assert len(open_data(data_settings(**where | {"partition": "own"}, classes=f"cat,{other}")).classes) == 2
+        assert (
+            len(
+                open_data(
+                    data_settings(**where | {"partition": "own"}, classes=f"cat,{other}")
+                ).classes
+            )
+            == 2
+        )
 
 
-def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path) -> None:
+def test_a_damaged_file_is_named(
+    data_settings: MakeSettings, domain_dir: Path, mnist_dir: Path
+) -> None:
     (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
     (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
     for dataset, folder, said in (
@@ -150,11 +202,21 @@ def test_a_damaged_file_is_named(data_settings: MakeSettings, domain_dir: Path, 
             open_data(data_settings(dataset=dataset, data_dir=str(folder)))
 
 
-def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: MakeSettings, domain_dir: Path) -> None:
-    (exif := Image.Exif()).update({0x0112: 6, 0x010F: "maker"})  # 6: the first row of pixels is the right side
+def test_photos_are_upright_and_no_link_or_spelling_is_missed(
+    data_settings: MakeSettings, domain_dir: Path
+) -> None:
+    (exif := Image.Exif()).update(
+        {0x0112: 6, 0x010F: "maker"}
+    )  # 6: the first row of pixels is the right side
     broken_beside_it = exif.tobytes().replace(b"\1\x0f", b"\1\1")
-    for note, wanted in ((exif.tobytes(), [0] * 7 + [8]), (broken_beside_it, [0] * 7 + [8]), (b"broken", [1] * 8)):
-        Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(domain_dir / "turned.png", exif=note)
+    for note, wanted in (
+        (exif.tobytes(), [0] * 7 + [8]),
+        (broken_beside_it, [0] * 7 + [8]),
+        (b"broken", [1] * 8),
+    ):
+        Image.fromarray(np.repeat(np.eye(8, 1, dtype=np.uint8), 8, 1)).save(
+            domain_dir / "turned.png", exif=note
+        )
         assert decoding.read_image(domain_dir / "turned.png", 8)[0].sum(0).tolist() == wanted
     for name, target, said in (
         ("dog/gone.png", "none", r"dog/gone\.png is not a readable image"),
@@ -168,13 +230,17 @@ def test_photos_are_upright_and_no_link_or_spelling_is_missed(data_settings: Mak
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
-def test_data_dir_missing_or_empty(data_settings: MakeSettings, tmp_path: Path, dataset: str) -> None:
+def test_data_dir_missing_or_empty(
+    data_settings: MakeSettings, tmp_path: Path, dataset: str
+) -> None:
     with pytest.raises(DataError, match=rf"data-dir = ''.*'{dataset}'"):
         open_data(data_settings(dataset=dataset))
     with pytest.raises(DataError, match=r"data-dir = .*there is no such (file or )?folder"):
         open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "nowhere")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="data-dir = .*none there" if dataset == "arrays" else "data-dir = "):
+    with pytest.raises(
+        DataError, match="data-dir = .*none there" if dataset == "arrays" else "data-dir = "
+    ):
         open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "empty")))
 
 
@@ -196,7 +262,9 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     settings = data_settings(image_size=8, cache_dir=str(tmp_path / "cache"))
     images = decoding.read_images(files, settings)
     assert "protofl: 18 of 20 images decoded" in capsys.readouterr().err
-    np.testing.assert_array_equal(images, np.stack([decoding.read_image(file, 8) for file in files]))
+    np.testing.assert_array_equal(
+        images, np.stack([decoding.read_image(file, 8) for file in files])
+    )
     assert isinstance(images, np.memmap)  # not in memory
     assert not list((tmp_path / "cache").iterdir())
     for number in (13, 17):
@@ -205,8 +273,12 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
         decoding.read_images(files, settings)
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")])
-def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[np.generic], suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")]
+)
+def test_pixels_of_more_than_eight_bits_are_refused(
+    tmp_path: Path, kind: type[np.generic], suffix: str
+) -> None:
     file = tmp_path / f"scan.{suffix}"
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
@@ -214,13 +286,17 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
     dark, grey = Image.new("L", (8, 8)), Image.new("L", (8, 8), 9)
     for name, of_a_phone in (("scan.tif", None), ("film.gif", None), ("photo.jpg", "MPO")):
         dark.save(tmp_path / name, of_a_phone, save_all=True, append_images=[grey])
-        seen = pytest.raises(DataError, match=rf"{name}.* has 2 pages or frames, of which one would be seen")
+        seen = pytest.raises(
+            DataError, match=rf"{name}.* has 2 pages or frames, of which one would be seen"
+        )
         with nullcontext() if of_a_phone else seen:
             decoding.read_image(tmp_path / name, 8)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])
-def test_torchvision_set_has_both_parts(own_folder: bool, data_settings: MakeSettings, mnist_dir: Path) -> None:
+def test_torchvision_set_has_both_parts(
+    own_folder: bool, data_settings: MakeSettings, mnist_dir: Path
+) -> None:
     """Which may lie in a folder of their own."""
     if own_folder:
         (mnist_dir / "MNIST" / "MNIST").mkdir()
@@ -280,7 +356,9 @@ def test_torchvision_layouts(
         np.testing.assert_array_equal(raw.inputs[0, 0], FakeCifar.data[0, :, :, 0].T)
 
 
-def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
+def test_missing_torchvision_file_says_how_to_get_it(
+    data_settings: MakeSettings, mnist_dir: Path
+) -> None:
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
@@ -289,7 +367,9 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
-def test_it_fetches_every_part_once_or_fails(data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_it_fetches_every_part_once_or_fails(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+) -> None:
     fetched = []
 
     class FakeUsps(FakeSet):
@@ -311,5 +391,7 @@ def test_it_fetches_every_part_once_or_fails(data_settings: MakeSettings, tmp_pa
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.USPS", offline)
-    with pytest.raises(DataError, match=r"download = true: torchvision could not fetch USPS \(no network\)"):
+    with pytest.raises(
+        DataError, match=r"download = true: torchvision could not fetch USPS \(no network\)"
+    ):
         open_data(data_settings(dataset="usps", data_dir=str(tmp_path), download=True))

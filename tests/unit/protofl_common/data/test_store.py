@@ -35,7 +35,9 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
 
 @pytest.mark.parametrize(("name", "length", "end"), [("inputs.npy", 5000, b""), ("inputs.npy", -1, b""),
     ("meta.json", 0, b'{"samples": 1797'), ("labels.npy", 0, b"garbage")])  # fmt: skip
-def test_bad_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes) -> None:
+def test_bad_entry_is_rebuilt(
+    data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
+) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before, file = _first(settings), tmp_path / data_key(settings) / name
     whole = file.read_bytes()
@@ -47,7 +49,9 @@ def test_bad_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, name:
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_leftovers_do_no_harm_and_no_cache_can_be_a_file(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_leftovers_do_no_harm_and_no_cache_can_be_a_file(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()
@@ -78,7 +82,9 @@ def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_pat
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
     context = multiprocessing.get_context("fork")
     barrier, results, log = context.Barrier(2), context.Queue(), tmp_path / "log"
-    workers = [context.Process(target=_race, args=(settings, barrier, str(log), results)) for _ in range(2)]
+    workers = [
+        context.Process(target=_race, args=(settings, barrier, str(log), results)) for _ in range(2)
+    ]
     for worker in workers:
         worker.start()
     sums = [results.get(timeout=60) for _ in workers]

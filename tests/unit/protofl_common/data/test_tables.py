@@ -46,24 +46,46 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     assert "'' is not a finite number but a gap" in lines[3]
     assert "(2 of 5 values): impute=median" in lines[3]
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
-    assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")  # which is what the last line says
+    assert opened(MESSY, **CLEAN).columns == (
+        "sex:f|m",
+        "age",
+        "chol",
+    )  # which is what the last line says
 
 
 def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
     data = opened(MESSY, **CLEAN)
-    assert data.inputs[:, :3].tolist() == [[1, 0, 40], [0, 1, 50], [0, 0, 60], [0, 1, 70], [1, 0, 80]]
+    assert data.inputs[:, :3].tolist() == [
+        [1, 0, 40],
+        [0, 1, 50],
+        [0, 0, 60],
+        [0, 1, 70],
+        [1, 0, 80],
+    ]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
-    assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[0].tolist() == [40, 0, 1]
-    found = read_columns({"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[
+        0
+    ].tolist() == [40, 0, 1]
+    found = read_columns(
+        {"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False
+    )
     assert found.argmax(1).tolist() == [0, 0, 1, 1]
 
 
-def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened: Any, capsys: Printed) -> None:
-    rows = "".join(f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2 + 3},{row % 2},{row % 2}\n" for row in range(60))
+def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(
+    opened: Any, capsys: Printed
+) -> None:
+    rows = "".join(
+        f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2 + 3},{row % 2},{row % 2}\n"
+        for row in range(60)
+    )
     assert opened(f"id,amount,same,coded,gone,label\n{rows}", drop="gone").inputs[1, 0] == 16777216
     line, other = capsys.readouterr().err.splitlines()
     assert "line 3, column 'id': 16777217 is 16777216 to a model" in line
-    assert "column 'coded' says the label in other words; drop it, unless it is known before the label" in other
+    assert (
+        "column 'coded' says the label in other words; drop it, unless it is known before the label"
+        in other
+    )
 
 
 @pytest.mark.parametrize(("settings", "said"), [
@@ -73,7 +95,9 @@ def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened: Any,
     (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
     (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
 ])  # fmt: skip
-def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, Any], said: str) -> None:
+def test_what_no_definition_covers_is_refused(
+    opened: Any, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         opened(MESSY, **settings)
 
@@ -83,21 +107,42 @@ def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, A
     ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
     ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
 ])  # fmt: skip
-def test_a_wrong_definition_is_refused_before_reading(open_all: OpenAll, changes: dict[str, Any], said: str) -> None:
+def test_a_wrong_definition_is_refused_before_reading(
+    open_all: OpenAll, changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
 
 
-def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
-    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "v": [[1], [3]], "label": ["x", "y"]}
-    columns |= {"b": [0.5, 2.5], "z": [2.0, 1e300], "domain": ["n", "s"], "__index_level_0__": [7, 8]}  # as pandas does
+def test_parquet_has_numbers_texts_and_gaps_of_its_own(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    columns = {
+        "a": [1.5, None],
+        "on": [True, False],
+        "sex": ["m", None],
+        "v": [[1], [3]],
+        "label": ["x", "y"],
+    }
+    columns |= {
+        "b": [0.5, 2.5],
+        "z": [2.0, 1e300],
+        "domain": ["n", "s"],
+        "__index_level_0__": [7, 8],
+    }  # as pandas does
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex: f | m"}
     data = open_data(data_settings(**own, impute="mean", drop="v,z"))
     assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1, 0.5], [-1, 0, 0, 0, 2.5]]
-    assert (data.classes, data.domain_names, data.columns) == (("x", "y"), ("n", "s"), ("a", "on", "sex:f|m", "b"))
+    assert (data.classes, data.domain_names, data.columns) == (
+        ("x", "y"),
+        ("n", "s"),
+        ("a", "on", "sex:f|m", "b"),
+    )
     said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1\] is not a finite"
-    with pytest.raises(DataError, match=rf"{said}(.|\n)*row 1, column 'z': 1e\+300 has a number that is too large"):
+    with pytest.raises(
+        DataError, match=rf"{said}(.|\n)*row 1, column 'z': 1e\+300 has a number that is too large"
+    ):
         open_data(data_settings(**own))
 
 
@@ -122,7 +167,12 @@ def seen(client: ClientData) -> list[list[float]]:
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
 ) -> None:
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural", "train_samples": 0}
+    own = {
+        "dataset": "arrays",
+        "data_dir": str(tmp_path / "t.csv"),
+        "partition": "natural",
+        "train_samples": 0,
+    }
     own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
     found = []
     for changes in ({}, {"test": 1e4}, {"south": 1e4}):
@@ -132,13 +182,17 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
         found.append((seen(north), seen(south), north.fill))
     plain, other_tests, other_south = found
     assert other_tests == plain
-    assert (other_south[0] == plain[0], other_south[2] == plain[2]) == (standardise != "pooled",) * 2
+    assert (other_south[0] == plain[0], other_south[2] == plain[2]) == (
+        standardise != "pooled",
+    ) * 2
     if standardise != "pooled":
         assert np.allclose(np.mean(plain[0], axis=0), 0, atol=1e-6)
         assert np.allclose(np.std(plain[0], axis=0), 1, atol=1e-6)
 
 
-def test_a_split_made_here_leaks_nothing_either(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+def test_a_split_made_here_leaks_nothing_either(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
     """Where the file marks no test samples, and of bundled tables."""
     rows = [f"{row},{'xy'[row % 2]}" for row in range(40)]
     for changed in (False, True):
@@ -161,8 +215,13 @@ def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
-def test_a_feature_without_a_value_at_a_client_is_nought_there(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
-    lines = [line if ",north," in line or "client" in line else "," + line.split(",", 1)[1] for line in table().split()]
+def test_a_feature_without_a_value_at_a_client_is_nought_there(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    lines = [
+        line if ",north," in line or "client" in line else "," + line.split(",", 1)[1]
+        for line in table().split()
+    ]
     opened("\n".join(lines) + "\n", impute="mean")
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     _, south = open_all(2, **own, test_from="official-own", impute="mean")
@@ -184,8 +243,22 @@ def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) 
 
 
 def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column() -> None:
-    assert len(from_arrays({"inputs": np.ones((120, 2)), "labels": np.arange(120) // 2}, "here").classes) == 60
+    assert (
+        len(
+            from_arrays(
+                {"inputs": np.ones((120, 2)), "labels": np.arange(120) // 2}, "here"
+            ).classes
+        )
+        == 60
+    )
     for labels in (np.arange(60) % 6 / 4, np.arange(60)[:, None] % 6):
         assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here").classes) == 6
     names = ",".join(f"P{i}" for i in range(60))
-    assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": names.split(",")}, "here", names).classes) == 60
+    assert (
+        len(
+            from_arrays(
+                {"inputs": np.ones((60, 2)), "labels": names.split(",")}, "here", names
+            ).classes
+        )
+        == 60
+    )

@@ -4,16 +4,32 @@ import pytest
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, known_keys, to_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    check_chosen,
+    default_run_config,
+    known_keys,
+    to_run_config,
+)
 
 
 def test_pyproject_holds_every_key_in_the_documented_order_and_the_defaults_of_the_papers() -> None:
     """Those that no line of a recipe repeats; where a default is not the paper's, its page says why."""
     assert list(default_run_config()) == known_keys()
     papers = {
-        "fedtgp": {"lambda": 0.1, "distance": "l2", "granularity": "class-mean", "margin": "adaptive"}
+        "fedtgp": {
+            "lambda": 0.1,
+            "distance": "l2",
+            "granularity": "class-mean",
+            "margin": "adaptive",
+        }
         | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
-        "fedpcl": {"temperature": 0.07, "prototypes": "both", "loss": "contrast", "denominator": "others"},
+        "fedpcl": {
+            "temperature": 0.07,
+            "prototypes": "both",
+            "loss": "contrast",
+            "denominator": "others",
+        },
         "fedplvm": {"alpha": 0.25, "temperature": 0.07, "contrast": True, "correction": "sum"},
         "protofed": {"prototypes": "last-round"},
         "fml": {"alpha": 0.5, "beta": 0.5, "mutual": "detached"},
@@ -102,7 +118,9 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     ("fedproto", "epochs", "local-epochs"),
     ("local", "lambda", "fedproto.lambda"),
 ])  # fmt: skip
-def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo: str, key: str, meant: str) -> None:
+def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(
+    algo: str, key: str, meant: str
+) -> None:
     with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
         Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})
 
@@ -119,7 +137,10 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
         "fedproto.lambda = 2.0: has no effect on fedprox, which reads fedprox.mu",
         "fedbn.x = 1: has no effect on fedprox, which reads fedprox.mu",
     ]
-    with pytest.raises(SettingsError, match=r"^fedprox\.mu = 1\.0: has no effect on local, which reads no settings of"):
+    with pytest.raises(
+        SettingsError,
+        match=r"^fedprox\.mu = 1\.0: has no effect on local, which reads no settings of",
+    ):
         check({"fedprox.mu": 1.0}, algo="local")
     check({"fedprox.mu": 1.0}, algo="fedavg", baselines="local, fedprox")
     said = "^shots = 5: has no effect on partition = dirichlet; choose n-way-k-shot$"
@@ -136,16 +157,24 @@ def test_a_node_may_override_its_own_facts_only() -> None:
         Settings.from_run_config(default_run_config(), node | {"lr": 9.0, "domian": "photo"})
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("node-config: lr: unknown key; choose from site-name, partition-id, ")
-    assert lines[1].startswith("node-config: domian: unknown key; did you mean domain?; choose from ")
+    assert lines[0].startswith(
+        "node-config: lr: unknown key; choose from site-name, partition-id, "
+    )
+    assert lines[1].startswith(
+        "node-config: domian: unknown key; did you mean domain?; choose from "
+    )
 
 
-def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:
+def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> (
+    None
+):
     whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
     assert (whole, type(whole)) == (1.0, float)
     config = default_run_config() | {"rounds": 1}
     settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
-    assert Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
+    assert (
+        Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
+    )
     for rounds in (True, 1.0):
         with pytest.raises(SettingsError, match="rounds = "):
             Settings.from_run_config(config | {"rounds": rounds})

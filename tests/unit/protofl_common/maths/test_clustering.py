@@ -10,7 +10,9 @@ from protofl_common.maths.prototypes import cluster, cluster_classes, finch_part
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two numberings put the same rows together."""
-    return len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(set(one)) == len(set(other))
+    return (
+        len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(set(one)) == len(set(other))
+    )
 
 
 def first_partition(rows: np.ndarray) -> np.ndarray:
@@ -39,7 +41,9 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
     random = np.random.default_rng(5)
     rows = {
         "random": lambda: random.random((150, 16)),
-        "blobs": lambda: np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12)),
+        "blobs": lambda: (
+            np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12))
+        ),
         "relu": lambda: np.maximum(0, random.normal(-1, 1, (120, 64))),
     }[source]()
     found = finch_partitions(rows)
@@ -54,7 +58,9 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
         assert all(len(set(blob[found[-1] == one])) == 1 for one in range(found[-1].max() + 1))
 
 
-@pytest.mark.parametrize("rows", [np.ones((1, 3)), np.ones((2, 3)), np.eye(2), np.ones((6, 3)), np.zeros((5, 3))])
+@pytest.mark.parametrize(
+    "rows", [np.ones((1, 3)), np.ones((2, 3)), np.eye(2), np.ones((6, 3)), np.zeros((5, 3))]
+)
 def test_few_or_equal_vectors_are_one_cluster(rows: np.ndarray) -> None:
     assert [partition.tolist() for partition in finch_partitions(rows)] == [[0] * len(rows)]
 
@@ -67,11 +73,15 @@ def two_groups() -> torch.Tensor:
 def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     means, counts = cluster(two_groups(), method, clusters)
     assert counts.sum() == len(two_groups())
-    torch.testing.assert_close(means[means[:, 0].argsort()], torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]]))
+    torch.testing.assert_close(
+        means[means[:, 0].argsort()], torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
+    )
 
 
 def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vectors() -> None:
-    torch.testing.assert_close(cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True))
+    torch.testing.assert_close(
+        cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True)
+    )
     assert len(cluster(two_groups()[:2], "kmeans", 5)[0]) == 2
     assert len(cluster(torch.ones(4, 2), "kmeans", 3)[0]) == 1
     with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.low_rank import applied, change, compressed, expanded, factors, largest_rank
+from protofl_common.maths.low_rank import (
+    applied,
+    change,
+    compressed,
+    expanded,
+    factors,
+    largest_rank,
+)
 
 
 def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
@@ -22,13 +29,17 @@ def test_no_change_is_two_thin_zeros() -> None:
 
 @pytest.mark.parametrize("shape", [(9, 20), (20, 9)])
 def test_two_factors_give_a_matrix_of_rank_two(shape: tuple[int, int]) -> None:
-    weight = torch.randn(shape[0], 2, dtype=torch.float64) @ torch.randn(2, shape[1], dtype=torch.float64)
+    weight = torch.randn(shape[0], 2, dtype=torch.float64) @ torch.randn(
+        2, shape[1], dtype=torch.float64
+    )
     left, right = factors(weight, 1 - 1e-9) or (None, None)
     assert left.shape == (shape[0], 2)
     torch.testing.assert_close(left @ right, weight)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1), (5,), ()])
+@pytest.mark.parametrize(
+    "shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1), (5,), ()]
+)
 def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
     numbers = int(np.prod(shape))
     each = shape[0] + numbers // shape[0] if len(shape) > 1 else numbers
@@ -38,8 +49,18 @@ def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
 
 def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:
     torch.manual_seed(0)
-    before = {"w": torch.randn(6, 7), "b": torch.randn(6), "seen": torch.tensor(3), "running_var": torch.ones(2)}
-    after = {"w": before["w"] + 0.5, "b": before["b"] + 1, "seen": torch.tensor(8), "running_var": torch.zeros(2)}
+    before = {
+        "w": torch.randn(6, 7),
+        "b": torch.randn(6),
+        "seen": torch.tensor(3),
+        "running_var": torch.ones(2),
+    }
+    after = {
+        "w": before["w"] + 0.5,
+        "b": before["b"] + 1,
+        "seen": torch.tensor(8),
+        "running_var": torch.zeros(2),
+    }
     sent = compressed(change(after, before, {"w", "b"}), 0.99)
     assert set(sent) == {"w:left", "w:right", "b", "seen", "running_var"}
     assert sent["w:left"].shape == (6, 1)

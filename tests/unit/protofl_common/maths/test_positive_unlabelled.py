@@ -9,7 +9,9 @@ import torch
 from protofl_common.maths.losses import not_of_class, positive_unlabelled_risk
 
 # three classes, of which class 2 is labelled by nobody; probabilities (1/2, 1/4, 1/4), (1/4, 1/2, 1/4), (1/4, 1/4, 1/2)
-LOGITS = torch.tensor([[2.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.0, 1.0, 2.0]], dtype=torch.float64).log()
+LOGITS = torch.tensor(
+    [[2.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.0, 1.0, 2.0]], dtype=torch.float64
+).log()
 HALF, QUARTER = -log(1 / 2 + 1e-6), -log(3 / 4 + 1e-6)
 """−log(1 − p + ε) for p of 1/2 and of 1/4."""
 
@@ -19,7 +21,9 @@ def test_not_of_class_by_hand() -> None:
     np.testing.assert_allclose(not_of_class(LOGITS).numpy(), expected)
 
 
-def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float) -> float:
+def reference(
+    logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float
+) -> float:
     """The formula, sample by sample; probabilities from exponentials."""
     held = [c for c in range(len(counts)) if counts[c]]
     scale, total = (unlabelled + counts.sum()) / len(labels), 0.0
@@ -35,12 +39,16 @@ def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabe
     return total / len(held)
 
 
-def some_client(seed: int, size: int = 60, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def some_client(
+    seed: int, size: int = 60, classes: int = 6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Logits [N, C], labels [N] (a third labelled, classes 0, 1 and 3 only), labelled samples per class, unlabelled."""
     rng = np.random.default_rng(seed)
     labels = np.where(rng.random(size) < 1 / 3, rng.choice([0, 1, 3], size), -1)
     counts = np.bincount(labels[labels >= 0], minlength=classes)
-    tensors = (torch.from_numpy(array) for array in (rng.normal(0, 2, (size, classes)), labels, counts))
+    tensors = (
+        torch.from_numpy(array) for array in (rng.normal(0, 2, (size, classes)), labels, counts)
+    )
     return *tensors, int((labels == -1).sum())  # type: ignore[return-value]
 
 
@@ -49,12 +57,15 @@ def some_client(seed: int, size: int = 60, classes: int = 6) -> tuple[torch.Tens
 def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> None:
     logits, labels, counts, unlabelled = some_client(seed)
     batch, floor = slice(0, 10), 0.0 if non_negative else -np.inf
-    expected = reference(logits[batch].numpy(), labels[batch].numpy(), counts.numpy(), unlabelled, floor)
+    expected = reference(
+        logits[batch].numpy(), labels[batch].numpy(), counts.numpy(), unlabelled, floor
+    )
     inputs = logits[batch].clone().requires_grad_()
     found = positive_unlabelled_risk(inputs, labels[batch], counts, unlabelled, non_negative)
     assert found.item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(
-        lambda x: positive_unlabelled_risk(x, labels[batch], counts, unlabelled, non_negative), inputs
+        lambda x: positive_unlabelled_risk(x, labels[batch], counts, unlabelled, non_negative),
+        inputs,
     )
 
 
@@ -64,7 +75,10 @@ def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -
     logits, labels, counts, unlabelled = some_client(9)
     whole = positive_unlabelled_risk(logits, labels, counts, unlabelled, non_negative=False)
     batches = list(zip(logits.split(size), labels.split(size), strict=True))
-    terms = [len(y) * positive_unlabelled_risk(x, y, counts, unlabelled, non_negative=False).item() for x, y in batches]
+    terms = [
+        len(y) * positive_unlabelled_risk(x, y, counts, unlabelled, non_negative=False).item()
+        for x, y in batches
+    ]
     assert sum(terms) / len(labels) == pytest.approx(whole.item(), rel=1e-12)
 
 
@@ -81,7 +95,9 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
         for c in range(4):
             labels[rng.choice(np.flatnonzero(truth == c), 3, replace=False)] = c
         counts = torch.full((4,), 3)
-        risk = positive_unlabelled_risk(logits, torch.from_numpy(labels), counts, 28, non_negative=False)
+        risk = positive_unlabelled_risk(
+            logits, torch.from_numpy(labels), counts, 28, non_negative=False
+        )
         found.append(risk.item())
     assert np.mean(found) == pytest.approx(others, abs=4 * np.std(found) / np.sqrt(len(found)))
 
@@ -100,9 +116,13 @@ def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bo
 
 def test_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
     """And none where it is sure: the risk's second term would fall without end."""
-    logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4], [5.0, 0.0]], requires_grad=True)
+    logits = torch.tensor(
+        [[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4], [5.0, 0.0]], requires_grad=True
+    )
     against = not_of_class(logits)
-    assert against[:, 0].tolist() == pytest.approx([-log(1e-6), 0.0, -log(1e-6), 5.006567], abs=2e-4)
+    assert against[:, 0].tolist() == pytest.approx(
+        [-log(1e-6), 0.0, -log(1e-6), 5.006567], abs=2e-4
+    )
     against[:, 0].sum().backward()
     assert torch.isfinite(logits.grad).all()
     assert logits.grad[:3].abs().max() < 1e-6

@@ -7,12 +7,18 @@ from protofl_common.maths.aggregation import merge_by_class, merge_prototypes
 from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
 
 
-def prototypes(means: list[list[float]], labels: list[int], counts: list[int] | None = None) -> Prototypes:
-    return Prototypes(torch.tensor(means), torch.tensor(labels), None if counts is None else torch.tensor(counts))
+def prototypes(
+    means: list[list[float]], labels: list[int], counts: list[int] | None = None
+) -> Prototypes:
+    return Prototypes(
+        torch.tensor(means), torch.tensor(labels), None if counts is None else torch.tensor(counts)
+    )
 
 
 def test_class_means_by_hand() -> None:
-    found = class_means(torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]]), torch.tensor([2, 2, 0]), num_classes=4)
+    found = class_means(
+        torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]]), torch.tensor([2, 2, 0]), num_classes=4
+    )
     assert found.labels.tolist() == [0, 2]
     assert found.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
     assert found.counts.tolist() == [1, 2]
@@ -52,7 +58,11 @@ def test_nearest_label_by_hand_among_some_and_far_from_the_origin() -> None:
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
     assert nearest(features, known).tolist() == [4, 2, 7]
     assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
-    assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
+    assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [
+        4,
+        2,
+        7,
+    ]  # none of them known: all
     means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
     assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]

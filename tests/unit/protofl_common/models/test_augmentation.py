@@ -4,17 +4,31 @@ import pytest
 import torch
 from torch import nn
 
-from protofl_common.models.augmentation import Augmentation, fusion_coefficients, resampled, stages_of
+from protofl_common.models.augmentation import (
+    Augmentation,
+    fusion_coefficients,
+    resampled,
+    stages_of,
+)
 from protofl_common.models.build import build_model
 
 STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "cnn4": ((1, 28, 28), {"3": 32, "6": 64}),
     "htcnn-3": ((1, 28, 28), {"3": 32}),
     "mnist-cnn": ((1, 28, 28), {"3": 10, "7": 20}),
-    "resnet10": ((3, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256, "0.layer4.0": 512}),
+    "resnet10": (
+        (3, 32, 32),
+        {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256, "0.layer4.0": 512},
+    ),
     "resnet6-imagenet-stem": ((1, 28, 28), {"0.layer1.0": 64, "0.layer4": 128}),
-    "resnet10-imagenet-stem": ((1, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256}),
-    "mobilenet-v2": ((3, 32, 32), {"1.features.1": 16, "1.features.3": 24, "1.features.6": 32, "1.features.13": 96}),
+    "resnet10-imagenet-stem": (
+        (1, 32, 32),
+        {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256},
+    ),
+    "mobilenet-v2": (
+        (3, 32, 32),
+        {"1.features.1": 16, "1.features.3": 24, "1.features.6": 32, "1.features.13": 96},
+    ),
     "signal-cnn": ((12, 29), {"0.3": 128}),
     "text-cnn": ((20,), {"1.3": 128}),
     "signal-transformer": ((12, 29), {}),
@@ -58,9 +72,15 @@ def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: st
 
 def test_one_sample_or_client_and_huge_moments_leave_finite_numbers() -> None:
     moment = torch.tensor([[1.0, 5.0]], dtype=torch.float64)
-    assert (resampled(moment, torch.ones(2)) - moment).abs().max() < 0.01  # one sample: nothing to go by
+    assert (
+        resampled(moment, torch.ones(2)) - moment
+    ).abs().max() < 0.01  # one sample: nothing to go by
     averages = torch.tensor([[1.0, 0.0, 5.0], [3.0, 12**0.5, 5.0]], dtype=torch.float64)
-    wanted = torch.tensor([1.2, 1.8, 0.0], dtype=torch.float64)  # variances 1, 3 and 0: p = 1/2, 3/4 and 0
+    wanted = torch.tensor(
+        [1.2, 1.8, 0.0], dtype=torch.float64
+    )  # variances 1, 3 and 0: p = 1/2, 3/4 and 0
     torch.testing.assert_close(fusion_coefficients(averages), wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fusion_coefficients(averages[:1]), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        fusion_coefficients(averages[:1]), torch.ones(3, dtype=torch.float64)
+    )
     assert fusion_coefficients(torch.tensor([[3e38, 0.0], [-3e38, 1.0]])).isfinite().all()

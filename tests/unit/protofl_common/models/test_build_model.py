@@ -60,10 +60,14 @@ def test_small_networks_learn(arch: str, size: int) -> None:
 @pytest.mark.parametrize("arch", LARGER)
 def test_larger_networks_learn(arch: str) -> None:
     """On images as small as CIFAR's: the last map is a single pixel."""
-    assert_it_learns(build(arch, channels=3, size=32, dim=128), torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
+    assert_it_learns(
+        build(arch, channels=3, size=32, dim=128), torch.rand(4, 3, 32, 32), lr=0.1, steps=1
+    )
 
 
-@pytest.mark.parametrize("arch", [*CNN_PLANS, "resnet10", "resnet4-imagenet-stem", "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize(
+    "arch", [*CNN_PLANS, "resnet10", "resnet4-imagenet-stem", "googlenet", "mobilenet-v2"]
+)
 def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
     found = {name: tuple(value.shape) for name, value in build(arch).head.state_dict().items()}
     assert found == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
@@ -78,7 +82,9 @@ def test_heads_with_one_have_named_parts(arch: str) -> None:
     assert found == last | {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
 
 
-@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"])
+@pytest.mark.parametrize(
+    "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
+)
 def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     def weights(seed: int) -> list[Tensor]:
         return list(build(arch, seed=seed).state_dict().values())
@@ -97,12 +103,16 @@ def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
     """Not even one that no list of parameters, buffers or modules has: it would go from client to client."""
     shape = (3, 32) if arch in SIGNAL else (20,) if arch in TEXT else (1, 28, 28)
     with torch.device("meta"):
-        original = build_model(arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=0)
+        original = build_model(
+            arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=0
+        )
     twin = copied(original)
     assert str(twin) == str(original)
     for mine, other in zip(twin.modules(), original.modules(), strict=True):
         assert mine is not other
-        assert not [name for name, value in vars(mine).items() if isinstance(value, (Tensor, nn.Module))]
+        assert not [
+            name for name, value in vars(mine).items() if isinstance(value, (Tensor, nn.Module))
+        ]
         shared = [name for name, value in vars(mine).items() if value is vars(other)[name]]
         assert not [name for name in shared if isinstance(vars(mine)[name], dict)]
 
@@ -173,9 +183,14 @@ def test_padding_changes_no_mean() -> None:
 
 
 def test_inputs_of_another_type_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"):
+    with pytest.raises(
+        SettingsError,
+        match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts",
+    ):
         check_model(of_vectors("text-bag", (9,)), "text-bag", torch.rand(2, 9), WIDTH)
-    with pytest.raises(SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit .*floating point$"):
+    with pytest.raises(
+        SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit .*floating point$"
+    ):
         check_model(of_vectors("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), WIDTH)
 
 
@@ -193,10 +208,25 @@ def test_groups_name_known_architectures_each_of_which_is_a_group_of_one() -> No
 
 
 def test_clients_get_the_architectures_in_turn() -> None:
-    assert [net.architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == ["htcnn-1", "htcnn-8", "htcnn-1", "htcnn-4"]
+    assert [net.architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == [
+        "htcnn-1",
+        "htcnn-8",
+        "htcnn-1",
+        "htcnn-4",
+    ]
     assert net.architecture_of("cnn4", 5) == "cnn4"
-    assert net.members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
-    assert [net.architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]
+    assert net.members_of("cnn4, mynets:TinyViT,table3") == (
+        "cnn4",
+        "mynets:TinyViT",
+        "mlp-1",
+        "mlp-2",
+        "mlp-3",
+    )
+    assert [net.architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == [
+        "cnn4",
+        "mynets:TinyViT",
+        "cnn4",
+    ]
 
 
 def test_feature_extractors_of_fedtgp() -> None:
@@ -211,7 +241,9 @@ def test_feature_extractors_of_fedtgp() -> None:
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
     heads = [0, 512, 256, 128]
-    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [(*resnets(34), wide) for wide in heads]
+    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [
+        (*resnets(34), wide) for wide in heads
+    ]
     for client in range(16):
         body, hidden = net.body_and_hidden(net.architecture_of("htfe8-htc4", client))
         assert (body, hidden) == (net.GROUPS["htfe8"][client % 8], heads[client % 4])

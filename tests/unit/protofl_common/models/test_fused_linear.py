@@ -27,7 +27,14 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30, bias=False), nn.ReLU(), nn.Linear(30, 6), nn.ReLU()]
+        layers = [
+            nn.Linear(50, 40),
+            nn.ReLU(),
+            nn.Linear(40, 30, bias=False),
+            nn.ReLU(),
+            nn.Linear(30, 6),
+            nn.ReLU(),
+        ]
         return SplitModel(nn.Sequential(*layers), nn.Linear(6, 4)).to(dtype)
 
 
@@ -37,7 +44,9 @@ def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) 
     return nn.functional.cross_entropy(model.head(z), y) + nn.functional.mse_loss(z, prototypes[y])
 
 
-def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -> torch.optim.Optimizer:
+def train(
+    model: SplitModel, settings: Settings, fused: bool, rounds: int = 2
+) -> torch.optim.Optimizer:
     """50 steps, by default in two rounds with one optimizer."""
     numbers, dtype = torch.Generator().manual_seed(1), model.head.weight.dtype
     data = torch.randn(50, 10, 50, generator=numbers, dtype=torch.float64).to(dtype)
@@ -56,13 +65,22 @@ def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_fifty_steps_are_sgds(dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float) -> None:
+def test_fifty_steps_are_sgds(
+    dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
+) -> None:
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours, reference = small_model(dtype), small_model(dtype)
     start = deepcopy(ours.state_dict())
-    our_optimizer, optimizer = train(ours, settings, fused=True), train(reference, settings, fused=False)
-    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(our_optimizer.state_dict(), optimizer.state_dict(), rtol=tolerance, atol=tolerance)
+    our_optimizer, optimizer = (
+        train(ours, settings, fused=True),
+        train(reference, settings, fused=False),
+    )
+    torch.testing.assert_close(
+        ours.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance
+    )
+    torch.testing.assert_close(
+        our_optimizer.state_dict(), optimizer.state_dict(), rtol=tolerance, atol=tolerance
+    )
     assert not any(torch.equal(value, start[key]) for key, value in ours.state_dict().items())
 
 
@@ -86,14 +104,21 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_wide_layers_of_a_client_model_take_steps_inside(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_layers_of_a_client_model_take_steps_inside(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     x, y, states = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1]), []
     for fused in (True, False):
-        model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
+        model = build_model(
+            "htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
         with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
-            assert [tuple(layer.weight.shape) for layer in layers] == [(512, 4608), (512, 512)] * fused
+            assert [tuple(layer.weight.shape) for layer in layers] == [
+                (512, 4608),
+                (512, 512),
+            ] * fused
             for _ in range(3):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
@@ -105,7 +130,9 @@ def test_wide_layers_of_a_client_model_take_steps_inside(momentum: float, monkey
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_model(), torch.ones(2, 50, dtype=torch.float64)
-    monkeypatch.setattr(fused_linear._LinearWithSgd, "apply", lambda *_: pytest.fail("not the ordinary path"))
+    monkeypatch.setattr(
+        fused_linear._LinearWithSgd, "apply", lambda *_: pytest.fail("not the ordinary path")
+    )
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
         if mode == "eval":
             model.eval()(x)
@@ -137,7 +164,10 @@ def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]
     for model in (ours, reference):
         for part in parts:
             getattr(model.body[0], part).requires_grad_(False)
-    start, settings = deepcopy(ours.state_dict()), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    start, settings = (
+        deepcopy(ours.state_dict()),
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+    )
     train(ours, settings, fused=True)
     train(reference, settings, fused=False)
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-12, atol=1e-12)

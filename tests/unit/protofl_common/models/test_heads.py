@@ -14,7 +14,9 @@ from protofl_common.models.split import HiddenHead, SplitModel, class_directions
 from tests.support.fakes import server_of
 
 
-def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
+def build(
+    arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10
+) -> SplitModel:
     sizes: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
     return build_model(arch, **sizes, seed=seed, head=head, head_seed=head_seed)
 
@@ -45,7 +47,9 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
     (12, 3, 0.447214, -1.0),  # icosahedron
     (3, 1, 1.0, -1.0),  # more than one direction can tell apart
 ])  # fmt: skip
-def test_directions_are_spread_where_there_is_not(classes: int, width: int, largest: float, smallest: float) -> None:
+def test_directions_are_spread_where_there_is_not(
+    classes: int, width: int, largest: float, smallest: float
+) -> None:
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))
     assert found.max().item() == pytest.approx(largest, abs=1e-3)
@@ -65,7 +69,14 @@ def test_a_hidden_head_is_two_layers_with_relu_between() -> None:
     assert (head(z) < 0).any()
 
 
-ARCHS = ["cnn4", "mnist-cnn", "htcnn-3", "resnet4-imagenet-stem", "googlenet+fc512", "mobilenet-v2+fc256"]
+ARCHS = [
+    "cnn4",
+    "mnist-cnn",
+    "htcnn-3",
+    "resnet4-imagenet-stem",
+    "googlenet+fc512",
+    "mobilenet-v2+fc256",
+]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -88,8 +99,13 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
 
 
 def test_a_frozen_head_changes_nothing_else_and_takes_a_state_in_which_it_stays_frozen() -> None:
-    usual, frozen = build("htcnn-2", "trainable").body, build("htcnn-2", "orthogonal-frozen", head_seed=5).body
-    assert all(torch.equal(a, b) for a, b in zip(usual.parameters(), frozen.parameters(), strict=True))
+    usual, frozen = (
+        build("htcnn-2", "trainable").body,
+        build("htcnn-2", "orthogonal-frozen", head_seed=5).body,
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(usual.parameters(), frozen.parameters(), strict=True)
+    )
     model, other = build("cnn4", "orthogonal-frozen"), build("cnn4", "orthogonal-frozen", seed=1)
     model.load_state_dict(other.state_dict())
     assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
@@ -112,10 +128,18 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    found, frozen = head_alone(arch, head), "orthogonal-frozen" if head == "orthogonal-shared" else head
+    found, frozen = (
+        head_alone(arch, head),
+        "orthogonal-frozen" if head == "orthogonal-shared" else head,
+    )
     like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
-    assert {name: value.shape for name, value in found.state_dict().items()} == {n: v.shape for n, v in like.items()}
+    assert {name: value.shape for name, value in found.state_dict().items()} == {
+        n: v.shape for n, v in like.items()
+    }
     assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
     assert not server_of("fedgh").head.training  # the server trains it without dropout
     assert torch.equal(found.weight, head_alone(arch, head).weight)
-    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)  # which cannot be imported here
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (
+        10,
+        512,
+    )  # which cannot be imported here

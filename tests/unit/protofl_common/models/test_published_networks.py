@@ -30,7 +30,9 @@ PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogL
 
 
 def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int = 32) -> SplitModel:
-    return build_model(arch, input_shape=(channels, size, size), num_classes=classes, feature_dim=dim, seed=0)
+    return build_model(
+        arch, input_shape=(channels, size, size), num_classes=classes, feature_dim=dim, seed=0
+    )
 
 
 def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int = 32) -> int:
@@ -42,11 +44,15 @@ def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int
 def test_parameters_are_torchvisions(arch: str) -> None:
     width, parameters = PUBLISHED[arch]
     assert count(arch, width) == parameters
-    assert count(arch, width // 4, classes=10) == parameters - 1000 * (width + 1) + 10 * (width // 4 + 1)
+    assert count(arch, width // 4, classes=10) == parameters - 1000 * (width + 1) + 10 * (
+        width // 4 + 1
+    )
 
 
 FIRST = {"resnet10": 64 * 9, "resnet18": 64 * 9, "resnet10-5x5-stem": 64 * 25, "googlenet": 64 * 49}
-FIRST |= dict.fromkeys(("resnet10-imagenet-stem", "resnet18-imagenet-stem"), 64 * 49) | {"mobilenet-v2": 32 * 9}
+FIRST |= dict.fromkeys(("resnet10-imagenet-stem", "resnet18-imagenet-stem"), 64 * 49) | {
+    "mobilenet-v2": 32 * 9
+}
 
 
 @pytest.mark.parametrize("arch", FIRST)
@@ -86,7 +92,9 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
     torch.testing.assert_close(model.body(x), z.view(2, width // 4, 4).mean(2))
 
 
-@pytest.mark.parametrize(("arch", "wide"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)])
+@pytest.mark.parametrize(
+    ("arch", "wide"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
+)
 def test_more_features_than_the_trunk_has_are_projected(arch: str, wide: int) -> None:
     body, x = build(arch, wide + 36).eval().body, torch.rand(2, 3, 32, 32)
     z, trunk = body(x), body[:-1](x)  # type: ignore[index]
@@ -117,7 +125,9 @@ def test_strides_of_the_stems(arch: str) -> None:
     assert tuple(sides) == SIDES[arch]
 
 
-@pytest.mark.parametrize(("arch", "parts"), [("googlenet", 1), ("mobilenet-v2", 1), ("mnist-cnn", 2)])
+@pytest.mark.parametrize(
+    ("arch", "parts"), [("googlenet", 1), ("mobilenet-v2", 1), ("mnist-cnn", 2)]
+)
 def test_dropout_is_for_training_only(arch: str, parts: int) -> None:
     """In the body; of mnist-cnn in the head, too."""
     model, x, z = build(arch, 8), torch.rand(2, 3, 32, 32), torch.rand(2, 8)
@@ -152,9 +162,16 @@ def test_parameter_counts_of_fedtgp(arch: str) -> None:
     assert count(arch, 512, 1, 10, 28) == PARAMETERS[arch]
 
 
-@pytest.mark.parametrize(("arch", "channels"), [("mnist-cnn", 20), ("mnist-cnn-18", 18), ("mnist-cnn-22", 22)])
+@pytest.mark.parametrize(
+    ("arch", "channels"), [("mnist-cnn", 20), ("mnist-cnn-18", 18), ("mnist-cnn-22", 22)]
+)
 def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
-    expected = (10 * 25 + 10) + (10 * channels * 25 + channels) + (channels * 16 * 50 + 50) + (50 * 10 + 10)
+    expected = (
+        (10 * 25 + 10)
+        + (10 * channels * 25 + channels)
+        + (channels * 16 * 50 + 50)
+        + (50 * 10 + 10)
+    )
     assert count(arch, 50, 1, 10, 28) == expected
     assert count("mnist-cnn", 50, 1, 10, 28) == 21_840
 
@@ -173,14 +190,19 @@ SHAPE: dict[str, Any] = {"num_classes": 7, "feature_dim": 16, "seed": 1}
 
 @pytest.mark.parametrize("arch", ["resnet18", "googlenet", "mobilenet_v3_small"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_network_of_torchvision_trains_with_these_channels_and_classes(arch: str, channels: int) -> None:
+def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
+    arch: str, channels: int
+) -> None:
     model = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
     logits = model.train()(torch.rand(4, channels, 32, 32))
     assert logits.shape == (4, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     again = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
-    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(model.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_it_is_the_network_of_that_name() -> None:
@@ -199,7 +221,9 @@ def test_it_is_the_network_of_that_name() -> None:
     ("torchvision:resnet18", (5,), "is for square images"),
     ("timm:resnet18", (3, 32, 32), r"timm is not installed; pip install 'protofl\[timm\]'"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_named(arch: str, shape: tuple[int, ...], said: str, monkeypatch: Patch) -> None:
+def test_what_does_not_fit_is_named(
+    arch: str, shape: tuple[int, ...], said: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=said):
         build_model(arch, input_shape=shape, **SHAPE)
@@ -210,12 +234,16 @@ def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
         assert (name, pretrained, num_classes) == ("tiny.of_somebody", False, 0)
         return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * 64, 24))
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model, is_model=bool))
+    monkeypatch.setitem(
+        sys.modules, "timm", SimpleNamespace(create_model=create_model, is_model=bool)
+    )
     model = build_model("timm:tiny.of_somebody", input_shape=(2, 8, 8), **SHAPE)
     assert model(torch.rand(3, 2, 8, 8)).shape == (3, 7)
 
 
-@pytest.mark.parametrize("arch", ["timm:hf-hub:any/repo", "timm:a/b", "timm:", "torchvision:", "keras:resnet"])
+@pytest.mark.parametrize(
+    "arch", ["timm:hf-hub:any/repo", "timm:a/b", "timm:", "torchvision:", "keras:resnet"]
+)
 def test_no_other_name_is_one_of_a_library(arch: str) -> None:
     assert is_python_name(arch) == (arch == "keras:resnet")
     assert not is_python_name("torchvision:resnet18")

@@ -5,7 +5,15 @@ import math
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.privacy.plan import FIGURES_SHARE, ORDERS, TABLES_SHARE, Mechanism, epsilon, least_noise, plan_of
+from protofl_common.privacy.plan import (
+    FIGURES_SHARE,
+    ORDERS,
+    TABLES_SHARE,
+    Mechanism,
+    epsilon,
+    least_noise,
+    plan_of,
+)
 from tests.support.models import privacy
 
 CASES = [
@@ -22,7 +30,10 @@ def test_epsilon_is_that_of_dp_accounting_to_three_digits(mechanisms: list[Mecha
     accounting = pytest.importorskip("dp_accounting")
     oracle = accounting.rdp.RdpAccountant(ORDERS)
     for one in mechanisms:
-        oracle.compose(accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)), one.times)
+        oracle.compose(
+            accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)),
+            one.times,
+        )
     assert epsilon(mechanisms, 1e-5) == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
 
 
@@ -31,38 +42,63 @@ def test_epsilon_is_never_below_the_tight_one(mechanisms: list[Mechanism]) -> No
     accounting = pytest.importorskip("dp_accounting")
     oracle = accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     for one in mechanisms:
-        oracle.compose(accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)), one.times)
+        oracle.compose(
+            accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)),
+            one.times,
+        )
     tight = oracle.get_epsilon(1e-5)
     assert tight <= epsilon(mechanisms, 1e-5) <= 1.2 * tight
 
 
 def test_one_gaussian_by_hand_and_the_least_noise_keeps_the_budget() -> None:
-    by_hand = min(a / 8 + math.log(1 - 1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in ORDERS)
+    by_hand = min(
+        a / 8 + math.log(1 - 1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in ORDERS
+    )
     assert epsilon([Mechanism(1.0, 2.0, 1)], 1e-5) == pytest.approx(by_hand, rel=1e-12)
     assert epsilon([], 1e-5) == 0
     noise = least_noise(lambda one: [Mechanism(0.1, one, 100)], 1e-5, 3.0, "dp-epsilon = 3")
-    assert epsilon([Mechanism(0.1, noise, 100)], 1e-5) <= 3 < epsilon([Mechanism(0.1, 0.99 * noise, 100)], 1e-5)
+    assert (
+        epsilon([Mechanism(0.1, noise, 100)], 1e-5)
+        <= 3
+        < epsilon([Mechanism(0.1, 0.99 * noise, 100)], 1e-5)
+    )
     with pytest.raises(SettingsError, match="dp-epsilon = 1e-06: no noise is large enough"):
         least_noise(lambda one: [Mechanism(1.0, one, 100)], 1e-5, 1e-6, "dp-epsilon = 1e-06")
 
 
 def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
-    plan = plan_of(privacy(dp_epsilon=2.0), 95, batch_size=10, epochs=3, tables=(1,) * 7, evaluate_every=1)
+    plan = plan_of(
+        privacy(dp_epsilon=2.0), 95, batch_size=10, epochs=3, tables=(1,) * 7, evaluate_every=1
+    )
     assert (plan.steps, plan.rate) == (30, pytest.approx(10 / 95))
     mechanisms = [one for number in range(1, 8) for one in plan.of_round(number, True)]
-    whole = [*mechanisms, *plan.of_evaluation(), *plan.of_evaluation()]  # and what it leaves room for
-    assert 1.95 < plan.epsilon(7, final=True) < epsilon(whole, 1e-5) <= 2 < plan.epsilon(8, final=True)
+    whole = [
+        *mechanisms,
+        *plan.of_evaluation(),
+        *plan.of_evaluation(),
+    ]  # and what it leaves room for
+    assert (
+        1.95 < plan.epsilon(7, final=True) < epsilon(whole, 1e-5) <= 2 < plan.epsilon(8, final=True)
+    )
     assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(7))
     assert plan.epsilon(5, repeated=2) == pytest.approx(plan.epsilon(7))
 
 
-@pytest.mark.parametrize(("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1)), (0, (0,) * 5)])
+@pytest.mark.parametrize(
+    ("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1)), (0, (0,) * 5)]
+)
 @pytest.mark.parametrize("evaluate_every", [0, 1, 5])
-def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...], evaluate_every: int) -> None:
+def test_what_is_not_sent_costs_nothing(
+    epochs: int, tables: tuple[int, ...], evaluate_every: int
+) -> None:
     plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
     evaluated = range(1, 6, evaluate_every) if evaluate_every else ()
-    mechanisms = [one for number in range(1, 6) for one in plan.of_round(number, number in evaluated)]
-    assert len({one.noise for one in mechanisms}) == bool(epochs) + bool(any(tables)) + bool(evaluate_every)
+    mechanisms = [
+        one for number in range(1, 6) for one in plan.of_round(number, number in evaluated)
+    ]
+    assert len({one.noise for one in mechanisms}) == bool(epochs) + bool(any(tables)) + bool(
+        evaluate_every
+    )
     assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(5))
     assert plan.epsilon(5, final=bool(evaluate_every)) <= 2
     assert not (epochs or any(tables)) or plan.epsilon(5, final=bool(evaluate_every)) > 1.9

@@ -60,14 +60,26 @@ def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
     vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
     secrets = secrets_of(4)
     keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
-    sent = {site: masks.masked(v, secrets[site], site, keys, "r") for v, site in zip(vectors, secrets, strict=True)}
+    sent = {
+        site: masks.masked(v, secrets[site], site, keys, "r")
+        for v, site in zip(vectors, secrets, strict=True)
+    }
     own = [masks.own_mask(masks.part(secret, masks.OWN), 50) for secret in secrets.values()]
-    assert np.array_equal(np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0))
-    other = masks.masked(vectors[0], secrets["site-0"], "site-0", keys, "s")  # of one that has received something else
-    assert not (other - own[0] + np.add.reduce(list(sent.values())[1:]) - sum(own[1:]) == vectors.sum(axis=0)).any()
+    assert np.array_equal(
+        np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0)
+    )
+    other = masks.masked(
+        vectors[0], secrets["site-0"], "site-0", keys, "s"
+    )  # of one that has received something else
+    assert not (
+        other - own[0] + np.add.reduce(list(sent.values())[1:]) - sum(own[1:])
+        == vectors.sum(axis=0)
+    ).any()
     without = np.add.reduce([sent[f"site-{i}"] for i in range(3)]) - np.add.reduce(own[:3])
     for peer in list(secrets)[:3]:
-        without += masks.pair_mask(masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r")
+        without += masks.pair_mask(
+            masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r"
+        )
     assert np.array_equal(without, vectors[:3].sum(axis=0))
 
 
@@ -77,7 +89,9 @@ def test_a_masked_vector_looks_uniform() -> None:
     keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
 
     def p(values: np.ndarray) -> float:
-        return float(chisquare(np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)).pvalue)
+        return float(
+            chisquare(np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)).pvalue
+        )
 
     secret = masks.part(secrets["site-0"], masks.PAIR)
     pair = masks.pair_mask(secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
@@ -87,7 +101,9 @@ def test_a_masked_vector_looks_uniform() -> None:
     assert len({values.tobytes() for values in found}) == 3
 
 
-def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with_all_are_none() -> None:
+def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with_all_are_none() -> (
+    None
+):
     one, other, third = secrets_of(3).values()
     sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * masks.SHARE))
     assert len(sealed) == masks.SEALED
@@ -101,7 +117,11 @@ def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with
 
 # -- uploads as vectors ------------------------------------------------------------------------------------------------
 
-BN = {"w": torch.zeros(2, 3), "bn.running_var": torch.ones(2), "bn.num_batches_tracked": torch.tensor(3)}
+BN = {
+    "w": torch.zeros(2, 3),
+    "bn.running_var": torch.ones(2),
+    "bn.num_batches_tracked": torch.tensor(3),
+}
 LIMITS = Limits(5, 3, max_norm=1e4, weights={"weights": template_of(BN)})
 UP: Declared = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
 values = st.floats(-200, 200, width=32)
@@ -119,26 +139,36 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
     }
     prototypes = Prototypes(means, torch.tensor(labels, dtype=torch.int64), counts)
     by_class = torch.bincount(prototypes.labels, counts, minlength=5).long()
-    return Payload(weights=weights, prototypes=prototypes, label_counts=by_class), draw(st.integers(1, 5000))
+    return Payload(weights=weights, prototypes=prototypes, label_counts=by_class), draw(
+        st.integers(1, 5000)
+    )
 
 
 @settings(max_examples=40)
 @given(st.lists(uploads(), min_size=3, max_size=5))
-def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tuple[Payload, int]]) -> None:
+def test_sums_give_what_the_server_would_have_made_of_the_uploads(
+    sent: list[tuple[Payload, int]],
+) -> None:
     counted = torch.stack([one.counts("label_counts") for one, _ in sent]).sum(dim=0)
     if not int(counted.sum()):
         return
-    sums = np.add.reduce([summing.to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent])
+    sums = np.add.reduce(
+        [summing.to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent]
+    )
     assert len(sums) == summing.length(UP, LIMITS)
     found, total, finite = summing.from_sums(sums, UP, LIMITS, len(sent))
     assert (total, finite) == (sum(n for _, n in sent), len(sent))
-    wanted = merge_weights([one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2)
+    wanted = merge_weights(
+        [one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2
+    )
     for name, value in (found.weights() or {}).items():
         rounding = 1.001 if name.endswith("tracked") else len(sent) / summing.scale(len(sent))
         assert torch.allclose(value.double(), wanted[name].double(), rtol=1e-6, atol=rounding), name
     merged, seen = merge_by_class([one.vectors() for one, _ in sent], "counts"), found.vectors()
     assert torch.equal(seen.labels, merged.labels)
-    assert torch.allclose(seen.means, merged.means, rtol=1e-6, atol=len(sent) / summing.scale(len(sent)))
+    assert torch.allclose(
+        seen.means, merged.means, rtol=1e-6, atol=len(sent) / summing.scale(len(sent))
+    )
     assert torch.equal(seen.counts, counted[seen.labels])
     assert torch.equal(found.counts("label_counts"), counted)
 
@@ -147,7 +177,9 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tup
 def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    one = summing.to_sums(Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients)
+    one = summing.to_sums(
+        Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients
+    )
     found, *numbers = summing.from_sums(one * np.uint64(clients), up, limits, clients)
     assert numbers == [clients * summing.MOST_SAMPLES, clients]
     assert (found.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
@@ -160,7 +192,9 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     assert torch.allclose(found.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
     up = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
-    sums = summing.to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
+    sums = summing.to_sums(
+        Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3
+    )
     assert np.array_equal(sums[2:], np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
     for odd in (torch.nan, torch.inf):
@@ -184,7 +218,9 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
-    upload = Payload(weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64))
+    upload = Payload(
+        weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64)
+    )
     sums = summing.to_sums(upload, UP, LIMITS, 1, 3)
     sums[place] = np.array(value * summing.scale(3)).astype(np.int64).view(np.uint64)
     with pytest.raises(RefusedMessage, match=said):
@@ -194,9 +230,13 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
 @pytest.mark.parametrize("k", [1.5, 4.0])
 def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
     up: Declared = {"prototypes": Vectors()}
-    sums = summing.to_sums(Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3)
+    sums = summing.to_sums(
+        Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3
+    )
     sums[5] = summing.to_whole(np.array([k]), 3)[0]
-    with pytest.raises(RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"):
+    with pytest.raises(
+        RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"
+    ):
         summing.from_sums(sums, up, LIMITS, 3)
 
 
@@ -206,13 +246,18 @@ NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
 def reported(tested: int, right: int, **more: Any) -> Report:
-    return Report(4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more)
+    return Report(
+        4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more
+    )
 
 
 def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> None:
     one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
     other, without = reported(30, 9), Report(4, 0, 0)
-    weighted = [summing.weighted_figures(report, n, NAMES) for report, n in ((one, 30), (other, 10), (without, 5))]
+    weighted = [
+        summing.weighted_figures(report, n, NAMES)
+        for report, n in ((one, 30), (other, 10), (without, 5))
+    ]
     sums = np.add.reduce([summing.to_whole(figures, 3) for figures in weighted])
     means = summing.means_of(summing.from_whole(sums, 3), NAMES)
     assert means["correct"] == {"head": 16 / 40}
@@ -221,13 +266,25 @@ def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> No
     assert means["losses"] == {"total": 0.25}
     assert summing.without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
     report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
-    figures = dict(zip(NAMES, summing.weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
+    figures = dict(
+        zip(
+            NAMES,
+            summing.weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(),
+            strict=True,
+        )
+    )
     assert figures["correct.head"] == [summing.MOST_SAMPLES, summing.MOST_SAMPLES]
     assert figures["losses.total"] == [summing.MOST_SAMPLES * summing.LARGEST, summing.MOST_SAMPLES]
-    sums = summing.to_whole(summing.weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3)
-    assert summing.means_of(summing.from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
+    sums = summing.to_whole(
+        summing.weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3
+    )
+    assert summing.means_of(summing.from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(
+        1 / 3, abs=1e-6
+    )
     for odd in (torch.nan, torch.inf):
-        assert not summing.weighted_figures(Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]).any()
+        assert not summing.weighted_figures(
+            Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]
+        ).any()
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [
@@ -239,7 +296,9 @@ def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> No
     ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
     ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
 ])  # fmt: skip
-def test_figures_that_no_honest_sites_have_are_refused(name: str, total: float, n: float, said: str) -> None:
+def test_figures_that_no_honest_sites_have_are_refused(
+    name: str, total: float, n: float, said: str
+) -> None:
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n
     with pytest.raises(RefusedMessage, match=said):

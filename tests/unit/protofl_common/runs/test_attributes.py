@@ -21,14 +21,20 @@ class Half:
         self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         self.parameter = nn.Parameter(torch.zeros(4))
         self.tensor = torch.zeros(2, dtype=torch.bool)
-        self.optimizer = torch.optim.SGD([*self.model.parameters(), self.parameter], lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.SGD(
+            [*self.model.parameters(), self.parameter], lr=0.1, momentum=0.9
+        )
         self.generator = torch.Generator().manual_seed(0)
         self.prototypes: Prototypes | None = None
         self.absent: Prototypes | None = None
-        self.table: dict[str, Any] = dict.fromkeys(("plain", "site-1", "a:b"))  # not the order of names
+        self.table: dict[str, Any] = dict.fromkeys(
+            ("plain", "site-1", "a:b")
+        )  # not the order of names
 
     def live(self) -> None:
-        (self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()).backward()
+        (
+            self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
+        ).backward()
         self.optimizer.step()
         self.tensor[1] = True
         torch.rand(3, generator=self.generator)
@@ -82,17 +88,33 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     momenta = [half.optimizer.state_dict()["state"] for half in (fresh, lived)]
     assert len(momenta[1]) == 5
     assert_same(*momenta)
-    assert torch.equal(torch.rand(4, generator=fresh.generator), torch.rand(4, generator=lived.generator))
+    assert torch.equal(
+        torch.rand(4, generator=fresh.generator), torch.rand(4, generator=lived.generator)
+    )
 
 
 def test_names_of_entries_which_are_copies() -> None:
     lived = Half()
     lived.live()
     names = set(pack_attributes(lived, ("model", "tensor", "prototypes", "absent", "table")))
-    assert {"model/0.weight", "model/1.running_mean", "tensor", "prototypes:means", "prototypes:labels"} <= names
-    assert {"table/plain", "table/site-1:means", "table/a:b/deep/site.2:labels", "table/a:b/beside:counts"} <= names
+    assert {
+        "model/0.weight",
+        "model/1.running_mean",
+        "tensor",
+        "prototypes:means",
+        "prototypes:labels",
+    } <= names
+    assert {
+        "table/plain",
+        "table/site-1:means",
+        "table/a:b/deep/site.2:labels",
+        "table/a:b/beside:counts",
+    } <= names
     assert not any(name.startswith("absent") for name in names)
-    entry, before = pack_attributes(lived, ("parameter",))["parameter"], lived.parameter.detach().clone()
+    entry, before = (
+        pack_attributes(lived, ("parameter",))["parameter"],
+        lived.parameter.detach().clone(),
+    )
     with torch.no_grad():
         lived.parameter.add_(1)
     assert torch.equal(entry, before)
@@ -110,10 +132,18 @@ def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
     assert fresh.optimizer.state_dict()["state"] == {}
 
 
-def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(tmp_path: Path) -> None:
-    for value in (torch.ones(2), some_prototypes(2), {"a": torch.ones(1), "b": {"c": some_prototypes(1)}}):
+def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(
+    tmp_path: Path,
+) -> None:
+    for value in (
+        torch.ones(2),
+        some_prototypes(2),
+        {"a": torch.ones(1), "b": {"c": some_prototypes(1)}},
+    ):
         lived, fresh = SimpleNamespace(value=value), SimpleNamespace(value=None)
-        restore_attributes(fresh, ("value",), through_a_file(pack_attributes(lived, ("value",)), tmp_path))
+        restore_attributes(
+            fresh, ("value",), through_a_file(pack_attributes(lived, ("value",)), tmp_path)
+        )
         assert_same(fresh.value, value)
 
 
@@ -132,7 +162,10 @@ def test_names_that_begin_alike_do_not_mix(tmp_path: Path) -> None:
 def test_a_dictionary_of_modules_and_generators_goes_on_in_place(tmp_path: Path) -> None:
     class Many:
         def __init__(self) -> None:
-            self.parts: dict[str, Any] = {"critic": nn.Linear(2, 2), "dice": torch.Generator().manual_seed(0)}
+            self.parts: dict[str, Any] = {
+                "critic": nn.Linear(2, 2),
+                "dice": torch.Generator().manual_seed(0),
+            }
             self.parts["inner"] = {"optimizer": torch.optim.Adam(self.parts["critic"].parameters())}
 
     lived, fresh = Many(), Many()
@@ -140,8 +173,14 @@ def test_a_dictionary_of_modules_and_generators_goes_on_in_place(tmp_path: Path)
     lived.parts["inner"]["optimizer"].step()
     torch.rand(3, generator=lived.parts["dice"])
     critic = fresh.parts["critic"]
-    restore_attributes(fresh, ("parts",), through_a_file(pack_attributes(lived, ("parts",)), tmp_path))
+    restore_attributes(
+        fresh, ("parts",), through_a_file(pack_attributes(lived, ("parts",)), tmp_path)
+    )
     assert fresh.parts["critic"] is critic
     assert_same(dict(critic.state_dict()), dict(lived.parts["critic"].state_dict()))
-    assert torch.equal(torch.rand(4, generator=fresh.parts["dice"]), torch.rand(4, generator=lived.parts["dice"]))
-    assert_same(*(half.parts["inner"]["optimizer"].state_dict()["state"] for half in (fresh, lived)))
+    assert torch.equal(
+        torch.rand(4, generator=fresh.parts["dice"]), torch.rand(4, generator=lived.parts["dice"])
+    )
+    assert_same(
+        *(half.parts["inner"]["optimizer"].state_dict()["state"] for half in (fresh, lived))
+    )

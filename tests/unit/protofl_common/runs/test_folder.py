@@ -34,7 +34,9 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
     run = RunFolder(tmp_path)
     for _ in range(2):
         assert (run.rows(), run.margins(), run.sites(), run.summary()) == ([], [], {}, None)
-        with pytest.raises(SettingsError, match=r"no summary\.json in it; give the folder of a finished run"):
+        with pytest.raises(
+            SettingsError, match=r"no summary\.json in it; give the folder of a finished run"
+        ):
             run.finished_summary()
         run.drop_margins_after(0)
         (tmp_path / folder.SITES).write_text("[" * 10**5)
@@ -42,24 +44,33 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
 
 
 def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
-    run, content = RunFolder(tmp_path), folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
+    run, content = (
+        RunFolder(tmp_path),
+        folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}}),
+    )
     run.write(folder.SITES, content)
     assert run.sites() == {"format": folder.FORMAT, **content}
     (tmp_path / folder.SITES).write_text(json.dumps(content))
     assert run.sites() == content
     (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": folder.FORMAT + 1}))
-    with pytest.raises(SettingsError, match=rf"sites\.json has format {folder.FORMAT + 1}, of a later version"):
+    with pytest.raises(
+        SettingsError, match=rf"sites\.json has format {folder.FORMAT + 1}, of a later version"
+    ):
         run.sites()
 
 
 def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
     more: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
-    run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder)
+    run = RunFolder(
+        run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder
+    )
     for row in run.rows():
         optional = {"server", "epsilon", "void-because", "bounded", "audit", "liars"}
         assert row.keys() | optional == folder.RoundRow.__annotations__.keys()
         for client in row["clients"].values():
-            assert client.keys() | {"prototypes-of-classes"} == folder.ClientRow.__annotations__.keys()
+            assert (
+                client.keys() | {"prototypes-of-classes"} == folder.ClientRow.__annotations__.keys()
+            )
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
     assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
     assert run.finished_summary().keys() | {"epsilon"} == folder.Summary.__annotations__.keys()

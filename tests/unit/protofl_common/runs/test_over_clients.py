@@ -33,19 +33,42 @@ def test_over_clients_by_hand() -> None:
 
 def test_evaluations_of_all_sites() -> None:
     told = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
-    rows = [{"asked": asked, "valid": valid, "number": number} for number, (asked, valid) in enumerate(told)]
+    rows = [
+        {"asked": asked, "valid": valid, "number": number}
+        for number, (asked, valid) in enumerate(told)
+    ]
     for liars, wanted in ((0, [2, 5]), (1, [1, 2, 3, 5]), (2, [0, 1, 2, 3, 4, 5])):
-        assert [row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": liars}])] == wanted
+        assert [
+            row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": liars}])
+        ] == wanted
     assert of_all_sites([]) == []
 
 
 def test_human_units() -> None:
-    assert [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
-    assert [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)] == ["1.2s", "42s", "1m15s", "1h02m"]
+    assert [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 MB",
+        "4.0 GB",
+    ]
+    assert [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)] == [
+        "1.2s",
+        "42s",
+        "1m15s",
+        "1h02m",
+    ]
 
 
-def evaluated(after: int, tested: float, validated: float | None = None, asked: int = 4) -> dict[str, Any]:
-    row = {"asked": asked, "valid": asked, "evaluated-after-round": after, "accuracy": {"head": {"mean": tested}}}
+def evaluated(
+    after: int, tested: float, validated: float | None = None, asked: int = 4
+) -> dict[str, Any]:
+    row = {
+        "asked": asked,
+        "valid": asked,
+        "evaluated-after-round": after,
+        "accuracy": {"head": {"mean": tested}},
+    }
     return row | ({} if validated is None else {"validation": {"head": {"mean": validated}}})
 
 
@@ -53,11 +76,19 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
     """The first of several; a lucky draw of clients does not count; `best` tells the test figure all the same."""
     disagreeing = [evaluated(0, 0.1, 0.7), evaluated(1, 0.3, 0.99, asked=2), evaluated(2, 0.9, 0.5)]
     disagreeing += [evaluated(3, 0.8, 0.7), evaluated(4, 0.6, 0.6)]
-    assert best_of(disagreeing, "head") == {"mean": 0.1, "after-round": 0, "chosen-on": "validation"}
-    blind = [{key: value for key, value in row.items() if key != "validation"} for row in disagreeing]
+    assert best_of(disagreeing, "head") == {
+        "mean": 0.1,
+        "after-round": 0,
+        "chosen-on": "validation",
+    }
+    blind = [
+        {key: value for key, value in row.items() if key != "validation"} for row in disagreeing
+    ]
     assert best_of(blind, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
     assert best_of(blind, "prototype") is None
-    assert best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"  # of an older run
+    assert (
+        best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"
+    )  # of an older run
 
 
 def result(algo: str, **clients: float) -> Any:
@@ -69,9 +100,13 @@ def result(algo: str, **clients: float) -> Any:
 def test_clients_are_compared_one_by_one() -> None:
     """An equal mean may hide that one client pays for another; a tie harms nobody."""
     alone, other = result("local", a=0.5, b=0.5, c=0.5), result("fedavg", a=0.9, b=0.1, c=0.5)
-    assert side_by_side([alone, other]).note.endswith(" Clients worse off than alone: Fedavg 1 of 3.")
+    assert side_by_side([alone, other]).note.endswith(
+        " Clients worse off than alone: Fedavg 1 of 3."
+    )
     assert "worse off" not in side_by_side([other]).note
-    assert "worse off" not in side_by_side([result("local"), result("fedavg")]).note, "single clients are hidden"
+    assert "worse off" not in side_by_side([result("local"), result("fedavg")]).note, (
+        "single clients are hidden"
+    )
 
 
 SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
@@ -83,24 +118,40 @@ def test_metrics_by_hand() -> None:
     found = evaluate_metrics(["balanced-accuracy", "macro-f1", "auc", "recall"], SCORES, LABELS)
     assert found.pop("balanced-accuracy") == pytest.approx(3 / 4)
     assert found.pop("macro-f1") == pytest.approx((4 / 5 + 2 / 3) / 2)
-    auc_of_0 = (2 + 1.5) / 4  # pairs (class 0, class 1) in which class 0's probability is larger, a tie counts half
+    auc_of_0 = (
+        2 + 1.5
+    ) / 4  # pairs (class 0, class 1) in which class 0's probability is larger, a tie counts half
     auc_of_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
     assert found.pop("auc") == pytest.approx((auc_of_0 + auc_of_1) / 2)
-    (blind := torch.tensor(SCORES))[:, 1] = -torch.inf  # class 1 has no prototype: its probability is 0 everywhere
-    alike = SCORES + np.array([[9.0], [-9], [40], [0]]), 900 * SCORES  # of the same probabilities, and the same order
+    (blind := torch.tensor(SCORES))[
+        :, 1
+    ] = -torch.inf  # class 1 has no prototype: its probability is 0 everywhere
+    alike = (
+        SCORES + np.array([[9.0], [-9], [40], [0]]),
+        900 * SCORES,
+    )  # of the same probabilities, and the same order
     aucs = [evaluate_metrics(["auc"], scores, LABELS)["auc"] for scores in (*alike, _finite(blind))]
     assert aucs == pytest.approx([(auc_of_0 + auc_of_1) / 2] * 2 + [((1.5 + 2) / 4 + 0.5) / 2])
     assert found == {"recall/0": 1.0, "recall/1": 0.5}
 
 
 def test_what_a_report_may_hold_and_the_choices() -> None:
-    wanted = {f"{kind}/{name}" for kind in ("head", "prototype") for name in ("auc", "recall/0", "recall/1")}
+    wanted = {
+        f"{kind}/{name}"
+        for kind in ("head", "prototype")
+        for name in ("auc", "recall/0", "recall/1")
+    }
     assert declared_metrics(["auc", "recall"], 2) == wanted
-    with pytest.raises(SettingsError, match="metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"):
+    with pytest.raises(
+        SettingsError,
+        match="metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc",
+    ):
         metric_names("auc, f1")
 
 
-def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = ModuleType("mine")
     exec("def certain(scores, labels): return float('nan')", vars(module))
     monkeypatch.setitem(sys.modules, "mine", module)
@@ -111,16 +162,26 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(monkeypat
 
 @pytest.mark.slow
 def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
-    outcome = run_federation(run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40), clients=3)
+    outcome = run_federation(
+        run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40), clients=3
+    )
     last = outcome.rows[-1]
     for inference in ("head", "prototype"):
         each = [client["metrics"][f"{inference}/auc"] for client in last["clients"].values()]
         assert last["metrics"][f"{inference}/auc"]["mean"] == pytest.approx(sum(each) / 3)
         assert 0 <= min(each) <= max(each) <= 1
-        of_classes = [one["metrics"][f"{inference}/recall/{c}"] for one in last["clients"].values() for c in range(10)]
-        assert sum(of_classes) / 30 == pytest.approx(last["accuracy"][inference]["mean"])  # ten classes of four samples
+        of_classes = [
+            one["metrics"][f"{inference}/recall/{c}"]
+            for one in last["clients"].values()
+            for c in range(10)
+        ]
+        assert sum(of_classes) / 30 == pytest.approx(
+            last["accuracy"][inference]["mean"]
+        )  # ten classes of four samples
     assert outcome.summary["metrics"] == last["metrics"]
-    assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(last["metrics"]["head/auc"]["mean"])
+    assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(
+        last["metrics"]["head/auc"]["mean"]
+    )
     assert {name.partition("/")[2] for name in last["metrics"]} >= {"auc", "recall/9"}
 
 
@@ -129,7 +190,12 @@ def written(tmp_path: Path, labels: list[str], **more: Any) -> dict[str, Any]:
     """The config of a run over these labels, whose inputs say nothing about them."""
     inputs = np.random.default_rng(1).normal(size=(len(labels), 3))
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels, **more)
-    own = {"dataset": "arrays", "data_dir": str(tmp_path / "mine.npz"), "partition": "iid", "models": "mlp-1"}
+    own = {
+        "dataset": "arrays",
+        "data_dir": str(tmp_path / "mine.npz"),
+        "partition": "iid",
+        "models": "mlp-1",
+    }
     return run_config(tmp_path, **own, algo="fedavg", train_samples=0, test_samples=0, lr=1e-9)
 
 
@@ -151,12 +217,23 @@ def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
 
 
 def test_an_accuracy_that_fell() -> None:
-    row = {"kind": "round", "void": False, "failed": {}, "refused": {}, "clients": {"north": {"accuracy": {}}}}
+    row = {
+        "kind": "round",
+        "void": False,
+        "failed": {},
+        "refused": {},
+        "clients": {"north": {"accuracy": {}}},
+    }
     rows = [row | evaluated(after, mean) for after, mean in ((26, 0.9), (27, 0.971), (40, 0.34))]
     (doubt,) = doubts_of_outcome(rows, rows[-1], {})
-    assert doubt.startswith("accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, ")
+    assert doubt.startswith(
+        "accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, "
+    )
     rows[-1] |= {"accuracy": {"head": {"mean": 0.85}}, "refused": {"site-0": "odd"}}
-    found = [*doubts_of_outcome(rows, rows[-1], {}), *doubts_of_outcome(rows, rows[-1] | {"accuracy": {}}, {})]
+    found = [
+        *doubts_of_outcome(rows, rows[-1], {}),
+        *doubts_of_outcome(rows, rows[-1] | {"accuracy": {}}, {}),
+    ]
     refused = "1 of 12 replies failed or were refused, the last: odd"
     assert found == [refused, refused, "no accuracy of any client (too few test samples)"]
 
@@ -168,14 +245,20 @@ def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_rounds_that_changed_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def tamper(message: Any, reply: Any) -> Any:
-        return None if message.metadata.message_type == "train" and message.metadata.group_id == "2" else reply
+        return (
+            None
+            if message.metadata.message_type == "train" and message.metadata.group_id == "2"
+            else reply
+        )
 
     config = written(tmp_path, ["a", "b"] * 20) | {"round-timeout": 0.5, "max-silent-rounds": 0}
     first, *_ = run_federation(config, clients=2, tamper=tamper).summary["warnings"]
     assert first.startswith("1 of 2 rounds changed nothing, the last one among them: "), first
 
 
-def test_a_method_that_breaks_at_some_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_breaks_at_some_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = FedAvg.fit
 
     def broken(self: FedAvg[Any]) -> dict[str, float]:

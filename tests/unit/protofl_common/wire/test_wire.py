@@ -55,13 +55,19 @@ from tests.support.given import Patch
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
 LOSSES = CATALOG["fedproto"].reported_losses
-CARD = records.SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
-REPORT = records.Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
+CARD = records.SiteCard(
+    "site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu"
+)
+REPORT = records.Report(
+    2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5}
+)
 
 
 def honest() -> RecordDict:
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    content = pack_payload(Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
+    content = pack_payload(
+        Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP
+    )
     content["report"] = records.pack_report(REPORT, LOSSES)
     return content
 
@@ -72,7 +78,9 @@ def some_value(entry: Entry) -> Value:
             counts = torch.tensor([5, 9]) if entry.counts else None
             labels = torch.tensor([9, 9]) if entry.several else torch.tensor([0, 9])
             means = torch.randn(2, {"features": 3, "classes": 10, "backbones": 4}[entry.width])
-            return Prototypes(means.softmax(dim=1) if entry.probabilities else means, labels, counts)
+            return Prototypes(
+                means.softmax(dim=1) if entry.probabilities else means, labels, counts
+            )
         case VectorSets():
             return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
         case Moments():
@@ -80,7 +88,10 @@ def some_value(entry: Entry) -> Value:
             moments.measure(torch.randn(30, 4), torch.arange(30) % 7)
             return moments.state_dict()
         case Weights():
-            names, values = ("head.weight", "body.1.num_batches_tracked"), (torch.randn(10, 3), torch.tensor(4))
+            names, values = (
+                ("head.weight", "body.1.num_batches_tracked"),
+                (torch.randn(10, 3), torch.tensor(4)),
+            )
             return {entry.parts[0] + name: value for name, value in zip(names, values, strict=True)}
         case Counts():
             return torch.tensor([0, 5, 9, *[0] * 7])
@@ -91,7 +102,9 @@ def some_payload(declared: Declared) -> Payload:
     return Payload(**{name: some_value(entry) for name, entry in declared.items()})
 
 
-def assert_refused(content: RecordDict, declared: Declared, said: str, limits: Limits = LIMITS) -> None:
+def assert_refused(
+    content: RecordDict, declared: Declared, said: str, limits: Limits = LIMITS
+) -> None:
     with pytest.raises(RefusedMessage, match=said):
         unpack_payload(content, declared, limits, required=True)
 
@@ -109,7 +122,9 @@ def flat(payload: Payload, name: str) -> dict[str, torch.Tensor]:
     """Every tensor of an entry by a name."""
     found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
     for number, one in enumerate((payload.vectors(name), *payload.sets(name))):
-        found |= {f"{number} {part}": getattr(one, part, None) for part in ("means", "labels", "counts")}
+        found |= {
+            f"{number} {part}": getattr(one, part, None) for part in ("means", "labels", "counts")
+        }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -119,13 +134,26 @@ def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> No
     declared = getattr(CATALOG[algo].exchange, way)
     sent = some_payload(declared)
     assert sent.entries.keys() == declared.keys()
-    limits = Limits(10, 3, 100.0, {name: template_of(sent.weights(name) or {}) for name in declared}, frozen_dim=4)
-    assert_equal(unpack_payload(pack_payload(sent, declared), declared, limits, required=True), sent)
+    limits = Limits(
+        10,
+        3,
+        100.0,
+        {name: template_of(sent.weights(name) or {}) for name in declared},
+        frozen_dim=4,
+    )
+    assert_equal(
+        unpack_payload(pack_payload(sent, declared), declared, limits, required=True), sent
+    )
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_nothing_undeclared_can_be_packed(algo: str) -> None:
-    kinds = {"weights": Weights(), "prototypes": UP["prototypes"], "local_sets": VectorSets(), "label_counts": Counts()}
+    kinds = {
+        "weights": Weights(),
+        "prototypes": UP["prototypes"],
+        "local_sets": VectorSets(),
+        "label_counts": Counts(),
+    }
     everything = some_payload(kinds | {"secret": Weights()}).entries
     several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
     for declared in (CATALOG[algo].exchange.down, CATALOG[algo].exchange.up):
@@ -141,8 +169,12 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
             assert set(packed.array_records["prototypes"]) == {"means", "labels"}
 
 
-@pytest.mark.parametrize("change", [lambda x: 1.1 * x, lambda x: x.roll(1) - x + x.mean(), torch.zeros_like])
-def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda x: 1.1 * x, lambda x: x.roll(1) - x + x.mean(), torch.zeros_like]
+)
+def test_class_probabilities_that_are_none_are_refused(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """Of a wrong sum, with a number below 0, of sum 0."""
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
     rows = torch.tensor([[0.7, 0.3] + [0.0] * 8, [0.1] * 10])
@@ -153,19 +185,33 @@ def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.T
 
 def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
-        content.array_records["prototypes"][name] = values if isinstance(values, Array) else raw(values)
+        content.array_records["prototypes"][name] = (
+            values if isinstance(values, Array) else raw(values)
+        )
 
     return change
 
 
 BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
-    "numpy file format": (with_array("means", Array(np.zeros((2, 3), np.float32))), "numpy.ndarray"),
-    "truncated": (with_array("means", Array("float32", (2, 3), RAW, b"1234")), "4 bytes do not fill"),
-    "negative shape": (with_array("means", Array("float32", (-2, 3), RAW, b"")), "-2 prototypes, not from 1 to 10"),
+    "numpy file format": (
+        with_array("means", Array(np.zeros((2, 3), np.float32))),
+        "numpy.ndarray",
+    ),
+    "truncated": (
+        with_array("means", Array("float32", (2, 3), RAW, b"1234")),
+        "4 bytes do not fill",
+    ),
+    "negative shape": (
+        with_array("means", Array("float32", (-2, 3), RAW, b"")),
+        "-2 prototypes, not from 1 to 10",
+    ),
     "float labels": (with_array("labels", np.array([0.0, 1.0], np.float32)), "float32"),
     "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
-    "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
+    "no rows": (
+        with_array("means", np.zeros((0, 3), np.float32)),
+        "0 prototypes, not from 1 to 10",
+    ),
     "undeclared array": (with_array("secret", np.zeros(3, np.float32)), "secret"),
     "missing prototypes": (lambda content: content.pop("prototypes"), "no prototypes"),
 }
@@ -182,11 +228,22 @@ def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
 
 def test_several_prototypes_of_a_class_are_limited_and_so_are_sets(monkeypatch: Patch) -> None:
     declared = {"prototypes": Vectors(several=True)}
-    content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
-    found = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True).vectors()
+    content = pack_payload(
+        Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared
+    )
+    found = unpack_payload(
+        content, declared, Limits(10, 3, max_per_class=3), required=True
+    ).vectors()
     assert found.labels.tolist() == [2, 2, 2, 5]
-    assert_refused(content, declared, "same label, not at most 2 .max-prototypes-per-c", Limits(10, 3, max_per_class=2))
-    with pytest.raises(RefusedMessage, match=r"80 bytes of arrays, .* at most 40 \(max-prototypes-per-class\)"):
+    assert_refused(
+        content,
+        declared,
+        "same label, not at most 2 .max-prototypes-per-c",
+        Limits(10, 3, max_per_class=2),
+    )
+    with pytest.raises(
+        RefusedMessage, match=r"80 bytes of arrays, .* at most 40 \(max-prototypes-per-class\)"
+    ):
         check_size(content, declared, Limits(2, 3, max_per_class=1))
     # FedPCL makes a table of all classes of each set, however few of them it has
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
@@ -206,7 +263,10 @@ def test_several_prototypes_of_a_class_are_limited_and_so_are_sets(monkeypatch: 
 ])  # fmt: skip
 def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
     declared = {"local_sets": VectorSets()}
-    sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    sets = (
+        Prototypes(torch.ones(2, 3), torch.tensor([0, 1])),
+        Prototypes(torch.ones(1, 3), torch.tensor([0])),
+    )
     content = pack_payload(Payload(local_sets=sets), declared)
     content.array_records["local_sets"][array] = raw(values)
     assert_refused(content, declared, re.escape(said))
@@ -215,8 +275,16 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
     declared = {"weights": Weights()}
     limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
-    for name, shape, said in (("v", (2, 2), "arrays do not fit: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
-        assert_refused(pack_payload(Payload(weights={name: torch.zeros(shape)}), declared), declared, said, limits)
+    for name, shape, said in (
+        ("v", (2, 2), "arrays do not fit: v, w"),
+        ("w", (2, 3), "shape 2×3 instead of 2×2"),
+    ):
+        assert_refused(
+            pack_payload(Payload(weights={name: torch.zeros(shape)}), declared),
+            declared,
+            said,
+            limits,
+        )
 
 
 BODY: Declared = {"weights": Weights(parts=("body.",))}
@@ -232,15 +300,22 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
             pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), BODY)
         more = pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), {"weights": Weights()})
         assert_refused(more, BODY, f"weights whose arrays do not fit: {odd}", BODY_LIMITS)
-        with pytest.raises(RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"):
+        with pytest.raises(
+            RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"
+        ):
             check_size(more, BODY, BODY_LIMITS)
-    assert_refused(pack_payload(Payload(weights={}), BODY), BODY, r"arrays do not fit: body\.w", BODY_LIMITS)
+    assert_refused(
+        pack_payload(Payload(weights={}), BODY), BODY, r"arrays do not fit: body\.w", BODY_LIMITS
+    )
 
 
 def test_the_declared_part_of_a_module() -> None:
     model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
-    body, head = part_of(model, Weights(parts=("body.",))), part_of(model, Weights(parts=("head.",)))
+    body, head = (
+        part_of(model, Weights(parts=("body.",))),
+        part_of(model, Weights(parts=("head.",))),
+    )
     assert body.keys() | head.keys() == whole.keys() == part_of(model, Weights()).keys()
     assert all(name.startswith("body.") for name in body)
     assert all(name.startswith("head.") for name in head)
@@ -267,7 +342,10 @@ def test_entries_of_one_kind_under_several_names() -> None:
     assert_refused(content, declared, r"weights whose arrays do not fit: body\.w, w", limits)
     del content["critic"], content["weights"]
     assert_refused(content, declared, "no weights", limits)
-    assert unpack_payload(content, declared, limits, required=False).entries.keys() == {"prototypes", "logits"}
+    assert unpack_payload(content, declared, limits, required=False).entries.keys() == {
+        "prototypes",
+        "logits",
+    }
 
 
 COUNTS: Declared = {"label_counts": Counts()}
@@ -283,13 +361,17 @@ def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     assert_refused(RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})}), COUNTS, said)
 
 
-def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> None:
+def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> (
+    None
+):
     assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
     content = pack_payload(some_payload(COUNTS), COUNTS)
     assert payload_bytes(content) == 80
     check_size(content, COUNTS, LIMITS)
     content.array_records["label_counts"]["means"] = raw(np.zeros(1, np.int64))
-    with pytest.raises(RefusedMessage, match="88 bytes of arrays, where a valid reply has at most 80"):
+    with pytest.raises(
+        RefusedMessage, match="88 bytes of arrays, where a valid reply has at most 80"
+    ):
         check_size(content, COUNTS, LIMITS)
     assert_refused(content, COUNTS, "label_counts whose arrays do not fit: means")
 
@@ -304,7 +386,9 @@ def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_ei
     (Vectors(counts=True), False),
     (Counts(), False),
 ])  # fmt: skip
-def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: Entry, one: bool) -> None:
+def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(
+    entry: Entry, one: bool
+) -> None:
     assert Exchange(up={"it": entry}).needs_one_architecture == one
     assert Exchange(down={"other": VectorSets(), "it": entry}).needs_one_architecture == one
 
@@ -358,10 +442,14 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
         records.unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
         for bad, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
             with pytest.raises(RefusedMessage, match=said):
-                records.unpack_report(changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"})
+                records.unpack_report(
+                    changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"}
+                )
 
 
-@pytest.mark.parametrize("record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}])
+@pytest.mark.parametrize(
+    "record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}]
+)
 def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -> None:
     assert records.unpack_best(RecordDict()) == (-1, "")
     best: BestRound = {"metric": "head", "after": 3, "on": "test"}
@@ -373,9 +461,14 @@ def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = records.Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
-    assert records.unpack_instructions(RecordDict({"round": records.pack_instructions(instructions)})) == instructions
+    assert (
+        records.unpack_instructions(RecordDict({"round": records.pack_instructions(instructions)}))
+        == instructions
+    )
     assert records.unpack_site_card(RecordDict({"site": records.pack_site_card(CARD)})) == CARD
-    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
+    report = dataclasses.replace(
+        REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5}
+    )
     packed = RecordDict({"report": records.pack_report(report, LOSSES, {"head/auc"})})
     assert records.unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
@@ -392,8 +485,13 @@ def test_malformed_instructions_are_refused() -> None:
         records.unpack_instructions(RecordDict())
     right = {"round": 3, "run_name": "run", "run_history": "11:5,13", "counted": 2, "part": 0.5}
     wrongs = [("round", "3"), ("part", -0.1), ("part", 1.5), ("part", math.nan)]
-    wrongs += [("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)]
-    wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
+    wrongs += [
+        ("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)
+    ]
+    wrongs += [
+        ("run_name", text)
+        for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")
+    ]
     for key, value in wrongs:
         wrong = ConfigRecord({**right, key: value})
         with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
@@ -403,13 +501,17 @@ def test_malformed_instructions_are_refused() -> None:
 # -- updates ----------------------------------------------------------------------------------------------------------
 
 CHANGES: Declared = {"weights": Update()}
-CHANGES_LIMITS = Limits(10, 3, weights={"weights": {"w": ("float32", (4, 3, 2)), "seen": ("int64", (5, 5))}})
+CHANGES_LIMITS = Limits(
+    10, 3, weights={"weights": {"w": ("float32", (4, 3, 2)), "seen": ("int64", (5, 5))}}
+)
 SEEN = torch.ones(5, 5, dtype=torch.int64)
 
 
 def unpack_change(**arrays: torch.Tensor) -> Payload:
     named = {name.replace("__", ":"): value for name, value in arrays.items()}
-    return unpack_payload(pack_payload(Payload(weights=named), CHANGES), CHANGES, CHANGES_LIMITS, required=True)
+    return unpack_payload(
+        pack_payload(Payload(weights=named), CHANGES), CHANGES, CHANGES_LIMITS, required=True
+    )
 
 
 def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
@@ -450,9 +552,15 @@ def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
         sent |= {key.replace("seen", name): value for key, value in pair.items()}
         content = pack_payload(Payload(weights=sent), declared)
         assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
-    sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}  # 4 · 24 and 8 · 25 bytes
+    sent = {
+        "w:left": torch.ones(4, 3),
+        "w:right": torch.ones(3, 5),
+        "seen": SEEN,
+    }  # 4 · 24 and 8 · 25 bytes
     content = pack_payload(Payload(weights=sent), CHANGES)
-    with pytest.raises(RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"):
+    with pytest.raises(
+        RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"
+    ):
         check_size(content, CHANGES, CHANGES_LIMITS)
 
 
@@ -461,14 +569,22 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
     declared = {"weights": Weights(), "prototypes": Vectors()}
     received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
     assert received.weights() is None
-    with pytest.raises(KeyError, match="updat is not declared for this direction; declared: weights, prototypes"):
+    with pytest.raises(
+        KeyError, match="updat is not declared for this direction; declared: weights, prototypes"
+    ):
         received.weights("updat")
 
 
 def some_content(numbers: int = 6) -> RecordDict:
-    arrays = ArrayRecord({"w": Array(np.arange(numbers, dtype=np.float32)), "b": Array(np.zeros((), np.int64))})
-    config = ConfigRecord({"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()})
-    return RecordDict({"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})})
+    arrays = ArrayRecord(
+        {"w": Array(np.arange(numbers, dtype=np.float32)), "b": Array(np.zeros((), np.int64))}
+    )
+    config = ConfigRecord(
+        {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
+    )
+    return RecordDict(
+        {"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})}
+    )
 
 
 def test_what_comes_out_of_an_envelope_is_what_was_put_in_and_nothing_that_lies_beside() -> None:
@@ -482,8 +598,15 @@ def test_what_comes_out_of_an_envelope_is_what_was_put_in_and_nothing_that_lies_
     assert put_in(large) is large
     assert take_out(large) is large
     inside = put_in(some_content())
-    assert take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
-    assert take_out(RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})) == RecordDict()
+    assert (
+        take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
+    )
+    assert (
+        take_out(
+            RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})
+        )
+        == RecordDict()
+    )
 
 
 def test_what_goes_to_many_sites_is_in_memory_once() -> None:
@@ -498,7 +621,10 @@ def test_what_goes_to_many_sites_is_in_memory_once() -> None:
 @pytest.mark.parametrize("text", [b"\xff\xff", b"\x0a\x03\x0a\x01x", 5, "words", None])
 def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> None:
     """The second is a record without a kind."""
-    assert take_out(RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})})) == RecordDict()
+    assert (
+        take_out(RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})}))
+        == RecordDict()
+    )
     assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
 
 

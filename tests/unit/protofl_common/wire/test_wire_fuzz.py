@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
-from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
+from protofl_common.wire.records import (
+    Report,
+    SiteCard,
+    unpack_instructions,
+    unpack_report,
+    unpack_site_card,
+)
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.replies import check_claims
 from tests.support.attacks import raw
@@ -26,10 +32,31 @@ from tests.support.rubbish import DIM, NUMBERS, TEXTS, VALUES, arrays, floats
 CLASSES, ROUND, MAX_NORM, MANY = 6, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-MODULES = ("weights", *dict.fromkeys(name for one in DECLARED.values() for name in one.beside if name != "moments"))
-TEMPLATES = dict.fromkeys(MODULES, MODEL) | {"moments": template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())}
+MODULES = (
+    "weights",
+    *dict.fromkeys(name for one in DECLARED.values() for name in one.beside if name != "moments"),
+)
+TEMPLATES = dict.fromkeys(MODULES, MODEL) | {
+    "moments": template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())
+}
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MANY)
-CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, (*"abcdef",), HOLDS, "", "cpu", 0, SAMPLES)
+CARD = SiteCard(
+    "north",
+    0,
+    3,
+    "",
+    "cnn4",
+    (1, 8, 8),
+    99,
+    SAMPLES,
+    SAMPLES,
+    (*"abcdef",),
+    HOLDS,
+    "",
+    "cpu",
+    0,
+    SAMPLES,
+)
 
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
@@ -51,19 +78,29 @@ def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
         matrix = {"body.weight": raw(floats(draw, (2, DIM)))}
         if declared.since and draw(st.booleans()):
             shapes = {":left": (2, 1), ":right": (1, DIM)}
-            matrix = {f"body.weight{side}": raw(floats(draw, shape)) for side, shape in shapes.items()}
+            matrix = {
+                f"body.weight{side}": raw(floats(draw, shape)) for side, shape in shapes.items()
+            }
         content[record] = ArrayRecord({**matrix, "body.seen": raw(np.array(4, np.int64))})
     if training and "moments" in declared.records:
-        moments, rows = ClassMoments(CLASSES, DIM, "lda"), torch.from_numpy(floats(draw, (SAMPLES, DIM)))
+        moments, rows = (
+            ClassMoments(CLASSES, DIM, "lda"),
+            torch.from_numpy(floats(draw, (SAMPLES, DIM))),
+        )
         moments.measure(rows.nan_to_num(0, 0, 0), torch.tensor(HOLDS).repeat(SAMPLES // len(HOLDS)))
-        content["moments"] = ArrayRecord({name: raw(value.numpy()) for name, value in moments.state_dict().items()})
+        content["moments"] = ArrayRecord(
+            {name: raw(value.numpy()) for name, value in moments.state_dict().items()}
+        )
     if training and declared.label_counts:
         counts = [draw(st.integers(0, 12)) if label in HOLDS else 0 for label in range(CLASSES)]
         content["label_counts"] = ArrayRecord({"counts": raw(np.array(counts, np.int64))})
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
     names = sorted(report_names(algo, training) - report.keys())
-    report |= {name: draw(st.integers(0, SAMPLES)) for name in draw(st.lists(st.sampled_from(names), max_size=4))}
+    report |= {
+        name: draw(st.integers(0, SAMPLES))
+        for name in draw(st.lists(st.sampled_from(names), max_size=4))
+    }
     content["report"] = MetricRecord(report)
     for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
         change(draw, content)
@@ -80,7 +117,9 @@ def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
         for name in {"labels", "counts"} & set(record):
             length = len(record[name].data) // 8
             numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
-            record[name] = raw(np.array(draw(st.lists(numbers, min_size=length, max_size=length)), np.int64))
+            record[name] = raw(
+                np.array(draw(st.lists(numbers, min_size=length, max_size=length)), np.int64)
+            )
 
 
 def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
@@ -106,7 +145,15 @@ def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def change_report(draw: st.DrawFn, content: RecordDict) -> None:
-    known = ["round", "train_samples", "test_samples", "correct.head", "losses.total", "seconds.train", "losses.x"]
+    known = [
+        "round",
+        "train_samples",
+        "test_samples",
+        "correct.head",
+        "losses.total",
+        "seconds.train",
+        "losses.x",
+    ]
     known += ["validation_samples", "validation.head"]
     value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
     for record in content.metric_records.values():
@@ -118,7 +165,9 @@ CHANGES = (change_array, change_labels, remove_array, add_record, remove_record,
 
 
 # -- what must hold of what is accepted --------------------------------------------------------------------------------
-def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
+def assert_proper(
+    content: RecordDict, payload: Payload, report: Report, algo: str, training: bool
+) -> None:
     declared = DECLARED[algo]
     assert set(content.array_records) == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
@@ -157,9 +206,13 @@ def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: s
         if declared.probabilities:
             assert means.min() >= 0
             np.testing.assert_allclose(means.astype(np.float64).sum(axis=1), 1, atol=2e-3)
-        assert max(math.sqrt(sum(float(x) ** 2 for x in row)) for row in means) <= MAX_NORM * (1 + 1e-12)
+        assert max(math.sqrt(sum(float(x) ** 2 for x in row)) for row in means) <= MAX_NORM * (
+            1 + 1e-12
+        )
         assert set(labels.tolist()) <= set(HOLDS)
-        assert max(labels.tolist().count(label) for label in labels.tolist()) <= (MANY if declared.several else 1)
+        assert max(labels.tolist().count(label) for label in labels.tolist()) <= (
+            MANY if declared.several else 1
+        )
         assert means.tobytes() == record["means"].data
         assert labels.tobytes() == record["labels"].data
         assert (prototypes.counts is not None) == ("counts" in declared.prototypes)
@@ -174,7 +227,10 @@ def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: s
             continue
         assert set(weights) == set(MODEL)
         for name, (dtype, shape) in MODEL.items():
-            assert (str(weights[name].dtype), tuple(weights[name].shape)) == (f"torch.{dtype}", shape)
+            assert (str(weights[name].dtype), tuple(weights[name].shape)) == (
+                f"torch.{dtype}",
+                shape,
+            )
             assert np.isfinite(weights[name].numpy()).all()
 
 
@@ -222,12 +278,19 @@ def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
     content = data.draw(replies(algo, True))
     places = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
     changes = data.draw(st.lists(places, min_size=1, max_size=4))
-    held = [array for record in content.array_records.values() for array in record.values() if array.data]
+    held = [
+        array
+        for record in content.array_records.values()
+        for array in record.values()
+        if array.data
+    ]
     if held and data.draw(st.booleans()):
         array = data.draw(st.sampled_from(held))
         array.data, changes = with_bytes(array.data, changes), []
     try:
-        text = with_bytes(recorddict_to_proto(content).SerializeToString(deterministic=True), changes)
+        text = with_bytes(
+            recorddict_to_proto(content).SerializeToString(deterministic=True), changes
+        )
         read = recorddict_from_proto(ProtoRecordDict.FromString(text))
     except Exception:  # Flower's own refusal
         event("not for Flower")
@@ -284,11 +347,19 @@ def test_introductions(data: st.DataObject) -> None:
 @given(st.data())
 def test_what_a_client_is_told(data: st.DataObject) -> None:
     """Instructions, and the sets of every client (FedPCL), which only the server sends."""
-    values: dict[str, Any] = {"round": 3, "run_name": "r", "run_history": "11:5,13", "counted": 2, "part": 1.0}
+    values: dict[str, Any] = {
+        "round": 3,
+        "run_name": "r",
+        "run_history": "11:5,13",
+        "counted": 2,
+        "part": 1.0,
+    }
     rows = data.draw(st.integers(1, 3))
 
     def numbers(largest: int) -> np.ndarray:
-        return np.array(data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows)), np.int64)
+        return np.array(
+            data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows)), np.int64
+        )
 
     means, labels, owners = floats(data.draw, (rows, DIM)), numbers(CLASSES), np.sort(numbers(3))
     made = {"means": raw(means), "labels": raw(labels), "owners": raw(owners)}
@@ -315,7 +386,13 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
 def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
     """The run name becomes a folder, and the run_history says which files in it count."""
-    values = {"round": 3, "run_name": run_name, "run_history": run_history, "counted": 0, "part": 1.0}
+    values = {
+        "round": 3,
+        "run_name": run_name,
+        "run_history": run_history,
+        "counted": 0,
+        "part": 1.0,
+    }
     try:
         unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
     except RefusedMessage as refusal:

@@ -100,7 +100,9 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_with_a_cure(fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed) -> None:
+def test_a_planted_fault_is_found_with_a_cure(
+    fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
+) -> None:
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
     assert not [one for one in before if text in one["text"]]
@@ -113,7 +115,9 @@ def test_a_planted_fault_is_found_with_a_cure(fault: str, monkeypatch: Patch, tm
     assert status == 1 or level != "wrong"
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(
+    capsys: Printed, monkeypatch: Patch, tmp_path: Path
+) -> None:
     assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
     first, second, *_ = output(capsys, "doctor", "lr=fast", status=1).out.splitlines()
     assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
@@ -122,7 +126,15 @@ def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed, monkeyp
     assert main(["doctor", "--recipe", str(recipe)]) == 1
     wrong = "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?\n"
     assert capsys.readouterr().out.startswith(wrong)
-    sites = written("p.csv", PATIENTS, *OF_P, "test-from=official-own", "--clients", "2", "partition=feature-shift")
+    sites = written(
+        "p.csv",
+        PATIENTS,
+        *OF_P,
+        "test-from=official-own",
+        "--clients",
+        "2",
+        "partition=feature-shift",
+    )
     assert "both trained on and tested" not in str(findings(capsys, *sites(monkeypatch, tmp_path)))
 
 

@@ -39,20 +39,34 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run_federation(run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2).folder
+    folder = run_federation(
+        run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2
+    ).folder
     assert told(capsys, "predict", str(folder))["rows"] > 0
     assert main(["export", str(folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
-    (tmp_path / "good.csv").write_text(",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n")
+    (tmp_path / "good.csv").write_text(
+        ",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n"
+    )
     (tmp_path / "bad.csv").write_text("a\n1\n")
     capsys.readouterr()
-    main(["predict", str(tmp_path / "model"), str(tmp_path / "good.csv"), str(tmp_path / "bad.csv"), "--json"])
+    main(
+        [
+            "predict",
+            str(tmp_path / "model"),
+            str(tmp_path / "good.csv"),
+            str(tmp_path / "bad.csv"),
+            "--json",
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line in lines:
         jsonschema.validate(json.loads(line), SCHEMA)
 
 
-def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "runs" / "one"
 
     def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
@@ -68,4 +82,10 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert found["folder"] == str(folder)
         assert found["summary"]["settings"] == {"algo": "local"}
     failed = told(capsys, "run", "run-name=bad")
-    assert failed == {"command": "run", "format": 1, "status": "failed", "folder": None, "summary": None}
+    assert failed == {
+        "command": "run",
+        "format": 1,
+        "status": "failed",
+        "folder": None,
+        "summary": None,
+    }

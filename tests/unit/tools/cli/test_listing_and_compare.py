@@ -26,19 +26,28 @@ from tests.support.given import Patch, Printed
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})  # all take a second
+    monkeypatch.setattr(
+        "protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)}
+    )  # all take a second
 
 
 def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
-    listed = {line.strip().partition("  ")[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
+    listed = {
+        line.strip().partition("  ")[0]: line.rstrip()
+        for line in capsys.readouterr().out.splitlines()
+    }
     assert {*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED} <= set(listed)
     for name, text in (DATASETS | PARTITIONS | ARCHITECTURES | EMBEDDED).items():
         assert listed[name].endswith(text)
     for name, algorithm in CATALOG.items():
         assert algorithm.paper in listed[name]
     ascii = io.TextIOWrapper(shown := io.BytesIO(), "ascii", write_through=True)
-    with mock.patch("sys.argv", ["protofl", "list"]), mock.patch("sys.stdout", ascii), pytest.raises(SystemExit):
+    with (
+        mock.patch("sys.argv", ["protofl", "list"]),
+        mock.patch("sys.stdout", ascii),
+        pytest.raises(SystemExit),
+    ):
         program()
     assert b"MNIST, 28?28 grey" in shown.getvalue()
 
@@ -46,14 +55,28 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
 def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:
     main(["list", "algorithms"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "Local (baseline: every client trains alone). Down: nothing. Up: nothing. Different networks: yes." in out
-    each, counted = "prototypes (a prototype of each class", ", with the number of samples behind it)"
+    assert (
+        "Local (baseline: every client trains alone). Down: nothing. Up: nothing. Different networks: yes."
+        in out
+    )
+    each, counted = (
+        "prototypes (a prototype of each class",
+        ", with the number of samples behind it)",
+    )
     assert f"Down: {each}). Up: {each}{counted}." in out
     assert f"Down: {each}), local_sets (every client's prototypes). Up: {each}{counted}." in out
-    assert "Up: weights (all weights of the model), prototypes (several prototypes of each class)." in out
-    for one in ("weights (all weights of the model but its last layers)", "outputs (a mean output of each class)"):
+    assert (
+        "Up: weights (all weights of the model), prototypes (several prototypes of each class)."
+        in out
+    )
+    for one in (
+        "weights (all weights of the model but its last layers)",
+        "outputs (a mean output of each class)",
+    ):
         assert f"Up: {one}." in out
-    assert f"Down: {(meme := 'weights (all weights of the meme, a shared model)')}. Up: {meme}." in out
+    assert (
+        f"Down: {(meme := 'weights (all weights of the meme, a shared model)')}. Up: {meme}." in out
+    )
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
         main(["list", "algorithms"])
@@ -61,22 +84,41 @@ def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Pri
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: Printed) -> None:
+def test_compare_shows_figures_and_the_settings_that_differ(
+    tmp_path: Path, capsys: Printed
+) -> None:
     same = {"dataset": "digits", "lr": 0.1}
     one, two = tmp_path / "one", tmp_path / "two"
     write_run(one, same | {"algo": "local", "run-name": "a"}, [{"0": {"head": 0.5}}] * 2)
     both = {"0": {"head": 0.25, "prototype": 0.75}}
-    write_run(two, same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0}, [both] * 2, division=2)
+    write_run(
+        two,
+        same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0},
+        [both] * 2,
+        division=2,
+    )
     assert main(["compare", str(one), str(two)]) == 0
-    cells = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in capsys.readouterr().out.splitlines()]
+    cells = [
+        [cell.strip() for cell in line.strip("│┃").split("│")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
     assert ["head: mean", "50.00", "25.00"] in cells
     assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in cells
-    for line in ("seconds 1m01s 1m01s", "algo local fedproto", "fedproto.lambda – 1.0", "division 1 2"):
+    for line in (
+        "seconds 1m01s 1m01s",
+        "algo local fedproto",
+        "fedproto.lambda – 1.0",
+        "division 1 2",
+    ):
         assert line.split() in cells
     assert ["lost replies", "2", "2"] in cells, "a late one was missing before"
     assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
     summary, no_run = json.loads((two / "summary.json").read_text()), "not the figures of a run: "
-    wrong = ({"settings": []}, "Attr"), ({"settings": {"seed": "x"}}, "Value"), ({"best-accuracy": 3}, "Attr")
+    wrong = (
+        ({"settings": []}, "Attr"),
+        ({"settings": {"seed": "x"}}, "Value"),
+        ({"best-accuracy": 3}, "Attr"),
+    )
     texts = {json.dumps(summary | changes): f"{no_run}{error}" for changes, error in wrong}
     for text, why in {**texts, "": "no summary.json in it"}.items():
         (two / "summary.json").write_text(text)
@@ -89,12 +131,23 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
     for name, rounds in {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}.items():
-        of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
+        of_run = {
+            "algo": "fedproto" + EVIL,
+            "dataset": EVIL,
+            "lr" + EVIL: name,
+            "seed": 1,
+            "rounds": 1,
+        }
         write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
-        (tmp_path / name / "settings.toml").write_text(f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n")
+        (tmp_path / name / "settings.toml").write_text(
+            f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n"
+        )
         summary = json.loads((file := tmp_path / name / "summary.json").read_text())
         file.write_text(json.dumps(summary | {"algorithm": EVIL, "rounds": EVIL}))
-    for words in (["runs", str(tmp_path)], ["compare", str(tmp_path / "one"), str(tmp_path / "[/b]two")]):
+    for words in (
+        ["runs", str(tmp_path)],
+        ["compare", str(tmp_path / "one"), str(tmp_path / "[/b]two")],
+    ):
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert "owned" in out
@@ -108,9 +161,16 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
-        settings = {"algo": "local", "dataset": "digits", "partition": "iid" if days else "own", "seed": days}
+        settings = {
+            "algo": "local",
+            "dataset": "digits",
+            "partition": "iid" if days else "own",
+            "seed": days,
+        }
         write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
-        toml = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**settings, "rounds": 2}.items())
+        toml = "".join(
+            f"{key} = {json.dumps(value)}\n" for key, value in {**settings, "rounds": 2}.items()
+        )
         (folder / "settings.toml").write_text(toml)
         for part in ("clients/site-0", "checkpoints"):
             (folder / part).mkdir(parents=True)
@@ -129,30 +189,53 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     facts = [f"{run['state']}, {run['dataset']}" for run in found.values()]
     assert facts == ["running, own data of the sites", "stopped, digits", *["finished, digits"] * 2]
     older = found["older"]
-    wanted = {"algorithm": "local", "dataset": "digits", "seed": 20, "rounds": 2, "wanted": 2, "final": "head 45.00"}
+    wanted = {
+        "algorithm": "local",
+        "dataset": "digits",
+        "seed": 20,
+        "rounds": 2,
+        "wanted": 2,
+        "final": "head 45.00",
+    }
     assert wanted.items() <= older.items()
     assert older["best"] == "head 45.00 @1 (chosen on test data)"
-    assert older["bytes"] == sum(file.stat().st_size for file in (runs / "older").rglob("*") if file.is_file())
+    assert older["bytes"] == sum(
+        file.stat().st_size for file in (runs / "older").rglob("*") if file.is_file()
+    )
     assert round(older["days"]) == 20
     assert main(["runs"]) == 0
     out = capsys.readouterr().out
-    for line in ("head 45.00 @1*", "local · digits · seed 20", "* chosen on test data, and so too good."):
+    for line in (
+        "head 45.00 @1*",
+        "local · digits · seed 20",
+        "* chosen on test data, and so too good.",
+    ):
         assert line in out
     assert main(["runs", "nowhere"]) == 1
-    assert "nowhere: no such folder; runs are in runs unless out-dir says otherwise" in capsys.readouterr().err
+    assert (
+        "nowhere: no such folder; runs are in runs unless out-dir says otherwise"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_a_report_of_a_folder_and_of_a_name_in_runs(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
     two = write(tmp_path / "runs" / "two", [row(1, ["a"])])
     assert main(["report", str(one), "two"]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(one / "report.html"), "runs/two/report.html"]
+    assert capsys.readouterr().out.splitlines() == [
+        str(one / "report.html"),
+        "runs/two/report.html",
+    ]
     assert (one / "report.html").stat().st_size > 1000
     assert (two / "report.html").stat().st_size > 1000
 
 
-def test_no_run_and_no_page_to_write_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_no_run_and_no_page_to_write_are_named(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert main(["report", "nowhere"]) == 1

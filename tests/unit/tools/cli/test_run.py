@@ -31,7 +31,9 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     """The run configs and federation configs that would have run."""
     seen: list[Attempt] = []
 
-    def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+    def attempt(
+        config: Any, federation: Any, on_line: Callable[[str], None]
+    ) -> tuple[Path | None, str]:
         seen.append((dict(config), dict(federation)))
         on_line("a line of the run")
         return (None, "why") if config["run-name"] == "bad" else (tmp_path, "")
@@ -41,36 +43,74 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     return seen
 
 
-def test_settings_go_over_the_defaults_of_ten_clients(attempts: list[Attempt], capsys: Printed, tmp_path: Path) -> None:
+def test_settings_go_over_the_defaults_of_ten_clients(
+    attempts: list[Attempt], capsys: Printed, tmp_path: Path
+) -> None:
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
     assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
-    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.program()} predict {tmp_path}"]
+    assert capsys.readouterr().out.splitlines() == [
+        "a line of the run",
+        f"next: {run.program()} predict {tmp_path}",
+    ]
     assert main(["run"]) == 0
-    assert attempts[1] == (default_run_config(), {"num-supernodes": 10, "client-resources-num-cpus": 1})
+    assert attempts[1] == (
+        default_run_config(),
+        {"num-supernodes": 10, "client-resources-num-cpus": 1},
+    )
 
 
-def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt], monkeypatch: Patch) -> None:
+def test_a_recipe_alone_has_the_clients_of_its_comment(
+    attempts: list[Attempt], monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(run, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
     recipe = read_recipe("fedpcl-digits")
-    assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
+    assert attempts == [
+        (
+            default_run_config() | recipe.settings,
+            {"num-supernodes": 5, "client-resources-num-cpus": 1},
+        )
+    ]
 
 
-def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it_win(attempts: list[Attempt]) -> None:
+def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it_win(
+    attempts: list[Attempt],
+) -> None:
     """`fedtgp-fmnist-practical` has FedProto's too."""
-    words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
+    words = [
+        "dataset=digits",
+        "partition=iid",
+        "test-from=split",
+        "rounds=3",
+        "--clients",
+        "2",
+        "--gpus",
+        "0.5",
+    ]
     words += ["algo=fedproto", "fedproto.lambda=2"]
     assert main(["run", "--recipe", "fedtgp-fmnist-practical", *words]) == 0
     ((config, federation),) = attempts
-    assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.5}
+    assert federation == {
+        "num-supernodes": 2,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": 0.5,
+    }
     assert (config["rounds"], config["fedproto.distance"]) == (3, "l2")
     assert (config["fedtgp.lambda"], config["fedproto.lambda"]) == (0.1, 2.0)
 
 
-def test_own_data_are_read_before_anything_starts(attempts: list[Attempt], capsys: Printed, tmp_path: Path) -> None:
+def test_own_data_are_read_before_anything_starts(
+    attempts: list[Attempt], capsys: Printed, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.npz"
-    words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
+    words = [
+        "run",
+        "dataset=arrays",
+        "partition=iid",
+        f"data-dir={file}",
+        f"cache-dir={tmp_path / 'cache'}",
+    ]
     np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
     assert "mine.npz: has no 'inputs', only 'x', 'y'" in output(capsys, *words, status=1).err
     assert attempts == []
@@ -79,11 +119,18 @@ def test_own_data_are_read_before_anything_starts(attempts: list[Attempt], capsy
 
 
 def test_versions_and_settings_with_dashes(capsys: Printed) -> None:
-    assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", output(capsys, "--version").out)
-    for command, hint in (("run", "; settings are KEY=VALUE without dashes, such as rounds=5\n"), ("report", "\n")):
+    assert re.fullmatch(
+        r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", output(capsys, "--version").out
+    )
+    for command, hint in (
+        ("run", "; settings are KEY=VALUE without dashes, such as rounds=5\n"),
+        ("report", "\n"),
+    ):
         with pytest.raises(SystemExit):
             main([command, "mine", "--rounds=5"])
-        assert capsys.readouterr().err.endswith(f"{command}: error: unrecognized arguments: --rounds=5{hint}")
+        assert capsys.readouterr().err.endswith(
+            f"{command}: error: unrecognized arguments: --rounds=5{hint}"
+        )
 
 
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
@@ -126,7 +173,9 @@ def test_what_is_wrong_is_named_before_anything_starts(
 
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.usefixtures("attempts")
-def test_ctrl_c_exits_with_130_and_a_hint(resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_ctrl_c_exits_with_130_and_a_hint(
+    resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     """Also where the run was stopped before, so that its resume.toml is older than this command, and in a baseline."""
     for number, name in enumerate(("mine", "other", "mine-local"), 1):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
@@ -145,14 +194,30 @@ def test_ctrl_c_exits_with_130_and_a_hint(resumed: bool, tmp_path: Path, monkeyp
 
 
 def test_as_many_clients_as_the_data_name(attempts: list[Attempt], tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=["a", "a", "b", "b", "c", "c"])
-    words = ["run", "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
-    for more, number in (("partition=natural", 3), ("partition=iid", 10), ("partition=natural --clients 2", 2)):
+    np.savez(
+        tmp_path / "mine.npz",
+        inputs=np.ones((6, 3)),
+        labels=[0, 1] * 3,
+        client=["a", "a", "b", "b", "c", "c"],
+    )
+    words = [
+        "run",
+        "dataset=arrays",
+        f"data-dir={tmp_path / 'mine.npz'}",
+        f"cache-dir={tmp_path / 'cache'}",
+    ]
+    for more, number in (
+        ("partition=natural", 3),
+        ("partition=iid", 10),
+        ("partition=natural --clients 2", 2),
+    ):
         assert main([*words, *more.split()]) == 0
         assert attempts[-1][1]["num-supernodes"] == number
 
 
-def test_every_recipe_says_its_federation_and_one_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+def test_every_recipe_says_its_federation_and_one_that_is_not_toml_is_refused(
+    tmp_path: Path,
+) -> None:
     for path in RECIPES.glob("*.toml"):
         assert int(read_recipe(path.stem).federation["num-supernodes"]) > 1, path
     assert federation_in("algo = 'x'") == {"num-supernodes": 10, "client-resources-num-cpus": 1}
@@ -165,7 +230,10 @@ def test_every_key_has_the_type_that_its_field_declares() -> None:
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
     sections = [("", section) for section in SECTIONS.values()]
-    for prefix, section in [*sections, *((f"{algo}.", row.hparams) for algo, row in CATALOG.items())]:
+    for prefix, section in [
+        *sections,
+        *((f"{algo}.", row.hparams) for algo, row in CATALOG.items()),
+    ]:
         hints = get_type_hints(section)
         for field in fields(section):
             assert types[prefix + key_of(field.name)] is hints[field.name]
@@ -175,7 +243,13 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
     words = ["algo=fedplvm", "rounds=20", "lr=1", "fedplvm.contrast=False", 'run-name="a b"', "data-dir=/x=y",
         "classes=7"]  # fmt: skip
     read = read_assignments(words)
-    wanted = {"algo": "fedplvm", "rounds": 20, "lr": 1.0, "fedplvm.contrast": False, "run-name": "a b"}
+    wanted = {
+        "algo": "fedplvm",
+        "rounds": 20,
+        "lr": 1.0,
+        "fedplvm.contrast": False,
+        "run-name": "a b",
+    }
     assert read == wanted | {"data-dir": "/x=y", "classes": "7"}
     assert isinstance(read["lr"], float)
 
@@ -217,13 +291,23 @@ def seen(lines: list[str], capsys: pytest.CaptureFixture[str], **how: Any) -> li
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert (seen(GOOD, capsys), seen(GOOD, capsys, quiet=True)) == (OURS + RESULT, RESULT)
-    dumb = Console(force_terminal=True, no_color=True, soft_wrap=True, highlight=False, _environ={"TERM": "dumb"})
+    dumb = Console(
+        force_terminal=True,
+        no_color=True,
+        soft_wrap=True,
+        highlight=False,
+        _environ={"TERM": "dumb"},
+    )
     assert seen(GOOD[:6], capsys, console=dumb) == OURS
 
 
-def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     doubt = "warning: accuracy by head is 50.0 %, no better than a guess"
     assert seen([*GOOD[:6], doubt], capsys, quiet=True) == []
     screen = Screen(quiet=True)

@@ -56,23 +56,36 @@ class Launcher:
         self.launched: list[Run] = []
         self.stop_at = stop_at
         self.broken: Callable[[Run], bool] = lambda run: False
-        self.silent: Callable[[Run], bool] = lambda run: False  # it has no figure on validation data
+        self.silent: Callable[[Run], bool] = lambda run: (
+            False
+        )  # it has no figure on validation data
 
-    def __call__(self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+    def __call__(
+        self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
+    ) -> str:
         self.launched.append(run)
         if len(self.launched) == self.stop_at:
             raise KeyboardInterrupt
         if self.broken(run):
             return "it exploded"
         lr = run.settings.training.lr
-        tested, validated = ([{"0": {"head": one}}, {"0": {"head": one / 2}}] for one in (lr, 0.5 - lr))
+        tested, validated = (
+            [{"0": {"head": one}}, {"0": {"head": one / 2}}] for one in (lr, 0.5 - lr)
+        )
         sites = {f"{site}": {"head": 0.0} for site in range(int(run.federation["num-supernodes"]))}
         validated = [{}, {}] if self.silent(run) else validated
-        write_run(folder / run.name, to_run_config(run.settings), [sites | one for one in tested], validation=validated)
+        write_run(
+            folder / run.name,
+            to_run_config(run.settings),
+            [sites | one for one in tested],
+            validation=validated,
+        )
         return ""
 
 
-def search(path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None = None, shard: str = "1/1") -> int:
+def search(
+    path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None = None, shard: str = "1/1"
+) -> int:
     found = read_table(path)
     cells, out = plan(found, overrides=overrides or {}), path.parent
     check_search(found, cells)
@@ -85,7 +98,9 @@ def chosen(path: Path) -> dict[str, dict]:
     return {cell["row"]: cell for cell in content["cells"]}
 
 
-def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(table: Path) -> None:
+def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
+    table: Path,
+) -> None:
     launcher = Launcher()
     assert search(table, launcher) == 0
     trials = [run for run in launcher.launched if run.settings.run.seed in (11, 12)]
@@ -93,20 +108,32 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     for algo in ("local", "fedproto"):
         of_row = {run.settings.training.lr for run in trials if run.settings.run.algo == algo}
         assert len(of_row) == 7
-        assert {run.settings.training.lr for run in finals if run.settings.run.algo == algo} == {min(of_row)}
+        assert {run.settings.training.lr for run in finals if run.settings.run.algo == algo} == {
+            min(of_row)
+        }
         assert 0.05 in of_row, "the row's own setting is the first trial"
     assert {run.settings.run.seed for run in finals} == {1, 2}
-    found, grid = chosen(table), {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)}
+    found, grid = (
+        chosen(table),
+        {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)},
+    )
     assert set(found) == {"Local", "FedProto"} | grid
     assert found["FedProto"]["search"]["trials"] == 7
     assert found["FedProto"]["search"]["chosen-on"] == "validation"
     assert set(found["FedProto"]["search"]["settings"]) == {"lr", "fedproto.lambda", "local-epochs"}
     assert found["FedProto"]["difference"]["n"] == 2
-    row = next(row for row in csv.DictReader((table.parent / "tuned.csv").open()) if row["row"] == "FedProto")
+    row = next(
+        row
+        for row in csv.DictReader((table.parent / "tuned.csv").open())
+        if row["row"] == "FedProto"
+    )
     assert json.loads(row["chosen"])["settings"] == found["FedProto"]["search"]["settings"]
     text = (table.parent / "tuned.md").read_text(encoding="utf-8")
     assert "best head, its round chosen on validation data" in text
-    assert "chosen on validation data, by trials that no row has more of; test data chose none. 7 trials" in text
+    assert (
+        "chosen on validation data, by trials that no row has more of; test data chose none. 7 trials"
+        in text
+    )
     assert text.count("test data chose none") == 1
     assert "## Against Local" in text
     assert "paper" not in text, "no row has a number of a paper's"
@@ -131,11 +158,15 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 17])
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at: int, table: Path, tmp_path: Path) -> None:
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
+    stop_at: int, table: Path, tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(table, first := Launcher(stop_at))
     search(table, second := Launcher())
-    assert [run.name for run in first.launched[:-1] + second.launched].count(first.launched[0].name) == 1
+    assert [run.name for run in first.launched[:-1] + second.launched].count(
+        first.launched[0].name
+    ) == 1
     search(table, third := Launcher())
     assert third.launched == []
     whole = tmp_path / "whole" / "tuned.yaml"
@@ -162,7 +193,9 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     assert found["settings"]["lr"] >= 0.02
     assert (found["trials"], found["failed"] > 0) == (7, True)
     search(table, again := Launcher())
-    assert {run.settings.training.lr < 0.02 for run in again.launched if run.settings.run.seed > 10} == {True}
+    assert {
+        run.settings.training.lr < 0.02 for run in again.launched if run.settings.run.seed > 10
+    } == {True}
     assert chosen(table)["Local"]["search"]["failed"] == 0
     again.silent = launcher.broken
     table.write_text(TABLE.replace("rounds: 2", "rounds: 4"), encoding="utf-8")
@@ -172,7 +205,10 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     launcher.broken = lambda run: True
     table.write_text(TABLE.replace("rounds: 2", "rounds: 3"), encoding="utf-8")
     search(table, launcher)
-    assert chosen(table)["Local"]["reason"] == "search: none of 7 trials ended well: it exploded; it exploded"
+    assert (
+        chosen(table)["Local"]["reason"]
+        == "search: none of 7 trials ended well: it exploded; it exploded"
+    )
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -191,13 +227,17 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     (("against: Local", "against: Nobody"), "against = 'Nobody': must be one of Local, FedProto"),
     (("what: head}", "what: head, over: std}"), "--search looks for the largest accuracy or metric, not for"),
 ])  # fmt: skip
-def test_a_search_that_cannot_work_is_refused(change: tuple[str, str], said: str, table: Path) -> None:
+def test_a_search_that_cannot_work_is_refused(
+    change: tuple[str, str], said: str, table: Path
+) -> None:
     table.write_text(TABLE.replace(*change), encoding="utf-8")
     with pytest.raises(SettingsError, match=re.escape(said)):
         search(table, Launcher())
 
 
-def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(table: Path, capsys: Printed) -> None:
+def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
+    table: Path, capsys: Printed
+) -> None:
     assert main(["table", str(table), "--search", "--seeds", "11", "--dry-run"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
     assert main(["table", str(table), "--search", "--dry-run", "--out", str(table.parent)]) == 0
@@ -227,25 +267,45 @@ PLANTED = "site{site},{split},{x:.3f},{y:.3f},{label}\n"
 
 
 @pytest.mark.slow
-def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path: Path) -> None:
+def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(
+    tmp_path: Path,
+) -> None:
     """On labels that are turned round in the test part: who learns is right on validation data alone."""
     rows = "client,split,x,y,label\n"
     for number in range(160):
         split, label = ("train", "train", "validation", "test")[number % 4], number // 4 % 2
         x = (1 if label else -1) * (1 + number % 7 / 10)
-        rows += PLANTED.format(site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test"))
+        rows += PLANTED.format(
+            site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test")
+        )
     (tmp_path / "planted.csv").write_text(rows, encoding="utf-8")
-    (tmp_path / "planted.yaml").write_text(PLANTED_TABLE.format(file=tmp_path / "planted.csv"), encoding="utf-8")
+    (tmp_path / "planted.yaml").write_text(
+        PLANTED_TABLE.format(file=tmp_path / "planted.csv"), encoding="utf-8"
+    )
     folders = tmp_path / "one-by-one"
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
-        more = CACHE | {"run-name": run.name, "out-dir": str(folders / run.name), "report": False, "threads": 1}
+        more = CACHE | {
+            "run-name": run.name,
+            "out-dir": str(folders / run.name),
+            "report": False,
+            "threads": 1,
+        }
         folder.mkdir(parents=True, exist_ok=True)
-        run_federation(default_run_config() | run.config | more, clients=2).folder.rename(folder / run.name)
+        run_federation(default_run_config() | run.config | more, clients=2).folder.rename(
+            folder / run.name
+        )
         return ""
 
     found, trials = read_table(tmp_path / "planted.yaml"), Runs(tmp_path / "trials")
-    execute([(found, plan(found))], Runs(tmp_path / "runs"), launch, tmp_path, Console(quiet=True), trials)
+    execute(
+        [(found, plan(found))],
+        Runs(tmp_path / "runs"),
+        launch,
+        tmp_path,
+        Console(quiet=True),
+        trials,
+    )
     cell = chosen(tmp_path / "planted.yaml")["Local"]
     assert cell["search"]["settings"]["lr"] > 0.0001
     assert cell["search"]["value"] > 80
