@@ -43,38 +43,48 @@ class CertificateError(Exception):
 def main(arguments: list[str] | None = None) -> int:
     """The command; 0 when everything asked for exists and fits."""
     options = _options(arguments)
-    os.umask(0o077)
+    umask_before = os.umask(0o077)  # what is made here is for this user alone
     try:
-        folder = _open_folder(options.folder)
-        renew = set(options.renew)
-        if unknown := renew - {"ca", "server", "secret", *options.node}:
-            raise CertificateError(
-                f"--renew {min(unknown)}: give ca, server, secret, or a name that --node names"
-            )
-        if (renew & {"ca", "server", "secret"} or not options.node) and not options.server:
-            raise CertificateError(
-                "give --server (the SuperLink's names and addresses), --node, or both"
-            )
-        if options.server:
-            make_ca(folder, renew="ca" in renew)
-            make_server(folder, options.server, renew=bool(renew & {"ca", "server"}))
-            make_secret(folder, renew="secret" in renew)
-            _open_folder(folder / "nodes")
-        for name in options.node:
-            make_node(folder, name, renew=name in renew)
+        make_what_is_asked(options)
     except (CertificateError, OSError) as error:
         print(f"certificates: {error}", file=sys.stderr)
         return 1
     except (
         TypeError,
         ValueError,
-    ) as error:  # of a library, which names no file; TypeError: the key has a password
+    ) as error:  # the library's, which names no file; TypeError: the key has a password
         print(
             f"certificates: a name of --server, or a file in {options.folder}, is damaged: {error}",
             file=sys.stderr,
         )
         return 1
+    finally:
+        os.umask(umask_before)
     return 0
+
+
+def make_what_is_asked(options: argparse.Namespace) -> None:
+    """Make what is missing of the authority, the SuperLink's certificate, the secret and the nodes' keys."""
+    folder = _open_folder(options.folder)
+    renew = set(options.renew)
+    unknown = renew - {"ca", "server", "secret", *options.node}
+    if unknown:
+        raise CertificateError(
+            f"--renew {min(unknown)}: give ca, server, secret, or a name that --node names"
+        )
+    renews_of_server = renew & {"ca", "server", "secret"}
+    if (renews_of_server or not options.node) and not options.server:
+        raise CertificateError(
+            "give --server (the SuperLink's names and addresses), --node, or both"
+        )
+
+    if options.server:
+        make_ca(folder, renew="ca" in renew)
+        make_server(folder, options.server, renew=bool(renew & {"ca", "server"}))
+        make_secret(folder, renew="secret" in renew)
+        _open_folder(folder / "nodes")
+    for name in options.node:
+        make_node(folder, name, renew=name in renew)
 
 
 def make_ca(folder: Path, *, renew: bool = False) -> None:

@@ -58,8 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
     from protofl_common.experiment.settings import with_halves
 
     with_halves()  # methods of other packages import client_app, which no wheel installs
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     try:
         return import_module(f"{__name__}.{chosen.command}").act(parsed(chosen.command, chosen.arguments)) or 0
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
@@ -77,6 +75,8 @@ def program() -> NoReturn:
     """`main` as a program: after Ctrl-C no thread that waits for a killed process keeps it."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for a character that the terminal's encoding lacks
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
     if (status := main()) == STOPPED:
         sys.stdout.flush()
         os._exit(STOPPED)

@@ -26,11 +26,17 @@ def specification(kind: TaskType, authority: str | None = None) -> ExecutionSpec
     )
 
 
+def undo_the_commands_variables(monkeypatch: Patch) -> None:
+    """Let ``monkeypatch`` restore the variables that the command sets for the life of its process."""
+    for variable in ("PYTHONPATH", "no_proxy", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"):
+        monkeypatch.setenv(variable, "")
+
+
 @pytest.fixture
 def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     used: list[Executor] = []
     monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setenv("PYTHONPATH", "")
+    undo_the_commands_variables(monkeypatch)
     monkeypatch.setattr(
         "flwr.supercore.cli.flower_superexec", lambda: used.append(run_superexec.get_executor())
     )  # type: ignore[attr-defined, call-arg]
@@ -134,7 +140,7 @@ def test_another_version_of_flower_ends_the_worker_and_not_each_run(
     monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr(import_module(worker.RUNTIME), "install_from_fab")
-    monkeypatch.setenv("PYTHONPATH", "")
+    undo_the_commands_variables(monkeypatch)
     monkeypatch.setattr("sys.argv", [])
     with pytest.raises(AttributeError, match="install_from_fab"):
         main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")])

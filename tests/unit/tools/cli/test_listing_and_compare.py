@@ -46,6 +46,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     with (
         mock.patch("sys.argv", ["protofl", "list"]),
         mock.patch("sys.stdout", ascii),
+        mock.patch("signal.signal"),
         pytest.raises(SystemExit),
     ):
         program()
