@@ -65,11 +65,10 @@ fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a s
 mutants: $(BIN)/.installed  ## breaks one line at a time, of mathematics and of what protects a site; ten minutes; one: python -m tests.bench.mutants NAME
 	$(BIN)/python -m tests.bench.mutants
 
-lint: $(BIN)/.installed  ## ruff, mypy (strict), and words that we avoid: under a minute
+lint: $(BIN)/.installed  ## ruff and mypy (strict): under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.bench.words
 
 format: $(BIN)/.installed  ## ruff mends what it can
 	$(BIN)/ruff check --fix .
