@@ -20,7 +20,6 @@ def open_device(name: str, precision: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
         if device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -28,6 +27,7 @@ def open_device(name: str, precision: str) -> torch.device:
             deterministic.fill_uninitialized_memory = False  # takes time, and is for finding errors
             torch.backends.cudnn.benchmark = False
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError) as error:
         reason, hint = str(error).splitlines()[0], "leave it out, or take cpu; a simulated client sees a GPU only if"

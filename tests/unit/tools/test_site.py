@@ -19,6 +19,7 @@ from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
@@ -357,8 +358,11 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
 ])  # fmt: skip
 @pytest.mark.usefixtures("site")
 def test_what_is_wrong_or_worth_a_warning_comes_first(
-    options: list[str], node: str, level: str, text: str
+    options: list[str], node: str, level: str, text: str, monkeypatch: Patch
 ) -> None:
+    # A CUDA device is made to repeat exactly, for the rest of a process, before its first use.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
     named(north=Path("state/sites/north"))
     said = found(*options, node=node)
     assert (level_of(said, text), said[0].level) == (level, level)
