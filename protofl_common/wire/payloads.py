@@ -248,9 +248,9 @@ class Codec(ABC):
         """Decode the arrays of a record; RefusedMessage where they do not fit the ``template``."""
         misfits = sorted(set(record) ^ set(template))
         if misfits:
+            names = ", ".join(misfits[:3])
             more = " …" if misfits[3:] else ""
-            names = ", ".join(misfits[:3]) + more
-            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}")
+            raise RefusedMessage(f"{self.name} whose arrays do not fit: {names}{more}")
 
         rows = 0
         arrays = {}
@@ -275,8 +275,10 @@ class Codec(ABC):
         norms_N = torch.linalg.vector_norm(vectors_NW.double(), dim=1)
         norm = float(norms_N.max())
         if norm > self.limits.max_norm:
-            limit = f"{self.limits.max_norm:g} (max-prototype-norm)"
-            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, above {limit}")
+            raise RefusedMessage(
+                f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} "
+                "(max-prototype-norm)"
+            )
 
 
 class VectorsCodec(Codec):
