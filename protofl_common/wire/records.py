@@ -294,7 +294,7 @@ def _check_figures(
     """Refuse figures that contradict the numbers of samples, and shares above 1."""
     if any(number > counts["test_samples"] for number in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
-    for name, value in {**metrics, **validation}.items():
+    for name, value in (*metrics.items(), *validation.items()):
         if is_share(name) and value > 1 + ROUNDING:
             raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
     if validation and not counts["validation_samples"]:
