@@ -1,10 +1,11 @@
-"""FedFA's feature augmentation behind the stages of any network that has convolutions, without a change of the network.
+"""FedFA's feature augmentation behind the stages of any network that has convolutions.
 
-Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B, C] mean and standard deviation over the
-pixels of each map; M clients.
+The network itself is not changed. Symbols: B samples, C channels; maps [B, C, …] of a stage's
+output; μ, σ [B, C] mean and standard deviation over the pixels of each map; M clients.
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,19 +16,26 @@ EPSILON = 1e-6  # beneath every variance; a batch of one sample has none
 
 
 class Augmentation(nn.Module):
-    """Hooks behind the stages of ``body`` that augment training batches; ``averages`` μ̄, σ̄, ``coefficients`` γ."""
+    """Hooks behind the stages of ``body`` that augment training batches.
+
+    ``averages`` μ̄, σ̄ and ``coefficients`` γ have a module for each stage.
+    """
 
     def __init__(self, body: nn.Module, input_shape: tuple[int, ...], probability: float) -> None:
         super().__init__()
         self.probability = probability
         stages = stages_of(body, input_shape)
         self.averages = nn.ModuleList(_of_moments(channels, 0.0) for channels in stages.values())
-        self.coefficients = nn.ModuleList(_of_moments(channels, 1.0) for channels in stages.values())
+        self.coefficients = nn.ModuleList(
+            _of_moments(channels, 1.0) for channels in stages.values()
+        )
         for number, layer in enumerate(stages):
             layer.register_forward_hook(partial(self._augment, number))
 
     def _augment(self, stage: int, layer: nn.Module, inputs: object, maps: Tensor) -> Tensor:
-        if not (layer.training and self.probability) or torch.rand(()) >= self.probability:
+        if not layer.training or not self.probability:
+            return maps
+        if torch.rand(()) >= self.probability:
             return maps
         averages: Any = self.averages[stage]
         coefficients: Any = self.coefficients[stage]
@@ -35,11 +43,13 @@ class Augmentation(nn.Module):
         with torch.no_grad():
             averages.mean.lerp_(mean_BC.mean(dim=0), 1 - MOMENTUM)
             averages.std.lerp_(std_BC.mean(dim=0), 1 - MOMENTUM)
-        return with_moments(maps, resampled(mean_BC, coefficients.mean), resampled(std_BC, coefficients.std))
+        new_mean_BC = resampled(mean_BC, coefficients.mean)
+        new_std_BC = resampled(std_BC, coefficients.std)
+        return with_moments(maps, new_mean_BC, new_std_BC)
 
 
 def _of_moments(channels: int, mean: float) -> nn.Module:
-    """A number for the means [C], and 1 for the standard deviations ``std`` [C], of a stage's maps."""
+    """A stage's buffers: ``mean`` [C] for the means of its maps, and ``std`` [C], ones."""
     of_stage = nn.Module()
     of_stage.register_buffer("mean", torch.full((channels,), mean))
     of_stage.register_buffer("std", torch.ones(channels))
@@ -47,13 +57,13 @@ def _of_moments(channels: int, mean: float) -> nn.Module:
 
 
 def moments(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """μ and σ of maps [B, C, …]."""
+    """Return μ and σ of maps [B, C, …]."""
     flat_BCN = maps.flatten(2)
     return flat_BCN.mean(dim=2), (flat_BCN.var(dim=2, correction=0) + EPSILON).sqrt()
 
 
 def resampled(moment_BC: Tensor, coefficient_C: Tensor) -> Tensor:
-    """Draw from N(moment, (γ + 1) Σ²), Σ² the variance of the moment over the batch; γ at least 0."""
+    """Draw from N(moment, (γ + 1) Σ²), Σ² the variance of the moment over the batch, γ ≥ 0."""
     variance_C = moment_BC.var(dim=0, correction=0) + EPSILON
     return moment_BC + torch.randn_like(moment_BC) * ((coefficient_C + 1) * variance_C).sqrt()
 
@@ -67,39 +77,58 @@ def with_moments(maps: Tensor, mean_BC: Tensor, std_BC: Tensor) -> Tensor:
 
 
 def fusion_coefficients(averages_MC: Tensor) -> Tensor:
-    """γ_j = C · p_j / Σ_j' p_j' with p = 1 / (1 + 1 / Σ²), Σ² the variance over the clients' averages; [C]."""
+    """γ_j = C · p_j / Σ_j' p_j' with p = 1 / (1 + 1 / Σ²), [C].
+
+    Σ² is the variance over the clients' averages.
+    """
     variance_C = averages_MC.double().var(dim=0, correction=0) + EPSILON
     part_C = variance_C / (variance_C + 1)
     return (len(part_C) * part_C / part_C.sum()).to(averages_MC.dtype)
 
 
-# -- where stages end ------------------------------------------------------------------------------------------------
+# -- where stages end
 def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, int]:
-    """The layers that end a stage, and their channels; {}: no convolution has maps of more than one pixel.
+    """Return the layers that end a stage, and their channels.
 
-    A block is a convolution, or a module with several inside, with the layers up to the next block (pooling, ReLU).
-    A stage is as many blocks as have maps of one size.
+    A block is a convolution, or a module with several inside, with the layers up to the next block
+    (pooling, ReLU). A stage is as many blocks as have maps of one size. {} where no convolution has
+    maps of more than one pixel.
     """
     sizes = _map_sizes(body, input_shape)
-    blocks: list[nn.Module] = []
+    blocks: list[nn.Module] = []  # the last layer of each
     for layer in sizes:
         if _convolves(layer):
             blocks.append(layer)
         elif blocks:
             blocks[-1] = layer
-    pixels = [sizes[layer][1] for layer in blocks] + [0]
-    return {layer: sizes[layer][0] for number, layer in enumerate(blocks) if pixels[number] > pixels[number + 1]}
+
+    stages = {}
+    pixels = [sizes[layer][1] for layer in blocks]
+    for layer, (own, following) in zip(blocks, pairwise([*pixels, 0]), strict=True):
+        if own > following:
+            stages[layer] = sizes[layer][0]
+    return stages
 
 
 def _layers_of(body: nn.Module) -> list[nn.Module]:
-    """In their order, those of nested `Sequential` modules, and of a module that alone has all the convolutions."""
+    """The layers of a network in their order.
+
+    Nested `Sequential` modules are opened, and so is a module that alone has all the convolutions.
+    """
     layers = [body]
     while True:
-        composed = [layer for layer in layers if _convolves(layer) and list(layer.children())]
-        alone = sum(map(_convolves, layers)) == 1
-        if not (opened := [layer for layer in composed if alone or isinstance(layer, nn.Sequential)]):
+        has_all_convolutions = sum(map(_convolves, layers)) == 1  # the one that has any
+        parts: list[nn.Module] = []
+        for layer in layers:
+            children = list(layer.children())
+            may_open = has_all_convolutions or isinstance(layer, nn.Sequential)
+            if may_open and children and _convolves(layer):
+                parts += children
+            else:
+                parts.append(layer)
+        if parts == layers:
             return layers
-        layers = [part for layer in layers for part in (layer.children() if layer in opened else [layer])]
+        layers = parts
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -108,16 +137,22 @@ def _convolves(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _map_sizes(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, tuple[int, int]]:
-    """(channels, pixels) of what each of the `_layers_of` makes of a sample, where that is maps of several pixels."""
+    """(channels, pixels) of the maps that each of the `_layers_of` makes of a sample.
+
+    Layers whose output is no maps, or maps of a single pixel, are left out.
+    """
     sizes: dict[nn.Module, tuple[int, int]] = {}
 
     def note(layer: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.dim() > 2 and (pixels := output[0, 0].numel()) > 1:
-            sizes[layer] = output.shape[1], pixels
+        if isinstance(output, Tensor) and output.dim() > 2:
+            pixels = output[0, 0].numel()
+            if pixels > 1:
+                sizes[layer] = (output.shape[1], pixels)
 
-    tokens = any(isinstance(part, nn.Embedding) for part in body.modules())
+    takes_tokens = any(isinstance(part, nn.Embedding) for part in body.modules())
     like = next(body.parameters(), torch.zeros(()))
-    sample = torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
+    dtype = torch.int64 if takes_tokens else like.dtype
+    sample = torch.zeros(1, *input_shape, dtype=dtype, device=like.device)
     hooks = [layer.register_forward_hook(note) for layer in _layers_of(body)]
     was_training = body.training
     body.eval()(sample)

@@ -1,16 +1,18 @@
 """Plain SGD of wide linear layers inside the backward pass, without ever storing their gradients.
 
-With small batches a wide layer's step is a matter of memory traffic. But its gradient is a product gᵀx of two thin
-matrices (g [B, out] the gradient of the outputs, x [B, in] the inputs), and a matrix product can add to its target:
+With small batches a wide layer's step is a matter of memory traffic. But its gradient is a product
+gᵀx of two thin matrices (g [B, out] the gradient of the outputs, x [B, in] the inputs), and a
+matrix product can add to its target:
 
     no momentum:  W ← (1 − lr·λ) W − lr·gᵀx
     momentum μ:   M ← μ M + gᵀx + λ W,   W ← W − lr·M                        (λ: weight decay)
 
-This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It is taken from blocks of rows that fit
-into a core's own cache, just after the block has served for the gradient of the inputs, gW.
+This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It is taken from blocks
+of rows that fit into a core's own cache, just after the block has served for the gradient of the
+inputs, gW.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,55 +23,75 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_WEIGHTS = 2**17  # smaller layers gain nothing
-BLOCK_ROWS, BLOCK_FROM = 32, 2**21  # rows at a time, of layers of at least so many weights
+BLOCK_ROWS = 32  # rows at a time, of layers of at least `BLOCK_FROM` weights
+BLOCK_FROM = 2**21
 
 
 @contextmanager
 def fused_linears(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int = MIN_WEIGHTS
 ) -> Iterator[list[nn.Linear]]:
-    """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
+    """While this lasts, ``backward`` itself updates the wide linear weights of ``model``.
 
-    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the parameter group, and
-    both state dicts keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
-    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before this begins.
+    ``step`` does the rest. Nothing else changes for the caller: learning rate, momentum and weight
+    decay are those of the parameter group, and both state dicts keep their keys. Yields the layers
+    concerned: none if the optimizer is not SGD (or a Nesterov, dampened, maximising one), none on a
+    GPU. A saved state of the optimizer must be loaded before this begins.
 
-    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
-    step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
+    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several
+    times before a step. A layer used twice in one forward pass, or a loss that also depends on the
+    weight itself, is a RuntimeError.
     """
-    layers = _fusible(model, optimizer, min_weights)
-    for layer, group in layers:
+    layers = []
+    for layer, group in _fusible(model, optimizer, min_weights):
         layer.weight.grad = None
-        layer.forward = partial(_forward, layer, optimizer.state, group)  # type: ignore[method-assign]
-    check = optimizer.register_step_pre_hook(partial(_refuse_gradients, [layer for layer, _ in layers]))
+        forward = partial(_forward, layer, optimizer.state, group)
+        layer.forward = forward  # type: ignore[method-assign]
+        layers.append(layer)
+    check = optimizer.register_step_pre_hook(partial(_refuse_gradients, layers))
     try:
-        yield [layer for layer, _ in layers]
+        yield layers
     finally:
         check.remove()
-        for layer, _ in layers:
+        for layer in layers:
             del layer.forward
 
 
 def _fusible(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
 ) -> list[tuple[nn.Linear, dict[str, Any]]]:
+    """The wide linear layers of a model on a CPU, each with its group of plain SGD."""
     if type(optimizer) is not torch.optim.SGD:
         return []
-    plain = [g for g in optimizer.param_groups if not (g["nesterov"] or g["dampening"] or g["maximize"])]
-    group_of = {id(weight): group for group in plain for weight in group["params"]}
-    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and id(layer.weight) in group_of]
-    weights = [(layer, layer.weight) for layer in layers if layer.weight.requires_grad]
-    wide = [layer for layer, w in weights if w.device.type == "cpu" and w.numel() >= min_weights]
-    return [(layer, group_of[id(layer.weight)]) for layer in wide]
+    group_of: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        if group["nesterov"] or group["dampening"] or group["maximize"]:
+            continue
+        for weight in group["params"]:
+            group_of[id(weight)] = group
+
+    fusible = []
+    for layer in model.modules():
+        if type(layer) is not nn.Linear or id(layer.weight) not in group_of:
+            continue
+        weight = layer.weight
+        is_wide = weight.numel() >= min_weights
+        if is_wide and weight.requires_grad and weight.device.type == "cpu":
+            fusible.append((layer, group_of[id(weight)]))
+    return fusible
 
 
 def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
     if any(layer.weight.grad is not None for layer in layers):
-        raise RuntimeError("a fused linear weight has a gradient from elsewhere: train without fused_linears")
+        raise RuntimeError(
+            "a fused linear weight has a gradient from elsewhere: train without fused_linears"
+        )
 
 
-def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor) -> Tensor:
-    if not (torch.is_grad_enabled() and layer.training):
+def _forward(
+    layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor
+) -> Tensor:
+    if not layer.training or not torch.is_grad_enabled():
         return F.linear(x, layer.weight, layer.bias)
     output: Tensor = _LinearWithSgd.apply(x, layer.weight, layer.bias, state, group)
     return output
@@ -78,34 +100,59 @@ def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], 
 class _LinearWithSgd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: dict[Tensor, Any], group: dict[str, Any]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: dict[Tensor, Any],
+        group: dict[str, Any],
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)  # as saved tensors: autograd notices if the weight has changed in between
-        ctx.weight, ctx.state, ctx.group = weight, state, group
+        # as saved tensors: autograd notices if the weight has changed in between
+        ctx.save_for_backward(x, weight)
+        ctx.weight = weight
+        ctx.state = state
+        ctx.group = group
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+        """Step from W to its next value, and return the gradients of x and of the bias."""
         x, weight = ctx.saved_tensors
-        momentum = None
-        if ctx.group["momentum"]:
-            state = ctx.state[ctx.weight]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-            momentum = state["momentum_buffer"]  # the one that ``torch.optim.SGD`` itself would use
         rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
         blocks = weight.split(rows)
-        momenta = [None] * len(blocks) if momentum is None else momentum.split(rows)
+        momentum_blocks: Sequence[Tensor | None] = [None] * len(blocks)
+        if ctx.group["momentum"]:
+            momentum_blocks = _momentum_of(ctx.weight, ctx.state).split(rows)
+
         grad_x = None
-        for grad_block, block, momentum_block in zip(grad.split(rows, 1), blocks, momenta, strict=True):
-            grad_x = grad_block @ block if grad_x is None else grad_x.addmm_(grad_block, block)
+        for grad_block, block, momentum_block in zip(
+            grad.split(rows, 1), blocks, momentum_blocks, strict=True
+        ):
+            if grad_x is None:
+                grad_x = grad_block @ block
+            else:
+                grad_x.addmm_(grad_block, block)
             _step(block, momentum_block, grad_block.T, x, ctx.group)
-        return grad_x, None, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, None, grad_bias, None, None
 
 
-def _step(weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]) -> None:
-    lr, decay = group["lr"], group["weight_decay"]
+def _momentum_of(weight: Tensor, states: dict[Tensor, Any]) -> Tensor:
+    """M, the buffer that ``torch.optim.SGD`` itself would use; zeros before the first step."""
+    state = states[weight]
+    if state.get("momentum_buffer") is None:
+        state["momentum_buffer"] = torch.zeros_like(weight)
+    momentum: Tensor = state["momentum_buffer"]
+    return momentum
+
+
+def _step(
+    weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]
+) -> None:
+    """One step of W, and of M, by gᵀx; see the equations above."""
+    lr = group["lr"]
+    decay = group["weight_decay"]
     if momentum is None:
         weight.addmm_(grad_T, x, beta=1 - lr * decay, alpha=-lr)
         return

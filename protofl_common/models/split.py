@@ -1,8 +1,9 @@
-"""The one shape that every client model has, body and head; the heads; SCAFFOLD's control variates, FedGen's generator.
+"""The one shape that every client model has, body and head, and modules beside it.
 
-Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes. The last layer of
-every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else (H = D), so heads
-of such models can be exchanged whatever their bodies.
+Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes.
+The last layer of every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden
+layer has nothing else (H = D), so heads of such models can be exchanged whatever their bodies.
+Beside the heads stand SCAFFOLD's control variates and FedGen's generator.
 """
 
 import torch
@@ -13,11 +14,15 @@ from protofl_common.basics.devices import seeded
 
 
 class SplitModel(nn.Module):
-    """A model that is cut at its features: ``body`` x [B, …] -> z [B, D], ``head`` z -> logits [B, C]."""
+    """A model that is cut at its features.
+
+    ``body`` x [B, …] -> z [B, D], ``head`` z -> logits [B, C].
+    """
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.body, self.head = body, head
+        self.body = body
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.body(x))
@@ -25,24 +30,33 @@ class SplitModel(nn.Module):
 
 
 def control_variate(model: nn.Module) -> nn.ParameterList:
-    """Return zeros in the shapes of the model's parameters that train, in their order and on their device."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    return nn.ParameterList([nn.Parameter(torch.zeros_like(each), requires_grad=False) for each in parameters])
+    """Return zeros in the shapes of the model's parameters that train, in their order."""
+    zeros = nn.ParameterList()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            zeros.append(nn.Parameter(torch.zeros_like(parameter), requires_grad=False))
+    return zeros
 
 
 class LinearHead(nn.Linear):
-    """Logits from features, z [B, D] -> [B, C], with dropout on z while training: ``weight`` [C, D], ``bias`` [C]."""
+    """z [B, D] -> logits [B, C], with dropout on z while training.
+
+    ``weight`` [C, D], ``bias`` [C].
+    """
 
     dropout = 0.0
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(F.dropout(input, self.dropout, self.training) if self.dropout else input)
+        if self.dropout:
+            input = F.dropout(input, self.dropout, self.training)
+        return super().forward(input)
 
 
 class HiddenHead(LinearHead):
-    """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
+    """Two layers with a ReLU between them.
 
-    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
+    ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C]. The deeper heads
+    of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
     logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
     """
 
@@ -57,7 +71,8 @@ class HiddenHead(LinearHead):
 class CosineHead(nn.Module):
     """FedNH's head: s · cos(w_c, z), z [B, D] -> [B, C], with a trained ``scale`` s.
 
-    The rows w_c of ``weight`` [C, D] are the class prototypes: of length 1, not trained, and no part of the state dict.
+    The rows w_c of ``weight`` [C, D] are the class prototypes: of length 1, not trained, and no
+    part of the state dict.
     """
 
     weight: Tensor
@@ -72,39 +87,53 @@ class CosineHead(nn.Module):
 
 
 def class_directions(classes: int, width: int) -> Tensor:
-    """[C, H], rows of length 1: orthogonal where C <= H, else spread over the sphere. Draws from torch's global RNG."""
+    """Draw directions [C, H], rows of length 1, from torch's global generator.
+
+    They are orthogonal where C <= H, else spread over the sphere.
+    """
     if classes <= width:
         return nn.init.orthogonal_(torch.empty(classes, width))
     rows = F.normalize(torch.randn(classes, width))
     # unit vectors repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))
     for kappa in torch.linspace(1, 20, steps=200):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
-        rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)
+        step = 0.9 / kappa * (push / push.sum(1, keepdim=True))
+        rows = F.normalize(rows - step @ rows)
     return rows
 
 
 class Generator(nn.Module):
-    """FedGen's: (ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D; first weights from ``seed``.
+    """FedGen's: (ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D.
 
-    The authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AAAI 2024) compares with it: its hidden layer
-    is as wide as the features, D. N numbers of noise ε.
+    The authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AAAI 2024) compares with
+    it: its hidden layer is as wide as the features, D. ε has ``noise_dim`` numbers. The first
+    weights follow from ``seed``.
     """
 
     def __init__(self, num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> None:
         super().__init__()
-        self.num_classes, self.noise_dim = num_classes, noise_dim
+        self.num_classes = num_classes
+        self.noise_dim = noise_dim
         with seeded(seed):
             self.hidden = nn.Linear(noise_dim + num_classes, feature_dim)
             self.norm = nn.BatchNorm1d(feature_dim)
             self.out = nn.Linear(feature_dim, feature_dim)
-        self.hidden.bias.requires_grad_(False)  # normalisation takes it out; Adam would follow its gradient's rounding
+        # normalisation takes it out; Adam would follow its gradient's rounding
+        self.hidden.bias.requires_grad_(False)
 
     def forward(self, noise_BN: Tensor, labels_B: Tensor) -> Tensor:
         labels_BC = F.one_hot(labels_B, self.num_classes).to(noise_BN.dtype)
-        features: Tensor = self.out(torch.relu(self.norm(self.hidden(torch.cat([noise_BN, labels_BC], dim=1)))))
-        return features
+        hidden_BD = self.hidden(torch.cat([noise_BN, labels_BC], dim=1))
+        features_BD: Tensor = self.out(torch.relu(self.norm(hidden_BD)))
+        return features_BD
 
-    def sample(self, counts_C: Tensor, size: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Features [size, D], labels y ~ ``counts_C`` and noise ε ~ N(0, 1) drawn from ``random``, or torch's own."""
+    def sample(
+        self, counts_C: Tensor, size: int, random: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw features [size, D] and their labels y ~ ``counts_C``, with noise ε ~ N(0, 1).
+
+        They come from ``random``, or from torch's own generator.
+        """
         labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
-        return self(torch.randn(size, self.noise_dim, generator=random, device=counts_C.device), labels_B), labels_B
+        noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)
+        return self(noise_BN, labels_B), labels_B

@@ -1,6 +1,7 @@
-"""A small message as a single record: Flower sends each record, array and chunk of a message by itself.
+"""A small message as a single record: Flower sends each record, array and chunk of it by itself.
 
-Each of these parts costs a SuperLink two requests, and most messages are of a few kilobytes in ten parts.
+Each of these parts costs a SuperLink two requests, and most messages are of a few kilobytes in ten
+parts.
 """
 
 import json
@@ -14,24 +15,33 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from protofl_common.wire.payloads import payload_bytes
 
 NAME = "envelope"
-LARGEST = 2**20  # Bytes of arrays; more goes in Flower's parts, of which it stores those of several messages once
+# Bytes of arrays; larger messages go in Flower's parts, and it stores equal parts of them once.
+LARGEST = 2**20
 
 
 def put_in(content: RecordDict, alike: dict[bytes, bytes] | None = None) -> RecordDict:
-    """Return the content as one record, of which equal ones are in memory once (``alike``); as it is where large."""
+    """Return a small message as one record, and a large one as it is.
+
+    ``alike`` has the records so far: equal ones are in memory once.
+    """
     if NAME in content or payload_bytes(content) > LARGEST:
         return content
     text: bytes = recorddict_to_proto(content).SerializeToString()
-    text = text if alike is None else alike.setdefault(text, text)
+    if alike is not None:
+        text = alike.setdefault(text, text)
     return RecordDict({NAME: ConfigRecord({"content": text})})
 
 
 def take_out(content: RecordDict) -> RecordDict:
-    """Return the records inside, or the content as it is if it is in none; nothing, which all refuse, if unreadable."""
+    """Return the records of a message in an envelope, and any other message as it is.
+
+    An envelope that cannot be read gives no records, which every receiver refuses.
+    """
     if NAME not in content:
         return content
     try:
-        (record,) = content.values()  # What lay beside it would pass every check, and no figure would count it
+        # what lay beside the envelope would pass every check, and no figure would count it
+        (record,) = content.values()
         (text,) = record.values()
         return recorddict_from_proto(RecordDictProto.FromString(text))
     except (DecodeError, TypeError, ValueError, LookupError, AttributeError):
@@ -39,10 +49,24 @@ def take_out(content: RecordDict) -> RecordDict:
 
 
 def check_parts(parts: Mapping[str, bytes], most: int) -> None:
-    """ValueError for arrays of more bytes: one may name a chunk of 5 MB a million times. KeyError for one of arrays."""
-    size, chunks = 0, {name: len(part) for name, part in parts.items() if part.startswith(b"ArrayChunk ")}
-    for head, _, body in (part.partition(b"\0") for part in parts.values() if part.startswith(b"Array ")):
+    """Refuse parts of a message that would become arrays of more than ``most`` bytes, a ValueError.
+
+    One array may name a chunk of 5 MB a million times. KeyError where it names what is no chunk.
+    """
+    chunk_sizes = {}
+    for name, part in parts.items():
+        if part.startswith(b"ArrayChunk "):
+            chunk_sizes[name] = len(part)
+
+    size = 0
+    for part in parts.values():
+        if not part.startswith(b"Array "):
+            continue
+        head, _, body = part.partition(b"\0")
         names = head.decode().split(" ")[1].split(",")
-        size += sum(chunks[names[index]] for index in json.loads(body)["arraychunk_ids"])
+        for index in json.loads(body)["arraychunk_ids"]:
+            size += chunk_sizes[names[index]]
+
     if size > most:
-        raise ValueError(f"{sum(map(len, parts.values()))} bytes that would become arrays of {size}")
+        received = sum(map(len, parts.values()))
+        raise ValueError(f"{received} bytes that would become arrays of {size}")

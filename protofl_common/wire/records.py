@@ -1,11 +1,11 @@
-"""The records beside a payload: instructions, reports, introductions, and bytes for each of several sites."""
+"""The records beside a payload: instructions, reports, introductions, and bytes by site."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeGuard, TypeVar, get_origin
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -15,13 +15,15 @@ from protofl_common.runs.evaluation_metrics import METRICS, RECALL
 from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.schema import RefusedMessage
 
-_MOST_CLAIMED = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
+_MOST_CLAIMED = 10**15  # samples on a card; int64 takes the sum of thousands of such claims
 ROUNDING = 1e-6
 _LARGEST_FIGURE = 1e30  # magnitude of a number in a report; sums over clients stay finite
-_MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24  # of a sample; a server may have to build a model for it
-PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
-COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
-WAITING = "waiting for approval"  # begins the reason of a site whose operator has not decided about a run
+# Of a sample; a server may have to build a model for it.
+_MOST_DIMENSIONS = 8
+_LARGEST_INPUT = 2**24
+PHASES = ("load", "evaluate", "train", "prototypes", "save")  # of a client's round, in a report
+COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # in every report
+WAITING = "waiting for approval"  # begins a site's reason until its operator decides about a run
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
 NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about
@@ -32,6 +34,8 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 @dataclass(frozen=True)
 class Instructions:
+    """What a server tells a client with the payload of a round."""
+
     round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
     run_history: RunHistory  # which states of a client count, where the run was resumed
@@ -46,12 +50,12 @@ class Report:
     round: int
     train_samples: int
     test_samples: int
-    correct: dict[str, int] = field(default_factory=dict)  # right predictions per way to predict (`KINDS`)
-    losses: dict[str, float] = field(default_factory=dict)  # mean over the samples: ``total``, and its terms
-    seconds: dict[str, float] = field(default_factory=dict)  # per phase of the client's round (`PHASES`)
-    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, of the setting ``metrics``
+    correct: dict[str, int] = field(default_factory=dict)  # right predictions by kind (`KINDS`)
+    losses: dict[str, float] = field(default_factory=dict)  # means: ``total``, and its terms
+    seconds: dict[str, float] = field(default_factory=dict)  # per phase of the round (`PHASES`)
+    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, as set in ``metrics``
     validation_samples: int = 0
-    validation: dict[str, float] = field(default_factory=dict)  # accuracy in [0, 1] per way to predict, metrics
+    validation: dict[str, float] = field(default_factory=dict)  # accuracies in [0, 1], metrics
 
 
 @dataclass(frozen=True)
@@ -63,19 +67,21 @@ class SiteCard:
     num_partitions: int
     domain: str
     arch: str
-    input_shape: tuple[int, ...]  # as a model gets it: (channels, H, W), (features,), (channels, steps), (tokens,)
+    # As a model gets it: (channels, H, W), (features,), (channels, steps), (tokens,).
+    input_shape: tuple[int, ...]
     parameters: int
     train_samples: int
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
-    present: tuple[int, ...]  # labels of its training samples, where its uploads will show them; elsewhere none
-    weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
+    present: tuple[int, ...]  # labels of its training samples; none where no upload shows them
+    weights: str  # a digest of names, types and shapes of all weights that it exchanges; or ""
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
     validation_samples: int = 0
     real: bool = True  # a machine with an operator, not a simulated client (`is_site`)
     signature: str = ""  # of a site that the study names, with its key (`experiment/study.py`)
-    columns: str = ""  # of a table: 16 bits that stand for its columns in their order; they confirm a guess of all
+    # Of a table: 16 bits that stand for its columns in their order; they confirm a guess of all.
+    columns: str = ""
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -83,29 +89,38 @@ def pack_instructions(instructions: Instructions) -> ConfigRecord:
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
-    """The record ``round``; RefusedMessage if it is missing or malformed, or its run name would be no plain folder."""
+    """Read the record ``round``; RefusedMessage if it is missing or malformed.
+
+    The run's name must be fit for a folder.
+    """
     instructions = _from_config(Instructions, content, "round")
     if not is_plain_name(instructions.run_name):
         raise RefusedMessage(f"round.run_name is {instructions.run_name!r}, not a plain name")
     if not 0 <= instructions.part <= 1:
         raise RefusedMessage(f"round.part is {instructions.part!r}, not from 0 to 1")
     try:
-        return dataclasses.replace(instructions, run_history=RunHistory.parse(str(instructions.run_history)))
+        run_history = RunHistory.parse(str(instructions.run_history))
     except ValueError:
         raise RefusedMessage(f"round.run_history is {instructions.run_history!r}") from None
+    return dataclasses.replace(instructions, run_history=run_history)
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
-    """The record that every message of a run's baseline carries; {} for the run itself (``algo`` is "")."""
+    """Return the record that every message of a baseline carries; {} for the run itself, "".
+
+    ``algo``: the baseline's algorithm.
+    """
     return {"baseline": ConfigRecord({"algo": algo})} if algo else {}
 
 
 def unpack_baseline(content: RecordDict) -> str:
-    """Return the baseline that a message is about, "" for none; RefusedMessage if the record is malformed."""
+    """Return the baseline that a message is about, "" for none; RefusedMessage if malformed."""
     record = content.get("baseline", ConfigRecord({"algo": ""}))
-    if not isinstance(record, ConfigRecord) or len(record) != 1 or not isinstance(algo := record.get("algo"), str):
-        raise RefusedMessage("baseline is no record of an algorithm's name")
-    return algo
+    if isinstance(record, ConfigRecord) and len(record) == 1:
+        algo = record.get("algo")
+        if isinstance(algo, str):
+            return algo
+    raise RefusedMessage("baseline is no record of an algorithm's name")
 
 
 def pack_settings(digest: str) -> dict[str, ConfigRecord]:
@@ -113,32 +128,50 @@ def pack_settings(digest: str) -> dict[str, ConfigRecord]:
 
 
 def check_settings(content: RecordDict, digest: str) -> None:
-    """RefusedMessage where the server's settings are not the client's, whose digest is given."""
-    if (wanted := content.config_records.get("settings", ConfigRecord()).get("digest")) != digest:
-        cure = "install the same version on both, and set with --run-config what was changed in pyproject.toml"
-        raise RefusedMessage(f"settings with the digest {wanted!r}, and {digest!r} here: other defaults; {cure}")
+    """Refuse a message of a server whose settings are not the client's, which have this digest."""
+    servers = content.config_records.get("settings", ConfigRecord()).get("digest")
+    if servers != digest:
+        cure = (
+            "install the same version on both, and set with --run-config what was changed in "
+            "pyproject.toml"
+        )
+        raise RefusedMessage(
+            f"settings with the digest {servers!r}, and {digest!r} here: other defaults; {cure}"
+        )
 
 
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
-    """The record of the best round so far, or, ``final``, of the whole run; {} before there is one."""
-    return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
+    """Return the record of the best round so far, {} before there is one.
+
+    With ``final`` it is the best of the whole run, and the record says which data chose it.
+    """
+    if not best:
+        return {}
+    return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})}
 
 
 def unpack_best(content: RecordDict) -> tuple[int, str]:
-    """After which round the model was the best, -1 if unknown, and, where this is final, on which data; checked."""
+    """Return the round after which the model was the best, and the data that chose it.
+
+    -1 where it is not known; "" where the run goes on. RefusedMessage if the record is malformed.
+    """
     record = content.config_records.get("best", {"after": -1, "on": ""})
-    after, on = record.get("after"), record.get("on")
+    after = record.get("after")
+    on = record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
         raise RefusedMessage(f"best is {dict(record)!r}")
     return after, str(on)
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
-    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in vars(card).items()})
+    values = {}
+    for key, value in vars(card).items():
+        values[key] = list(value) if isinstance(value, tuple) else value
+    return ConfigRecord(values)
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
-    """The record ``site``; RefusedMessage if it is missing or malformed, or a number or name is out of range."""
+    """Read the record ``site``; RefusedMessage if it is missing, malformed or out of range."""
     if content.keys() - {AUDIT} != {"site"}:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
@@ -146,95 +179,178 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_CLAIMED}")
         for text in value if key == "classes" else (value,):
-            if isinstance(text, str) and (len(text) > LONGEST_NAME or not text.isprintable()):
-                raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
+            if isinstance(text, str) and not _is_short_and_printable(text):
+                raise RefusedMessage(
+                    f"site.{key} with a name that is too long or not printable: {text!r}"
+                )
+
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
     if not re.fullmatch("([0-9a-f]{128})?", card.signature):
         raise RefusedMessage("site.signature is not of 64 bytes")
-    labels, shape = card.present, card.input_shape
-    in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
-    if not in_range or labels != tuple(sorted(set(labels))):
-        raise RefusedMessage(f"site.present is {list(labels)!r}")
-    positive = all(type(size) is int and size > 0 for size in shape)
-    if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
-        raise RefusedMessage(f"site.input_shape is {list(shape)!r}")
+    if not _are_labels(card.present, len(card.classes)):
+        raise RefusedMessage(f"site.present is {list(card.present)!r}")
+    if not _is_shape(card.input_shape):
+        raise RefusedMessage(f"site.input_shape is {list(card.input_shape)!r}")
     return card
 
 
-def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
-    """The record ``report`` of a reply: dictionaries become dotted names; ValueError for one that is not declared."""
+def _is_short_and_printable(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and text.isprintable()
+
+
+def _are_labels(labels: tuple[Any, ...], classes: int) -> bool:
+    """Whether these are different labels of so many classes, in ascending order."""
+    in_range = all(type(label) is int and 0 <= label < classes for label in labels)
+    return in_range and labels == tuple(sorted(set(labels)))
+
+
+def _is_shape(sizes: tuple[Any, ...]) -> bool:
+    """Whether a sample may have these sizes; no model is built for others."""
+    if not all(type(size) is int and size > 0 for size in sizes):
+        return False
+    return 1 <= len(sizes) <= _MOST_DIMENSIONS and math.prod(sizes) <= _LARGEST_INPUT
+
+
+def pack_report(
+    report: Report, losses: Collection[str], metrics: Collection[str] = ()
+) -> MetricRecord:
+    """Return the record ``report`` of a reply, in which dictionaries become dotted names.
+
+    ValueError for a number whose name is not declared.
+    """
     names = report_names(losses, metrics)
     for group, declared in names.items():
-        if odd := sorted(getattr(report, group).keys() - set(declared)):
-            raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
-    nested = {f"{group}.{key}": number for group in names for key, number in getattr(report, group).items()}
-    return MetricRecord({name: getattr(report, name) for name in COUNTS} | nested)
+        undeclared = sorted(getattr(report, group).keys() - set(declared))
+        if undeclared:
+            known = ", ".join(declared)
+            raise ValueError(f"{group}.{undeclared[0]} is not declared; choose from {known}")
+
+    record = {name: getattr(report, name) for name in COUNTS}
+    for group in names:
+        for key, number in getattr(report, group).items():
+            record[f"{group}.{key}"] = number
+    return MetricRecord(record)
 
 
 def unpack_report(
-    content: RecordDict, expected_round: int, losses: Collection[str], metrics: Collection[str] = ()
+    content: RecordDict,
+    expected_round: int,
+    losses: Collection[str],
+    metrics: Collection[str] = (),
 ) -> Report:
-    """The record ``report``; RefusedMessage for odd numbers, undeclared names, and that of another round (a replay)."""
+    """Read the record ``report``.
+
+    RefusedMessage for names that are not declared, for numbers that no client can have, and for the
+    report of another round, as in a replay.
+    """
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage("records other than a report")
     names = report_names(losses, metrics)
-    plain: dict[str, int] = {}
-    nested: dict[str, dict[str, float]] = {group: {} for group in names}
+    counts: dict[str, int] = {}
+    groups: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in content.metric_records["report"].items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST_FIGURE:
-            raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}")
+        if not _is_figure(value):
+            raise RefusedMessage(
+                f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}"
+            )
         group, _, key = name.partition(".")
-        signed = group == "losses" or (group in ("metrics", "validation") and not is_share(key))
-        if group in names and key in names[group] and (signed or value >= 0):
-            nested[group][key] = value
+        in_range = value >= 0 or _may_be_negative(group, key)
+        if group in names and key in names[group] and in_range:
+            groups[group][key] = value
         elif name in COUNTS and isinstance(value, int) and value >= 0:
-            plain[name] = value
+            counts[name] = value
         else:
             raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
-    if len(plain) < len(COUNTS):
+
+    if len(counts) < len(COUNTS):
         raise RefusedMessage("an incomplete report")
-    if plain["round"] != expected_round:
-        raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
-    correct = {name: int(value) for name, value in nested["correct"].items()}
-    if any(value > plain["test_samples"] for value in correct.values()):
+    if counts["round"] != expected_round:
+        raise RefusedMessage(f"a reply to round {counts['round']} in round {expected_round}")
+    correct = {kind: int(value) for kind, value in groups["correct"].items()}
+    _check_figures(counts, correct, groups["metrics"], groups["validation"])
+    return Report(**counts, **groups | {"correct": correct})  # type: ignore[arg-type]
+
+
+def _is_figure(value: object) -> TypeGuard[int | float]:
+    """Whether this is a number, not NaN, and so small that sums over clients stay finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= _LARGEST_FIGURE
+
+
+def _may_be_negative(group: str, key: str) -> bool:
+    if group in ("metrics", "validation"):
+        return not is_share(key)
+    return group == "losses"
+
+
+def _check_figures(
+    counts: Mapping[str, int],
+    correct: Mapping[str, int],
+    metrics: Mapping[str, float],
+    validation: Mapping[str, float],
+) -> None:
+    """Refuse figures that contradict the numbers of samples, and shares above 1."""
+    if any(number > counts["test_samples"] for number in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
-    validated = nested["validation"]
-    if any(is_share(name) and value > 1 + ROUNDING for name, value in (nested["metrics"] | validated).items()):
-        raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
-    if validated and not plain["validation_samples"]:
+    for name, value in (*metrics.items(), *validation.items()):
+        if is_share(name) and value > 1 + ROUNDING:
+            raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
+    if validation and not counts["validation_samples"]:
         raise RefusedMessage("figures on validation data without validation samples")
-    return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
 
 
 def is_share(name: str) -> bool:
-    """Return whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
+    """Return whether a figure of an evaluation lies in [0, 1]; of users' own metrics unknown."""
     kind, _, metric = name.partition("/")
-    return kind in KINDS and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
+    if kind not in KINDS:
+        return False
+    return not metric or metric.partition("/")[0] in (*METRICS, RECALL)
 
 
 def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
-    """The groups of a report's numbers, and the names that they may have."""
-    validation = (*KINDS, *metrics)
-    return {"losses": losses, "metrics": metrics, "correct": KINDS, "seconds": PHASES, "validation": validation}
+    """Return the groups of a report's numbers, and the names that numbers of a group may have."""
+    return {
+        "losses": losses,
+        "metrics": metrics,
+        "correct": KINDS,
+        "seconds": PHASES,
+        "validation": (*KINDS, *metrics),
+    }
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
+    """Read a record that has exactly the fields of ``kind``, of their types; or RefusedMessage."""
     record = content.get(name)
     types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
     if not isinstance(record, ConfigRecord) or set(record) != set(types):
-        raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
+        raise RefusedMessage(
+            f"no complete record {name!r}; is the other side's ProtoFL of another version?"
+        )
+    values = {}
     for key, value in record.items():
-        if type(value) is not {RunHistory: str}.get(types[key], list if get_origin(types[key]) else types[key]):
+        if type(value) is not _type_on_the_wire(types[key]):
             raise RefusedMessage(f"{name}.{key} is {value!r}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)  # type: ignore[arg-type]
+
+
+def _type_on_the_wire(field_type: Any) -> type:
+    """A history travels as its text, a tuple as a list, and all else as it is."""
+    if field_type is RunHistory:
+        return str
+    if get_origin(field_type):
+        return list
+    return field_type  # type: ignore[no-any-return]
 
 
 def head_of(content: RecordDict) -> str:
     """Return the head of the site's audit log in its reply, "" where there is none."""
     head = content.config_records.get(AUDIT, ConfigRecord()).get("head")
-    return head if isinstance(head, str) and re.fullmatch("[0-9a-f]{64}", head) else ""
+    if isinstance(head, str) and re.fullmatch("[0-9a-f]{64}", head):
+        return head
+    return ""
 
 
 def pack_by_site(content: Mapping[str, bytes], name: str = SECAGG) -> dict[str, ConfigRecord]:
@@ -242,10 +358,12 @@ def pack_by_site(content: Mapping[str, bytes], name: str = SECAGG) -> dict[str, 
 
 
 def unpack_by_site(content: RecordDict, size: int, name: str = SECAGG) -> dict[str, bytes]:
-    """The record; RefusedMessage if it is missing, names no site, or has other than ``size`` bytes for one."""
+    """Read a record of ``size`` bytes for each of several sites; RefusedMessage for any other."""
     record = content.config_records.get(name, ConfigRecord())
     if not 1 <= len(record) <= MOST_SITES:
-        raise RefusedMessage(f"a record {name!r} of {len(record)} sites, not from 1 to {MOST_SITES}")
+        raise RefusedMessage(
+            f"a record {name!r} of {len(record)} sites, not from 1 to {MOST_SITES}"
+        )
     values = {}
     for site, value in record.items():
         if not is_site_name(site) or not isinstance(value, bytes) or len(value) != size:

@@ -1,4 +1,4 @@
-"""The exchange of an algorithm: named entries, declared once per direction in its row of the catalog.
+"""The exchange of an algorithm: named entries, declared once per direction in the catalog.
 
 Which clients must have equal models follows from the declared parts of weights.
 """
@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from protofl_common.basics.text import printable
 
-Template = Mapping[str, tuple[str, tuple[int, ...]]]  # name of an array -> (dtype, shape)
+ArrayType = tuple[str, tuple[int, ...]]  # (dtype, shape)
+Template = Mapping[str, ArrayType]  # name of an array -> what it is
 
 
 class RefusedMessage(ValueError):
-    """A message that the catalog does not declare so; the text, of bounded length, says what is wrong."""
+    """A message is not as the catalog declares it; the text, of bounded length, says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable(reason))
@@ -27,25 +28,27 @@ class Limits:
     num_classes: int = 0
     feature_dim: int = 0
     max_norm: float = math.inf
-    weights: Mapping[str, Template] = field(default_factory=dict)  # Declared entry of weights -> its arrays
-    max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
+    weights: Mapping[str, Template] = field(default_factory=dict)  # entry of weights -> its arrays
+    max_per_class: int = 1000  # vectors of one class in a message, where several are allowed at all
     frozen_dim: int = 0  # the features of all frozen backbones together
-    noise: float = 0.0  # how far it may move a sum of class moments, of features of length 1; 0: they are exact
-    longest: float = math.inf  # of the features whose moments have noise
-    samples: float = 1.0  # of which these moments are
+
+    # Class moments with noise for differential privacy.
+    noise: float = 0.0  # how far it may move a sum of moments of features of length 1; 0: no noise
+    longest: float = math.inf  # the greatest length of the features
+    samples: float = 1.0  # the number of samples behind the moments
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry describes itself; `wire/payloads.py` packs, checks and sums each kind."""
+    """One kind of thing that travels, described; `wire/payloads.py` packs, checks and sums it."""
 
-    of_classes: ClassVar[bool] = False  # it shows which classes a client has: noised or refused under dp
-    of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
-    of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
+    of_classes: ClassVar[bool] = False  # shows a client's classes: noised or refused under dp
+    of_each_client: ClassVar[bool] = False  # shows what single clients have sent
+    of_all: ClassVar[bool] = False  # has a part of all classes: with noise, none can be left out
 
     @property
     def of_frozen(self) -> bool:
-        """Return whether it is made of the features of frozen backbones, which then must be there."""
+        """Whether it is made of the features of frozen backbones, which then must be there."""
         return False
 
     @property
@@ -54,7 +57,10 @@ class Entry:
         return ""
 
     def claims(self, value: Any) -> Any:
-        """Return what of a value says how many samples a site has, and of which classes."""
+        """Return the part of a value that states classes, and samples of each.
+
+        It is compared with the site's card.
+        """
         return value
 
 
@@ -63,10 +69,11 @@ class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
 
     of_classes = True
-    width: Literal["features", "classes", "backbones"] = "features"  # W: D, C (mean logits), or all frozen features
-    counts: bool = False  # the number of samples behind each vector, [P], travels too; some papers do not reveal it
+    # W: D, C (mean logits), or all frozen features.
+    width: Literal["features", "classes", "backbones"] = "features"
+    counts: bool = False  # the samples behind each vector, [P], travel too; some papers hide them
     several: bool = False  # a class may have several vectors, up to ``max-prototypes-per-class``
-    probabilities: bool = False  # each vector is one of class probabilities: no number is below 0, and their sum is 1
+    probabilities: bool = False  # each vector is one of class probabilities: none below 0, sum 1
 
     @property
     def of_frozen(self) -> bool:
@@ -75,9 +82,12 @@ class Vectors(Entry):
     @property
     def words(self) -> str:
         vector = "mean output" if self.width == "classes" else "prototype"
-        kind = f"several {vector}s of each class" if self.several else f"a {vector} of each class"
-        kind += ", of frozen features" if self.width == "backbones" else ""
-        return f"{kind}, with the number of samples behind it" if self.counts else kind
+        words = f"several {vector}s of each class" if self.several else f"a {vector} of each class"
+        if self.width == "backbones":
+            words += ", of frozen features"
+        if self.counts:
+            words += ", with the number of samples behind it"
+        return words
 
 
 @dataclass(frozen=True)
@@ -90,27 +100,37 @@ class VectorSets(Entry):
 
 @dataclass(frozen=True)
 class Weights(Entry):
-    """Parameters and buffers of a module: of its layers, those whose names begin with one of ``parts``."""
+    """Parameters and buffers of a module whose names begin with one of ``parts``."""
 
     of: str = "model"  # the attribute of the client's algorithm that is the module
     parts: tuple[str, ...] = ("",)  # ``("body.",)``, ``("head.",)``; the default is all of it
     without_last: int = 0  # layers with weights, counted from the end, that are left out
-    normalisation: bool = True  # False leaves out normalisation layers, with their statistics (FedBN)
-    meaning: str = ""  # what the module is to a site's operator, where its name does not say it: "its control variate"
+    normalisation: bool = True  # False leaves out normalisation layers and statistics (FedBN)
+    meaning: str = ""  # words for an operator where ``of`` says too little: "its control variate"
 
     @property
     def words(self) -> str:
+        if self.meaning:
+            return self.meaning
         names = " and ".join(part.strip(".") for part in self.parts)
         parts = f"the {names} weights" if names else "all weights"
         model = "model" if self.of == "model" else f"{self.of} model"
-        left_out = ["its last layers"] if self.without_last else []
-        left_out += [] if self.normalisation else ["its normalisation layers"]
-        return self.meaning or f"{parts} of the {model}{' but ' if left_out else ''}{' and '.join(left_out)}"
+
+        left_out = []
+        if self.without_last:
+            left_out.append("its last layers")
+        if not self.normalisation:
+            left_out.append("its normalisation layers")
+        but = f" but {' and '.join(left_out)}" if left_out else ""
+        return f"{parts} of the {model}{but}"
 
 
 @dataclass(frozen=True)
 class Update(Weights):
-    """The change of weights in a round, and buffers as they are; two factors may stand for a matrix (`low_rank.py`)."""
+    """The change of weights in a round, and buffers as they are.
+
+    Two factors may stand for a matrix (`maths/low_rank.py`).
+    """
 
     @property
     def words(self) -> str:
@@ -119,7 +139,10 @@ class Update(Weights):
 
 @dataclass(frozen=True)
 class Moments(Weights):
-    """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
+    """Class moments of frozen features: shares of the classes, class means, second moments.
+
+    See `maths/gaussian.py`.
+    """
 
     of_classes = True
     of_all = True
@@ -144,19 +167,28 @@ Declared = Mapping[str, Entry]  # the entries of one direction, by name
 
 @dataclass(frozen=True)
 class Exchange:
+    """What an algorithm's server sends ``down`` to its clients, and what they send ``up``."""
+
     down: Declared = field(default_factory=dict)
     up: Declared = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if odd := [name for name, entry in self.up.items() if entry.of_each_client]:
-            raise ValueError(f"up: {odd[0]}: only a server can send every client's prototypes; declare Vectors")
+        for name, entry in self.up.items():
+            if entry.of_each_client:
+                raise ValueError(
+                    f"up: {name}: only a server can send every client's prototypes; declare Vectors"
+                )
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Return whether all clients must have equal bodies: they share weights of these."""
-        entries = [*weights_in(self.down).values(), *weights_in(self.up).values()]
-        parts = [part for entry in entries if entry.of == "model" for part in entry.parts]
-        return any("body.".startswith(part) or part.startswith("body.") for part in parts)
+        """Whether all clients must have equal bodies, as they share weights of these."""
+        for entry in (*weights_in(self.down).values(), *weights_in(self.up).values()):
+            if entry.of != "model":
+                continue
+            for part in entry.parts:
+                if "body.".startswith(part) or part.startswith("body."):
+                    return True
+        return False
 
 
 def weights_in(declared: Declared) -> dict[str, Weights]:

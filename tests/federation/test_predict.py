@@ -438,7 +438,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
-    (found,) = predict.read_ahead(files, card_of((1, 8, 8)))
+    (found,) = predict.read_batches(files, card_of((1, 8, 8)))
     assert (found.inputs == pixels).all()
     assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}
 

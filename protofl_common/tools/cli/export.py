@@ -1,10 +1,12 @@
-"""Takes a site's trained model out of a run: weights, prototypes and a card that says what they are.
+"""Takes a site's trained model out of a run: weights, prototypes and a card that says what they
+are.
 
 protofl export runs/20261121-103501-fedproto-mnist-4711 --site site-3 --out model
 protofl export /var/lib/protofl/myrun --out model --onnx
 
-RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir. A run has models
-once its last round is evaluated. README.md beside the model says what it learnt from, its figures and what chose it.
+RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir.
+A run has models once its last round is evaluated. README.md beside the model says what it learnt
+from, its figures and what chose it.
 """
 
 import argparse
@@ -29,20 +31,37 @@ if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds
 
 README = "README.md"
+UNTESTED = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
+    parser.add_argument(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or of a run in a site's state-dir",
+    )
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
-    parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")
-    parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
-    parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
-    parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the model of the best round, of a run with keep-best=true",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("model"), help="folder to write to (default: model)"
+    )
+    parser.add_argument(
+        "--unknown",
+        type=float,
+        default=UNKNOWN_SHARE,
+        metavar="SHARE",
+        help="share of inputs like the site's own that may be called unknown "
+        f"(default: {UNKNOWN_SHARE}); 0: never",
+    )
+    parser.add_argument(
+        "--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]"
+    )
     add_allow_python(parser, "the model")
-
-
-UNTESTED = "nothing measured: no test samples, or too few of each class (min-class-samples)"
-_UNKNOWN = f"share of inputs like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
 
 
 def act(arguments: argparse.Namespace) -> None:
@@ -53,59 +72,94 @@ def act(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
     run = _run(arguments.run)
-    model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
-    limit, written = unknown_above(model.distances, arguments.unknown), [WEIGHTS, CARD, README]
+    file = _chosen(run, arguments.site, BEST if arguments.best else WEIGHTS)
+    model = TrainedModel.read(file)
+    limit = unknown_above(model.distances, arguments.unknown)
+
+    written = [WEIGHTS, CARD, README]
     (arguments.out / ONNX).unlink(missing_ok=True)  # of another model
     if arguments.onnx:
         write_onnx(model, arguments.out / ONNX)
         written.append(ONNX)
     model.export(arguments.out, limit)
     write_text(arguments.out / README, _readme(model.card, limit, RunFolder(run).summary()))
-    card = model.card
-    ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
-    best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
-    flower = f" (Flower run {card.flower_run})" if card.flower_run else ""
-    print(f"{card.site}: {card.arch}, {card.algorithm}, {card.run}{flower}, after round {card.round}{best}")
-    right = f"right of its {card.test_samples} test samples: {ways}" if card.test_samples else UNTESTED
-    print(f"  {right}; predicts by {card.inference}")
+
+    _print_facts(model.card)
     if model.prototypes is not None:
-        few = f": its {len(model.distances)} samples are too few to find a limit" if arguments.unknown else ""
-        far = f"farther than {limit:.4g} from every prototype" if math.isfinite(limit) else f"nothing{few}"
-        print(f"  unknown: {far}")
+        print(f"  unknown: {_unknown(limit, arguments.unknown, len(model.distances))}")
     print(f"{arguments.out}: {', '.join(written)}")
-    own = f" --allow-python {module_of(card.arch)}" if is_python_name(card.arch) else ""
+    own = ""
+    if is_python_name(model.card.arch):
+        own = f" --allow-python {module_of(model.card.arch)}"
     print(f"try: protofl predict {arguments.out} FILE…{own}")
 
 
+def _print_facts(card: "ModelCard") -> None:
+    best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
+    flower = f" (Flower run {card.flower_run})" if card.flower_run else ""
+    run = f"{card.run}{flower}, after round {card.round}{best}"
+    print(f"{card.site}: {card.arch}, {card.algorithm}, {run}")
+    right = UNTESTED
+    if card.test_samples:
+        ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
+        right = f"right of its {card.test_samples} test samples: {ways}"
+    print(f"  {right}; predicts by {card.inference}")
+
+
+def _unknown(limit: float, share: float, samples: int) -> str:
+    """Words for what is called unknown, of ``samples`` from which the limit was to be found."""
+    if math.isfinite(limit):
+        return f"farther than {limit:.4g} from every prototype"
+    if share:
+        return f"nothing: its {samples} samples are too few to find a limit"
+    return "nothing"
+
+
 def _run(named: Path) -> Path:
-    """The run's folder; in a site's state-dir also by the run's name alone, where one Flower run has had it."""
+    """The run's folder.
+
+    In a site's state-dir also by the run's name alone, where one Flower run has had it.
+    """
     runs = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
-    named_so = [runs[name] for name in numbered(named.name, runs)]
-    if named.is_dir() or not named_so:
+    of_this_name = [runs[name] for name in numbered(named.name, runs)]
+    if named.is_dir() or not of_this_name:
         return run_named(str(named))
-    if len(named_so) > 1:
-        names = ", ".join(str(path) for path in sorted(named_so, key=lambda path: path.stat().st_mtime))
-        raise SettingsError(f"{named}: several Flower runs had this name; choose one, the latest is last: {names}")
-    return named_so[0]
+    if len(of_this_name) > 1:
+        by_age = sorted(of_this_name, key=lambda path: path.stat().st_mtime)
+        names = ", ".join(str(path) for path in by_age)
+        raise SettingsError(
+            f"{named}: several Flower runs had this name; choose one, the latest is last: {names}"
+        )
+    return of_this_name[0]
 
 
 def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
-    if files := {file.parent.name: file for file in run.glob(f"clients/*/{name}")}:
+    """Return the files of a run's models by site; SettingsError if it has none."""
+    files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
+    if files:
         return files
     if name != WEIGHTS and any(run.glob(f"clients/*/{WEIGHTS}")):
-        raise SettingsError(f"--best: {run} has no models of its best round; clients keep them with keep-best = true")
+        raise SettingsError(
+            f"--best: {run} has no models of its best round; clients keep them with "
+            "keep-best = true"
+        )
     where = "give the folder of a finished run (it has clients/)"
-    if summary := RunFolder(run).summary():
+    summary = RunFolder(run).summary()
+    if summary:
+        sites = ", ".join(in_order(summary["clients"]))
         where = (
-            f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
+            f"they stayed with its sites, {sites}: on a site's own machine\n"
             f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
-            "STATE-DIR is state-dir in its node config, else the folder runs where its SuperNode was started;\n"
-            "if all ran on this machine, they were removed, as protofl table does without --keep-models"
+            "STATE-DIR is state-dir in its node config, else the folder runs where its SuperNode "
+            "was started;\n"
+            "if all ran on this machine, they were removed, as protofl table does without "
+            "--keep-models"
         )
     raise SettingsError(f"{run}: no trained models in it; {where}")
 
 
 def _chosen(run: Path, site: str, name: str) -> Path:
+    """The file of the site's model, or of the only model that a run has."""
     files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:
@@ -115,53 +169,106 @@ def _chosen(run: Path, site: str, name: str) -> Path:
     return files[site] if site else next(iter(files.values()))
 
 
+# -- README.md
 def _readme(card: "ModelCard", unknown_above: float, summary: Summary | None) -> str:
-    """Say what a model is for, what it learnt from and what chose it; ``summary``: of its run, where it is at hand."""
+    """Say what a model is for, what it learnt from and what chose it.
+
+    ``summary``: of its run, where it is at hand.
+    """
+    lines = [
+        f"# A model of {card.site}",
+        "",
+        *_table(_facts(card, summary)),
+        "",
+        *_use(card, unknown_above),
+        *_figures(card, unknown_above),
+    ]
+    return "\n".join(lines)
+
+
+def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
+    network = card.arch
+    if card.backbones:
+        network += f", behind the frozen backbones {', '.join(card.backbones)}"
     row = CATALOG.get(card.algorithm)
+    method = f"{row.title} ({row.paper})" if row else card.algorithm
+    run = f"{card.run}, after round {card.round}"
+    if card.flower_run:
+        run += f", Flower run {card.flower_run}"
+    site = card.site
+    if card.domain:
+        site += f", of the domain {card.domain}"
     facts = {
-        "network": card.arch + (f", behind the frozen backbones {', '.join(card.backbones)}" if card.backbones else ""),
-        "method": f"{row.title} ({row.paper})" if row else card.algorithm,
-        "run": f"{card.run}, after round {card.round}" + (f", Flower run {card.flower_run}" if card.flower_run else ""),
-        "trained at": card.site + (f", of the domain {card.domain}" if card.domain else ""),
+        "network": network,
+        "method": method,
+        "run": run,
+        "trained at": site,
         "inputs": f"{card.input_type} {list(card.input_shape)}",
         "classes": f"{len(card.classes)}: {', '.join(card.classes)}",
-        **(_of_run(summary) if summary else {}),
     }
-    head = [f"# A model of {card.site}", "", *_table(facts), ""]
-    return "\n".join([*head, *_use(card, unknown_above), *_figures(card, unknown_above)])
+    if summary:
+        facts |= _facts_of_run(summary)
+    return facts
 
 
-def _of_run(summary: Summary) -> dict[str, str]:
-    defaults, elsewhere = default_run_config(), keys_that_change("name", "machine", "waiting", "display")
-    settings = {key: value for key, value in summary["settings"].items() if key not in elsewhere}
-    changed = {key: value for key, value in settings.items() if value != defaults.get(key)}
+def _facts_of_run(summary: Summary) -> dict[str, str]:
+    defaults = default_run_config()
+    without_effect = keys_that_change("name", "machine", "waiting", "display")
+    changed = []
+    for key, value in summary["settings"].items():
+        if key not in without_effect and value != defaults.get(key):
+            changed.append(f"{key} = {value}")
+    versions = [f"{name} {number}" for name, number in summary.get("versions", {}).items()]
+    clients = f"{len(summary['clients'])} clients"
     return {
-        "data": f"{summary['dataset']}, partition {summary['partition']}, {len(summary['clients'])} clients",
-        "settings that are not the defaults": ", ".join(f"{key} = {value}" for key, value in changed.items()) or "none",
-        "versions": ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items()),
+        "data": f"{summary['dataset']}, partition {summary['partition']}, {clients}",
+        "settings that are not the defaults": ", ".join(changed) or "none",
+        "versions": ", ".join(versions),
     }
 
 
 def _use(card: "ModelCard", unknown_above: float) -> Iterator[str]:
-    yield from ("## Intended use", "")
-    yield f"Inputs like those of {card.site}, of the classes above; every input is given one of them."
+    yield "## Intended use"
+    yield ""
+    inputs = f"Inputs like those of {card.site}, of the classes above"
+    yield f"{inputs}; every input is given one of them."
     if math.isfinite(unknown_above):
         yield f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
-    yield "Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of later times."
-    yield "Measure on samples of your own before anything depends on it; it is no substitute for a person's judgement."
-    yield from ("", "`protofl predict FOLDER FILE…` predicts with it.", "")
+    yield (
+        "Nothing has been measured of inputs from elsewhere, of other groups of people or devices, "
+        "or of later times."
+    )
+    yield (
+        "Measure on samples of your own before anything depends on it; it is no substitute for a "
+        "person's judgement."
+    )
+    yield ""
+    yield "`protofl predict FOLDER FILE…` predicts with it."
+    yield ""
 
 
 def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
-    when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
-    if not card.test_samples:
-        yield from ("## Figures", "", f"{card.site}: {UNTESTED}", "")
-        return
-    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
-    yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
+    yield "## Figures"
     yield ""
-    where = "the site's validation samples" if card.calibrated_on == "validation" else "these same test samples"
-    limit = ", and the limit above which an input is unknown" if math.isfinite(unknown_above) else ""
+    if not card.test_samples:
+        yield f"{card.site}: {UNTESTED}"
+        yield ""
+        return
+    when = "the last round"
+    if card.chosen_on:
+        when = f"the best round, chosen on {card.chosen_on} data"
+    yield f"On {card.test_samples} test samples of {card.site}, after {when}:"
+    yield ""
+    yield from _table(
+        {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
+    )
+    yield ""
+    where = "these same test samples"
+    if card.calibrated_on == "validation":
+        where = "the site's validation samples"
+    limit = ""
+    if math.isfinite(unknown_above):
+        limit = ", and the limit above which an input is unknown"
     yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
     yield f"probabilities by prototype{limit}."
     if "test" in (card.calibrated_on, card.chosen_on):
@@ -170,6 +277,8 @@ def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
 
 
 def _table(facts: Mapping[str, str]) -> Iterator[str]:
-    """The values are texts of a stranger, such as names of classes."""
-    rows = [(name, printable(value, len(value)).translate(IN_MARKDOWN)) for name, value in facts.items()]
+    """Two columns; the values are texts of a stranger, such as names of classes."""
+    rows = []
+    for name, value in facts.items():
+        rows.append((name, printable(value, len(value)).translate(IN_MARKDOWN)))
     return Table(("", ""), rows, words=(0, 1)).as_markdown()

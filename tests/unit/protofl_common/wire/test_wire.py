@@ -445,6 +445,9 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
                 records.unpack_report(
                     changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"}
                 )
+    masked = {"metrics.head/auc": 7.0, "validation.head/auc": 1.0, "validation_samples": 9}
+    with pytest.raises(RefusedMessage, match="a metric that is a share, above 1"):
+        records.unpack_report(changed(**masked), 2, LOSSES, {"head/auc"})
 
 
 @pytest.mark.parametrize(
