@@ -6,12 +6,14 @@ P̂^c = F(Ṕ^c) what goes down; P_i^c the round's client prototypes (`samples_P
 unweighted mean per class; S = `server-epochs`; φ the Euclidean distance.
 
 Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), E_c the mean over the batch's classes
-Upload              P_i^c = mean of f(x) over the client's training samples of class c, after training
+Upload              P_i^c = mean of f(x) over the client's training samples of class c,
+                    after training
 Inference           the label of the nearest P̂^c in L2; the head's prediction is reported beside it
 Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
 Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)}
                            / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
-Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
+Training            S epochs of plain SGD over the client prototypes of the round, in shuffled
+                    minibatches
 
 Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 

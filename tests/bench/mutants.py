@@ -473,12 +473,12 @@ Per-FedAvg: one pass an epoch
 + training.local_epochs
 @@ server_app/strategies/mpft.py: tests/unit/reference/test_mpft.py
 MPFT forgets clients
-- self.centres |=
-+ self.centres =
+- sent = vectors_of(uploads)
++ sent, self.centres = vectors_of(uploads), {}
 @@ server_app/strategies/mpft.py: tests/federation/test_robust_merging.py
 a flood of centres counts | -k clustered
-- each.thinned(most[site])
-+ each
+- centres.thinned(most)
++ centres
 @@ client_app/algorithms/mpft.py: tests/unit/reference/test_mpft.py
 MPFT sends averages
 - ratio=ratio
