@@ -164,11 +164,11 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     figures: dict[str, float] = {}
     try:
         with seeded(derive_seed(strategy.seed, "merge", result.number)):
-            for name, value in (strategy.merge(uploads) or {}).items():
-                figures[name] = float(value)
+            for name, figure in (strategy.merge(uploads) or {}).items():
+                figures[name] = float(figure)
         result.bounded |= strategy.reduced
-        for name, value in strategy.present_state().items():
-            if not value.isfinite().all():
+        for name, tensor in strategy.present_state().items():
+            if not tensor.isfinite().all():
                 why_void = f"{name} of the server would no longer be finite"
                 break
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:

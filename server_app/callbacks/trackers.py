@@ -109,7 +109,7 @@ def accuracies(row: RoundRow) -> dict[str, float]:
 def others(row: RoundRow) -> dict[str, float]:
     """Name losses, bytes, seconds, and how many replies were valid or lost, and why."""
     seconds = {name: value for name, value in row["seconds"].items() if isinstance(value, float)}
-    replies = {kind: len(row[kind]) for kind in TROUBLE}
+    replies: dict[str, int] = {kind: len(row[kind]) for kind in TROUBLE}
     groups: dict[str, Mapping[str, float]] = {
         "loss": row["losses"],
         "bytes": row["bytes"],
