@@ -6,14 +6,12 @@ P̂^c = F(Ṕ^c) what goes down; P_i^c the round's client prototypes (`samples_P
 unweighted mean per class; S = `server-epochs`; φ the Euclidean distance.
 
 Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), E_c the mean over the batch's classes
-Upload              P_i^c = mean of f(x) over the client's training samples of class c,
-                    after training
+Upload              P_i^c = mean of f(x) over the training samples of class c, after training
 Inference           the label of the nearest P̂^c in L2; the head's prediction is reported beside it
 Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
 Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)}
                            / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
-Training            S epochs of plain SGD over the client prototypes of the round, in shuffled
-                    minibatches
+Training            S epochs of plain SGD over the round's P_i^c, in shuffled minibatches
 
 Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 
@@ -40,6 +38,8 @@ from server_app.strategies.base import Federation, Prototypes, ServerStrategy, U
 from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of client prototypes [B, D], the row [B] of P̂ that each belongs to, and P̂ [K, D]."""
 
 
 class TrainedPrototypes(ServerStrategy[T]):
@@ -72,17 +72,8 @@ class TrainedPrototypes(ServerStrategy[T]):
             labels_K = torch.nonzero(self.seen_C).flatten()
             return Prototypes(self.transform(self.vectors_CD[labels_K]).cpu(), labels_K)
 
-    def train_on(
-        self,
-        samples_PD: Tensor,
-        labels_P: Tensor,
-        loss: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> float:
-        """Train Ṕ and F for S epochs by ``loss``; return the mean loss of the last one.
-
-        ``loss`` gets client prototypes, the row of P̂ that each belongs to, and P̂ of the K classes
-        seen so far.
-        """
+    def train_on(self, samples_PD: Tensor, labels_P: Tensor, loss: Loss) -> float:
+        """Train Ṕ and F of the K classes seen so far; return the mean loss of the last epoch."""
         self.seen_C[labels_P] = True
         rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]
         labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
@@ -90,13 +81,10 @@ class TrainedPrototypes(ServerStrategy[T]):
         def batch_loss(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
             return loss(samples_BD, rows_B, self.transform(self.vectors_CD[labels_K]))
 
+        samples = (samples_PD, rows_P)
+        num_seen = len(labels_K)
         return train(
-            batch_loss,
-            (samples_PD, rows_P),
-            self.optimizer,
-            self.hparams,
-            self.generator,
-            passed=len(labels_K),
+            batch_loss, samples, self.optimizer, self.hparams, self.generator, passed=num_seen
         )
 
 

@@ -30,29 +30,15 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import restore_attributes
 from protofl_common.runs.folder import RunFolder
+from protofl_common.wire.payloads import template_of
+from protofl_common.wire.schema import Template
 from server_app.checkpoint import newest_whole
-from server_app.strategies.base import (
-    Federation,
-    Payload,
-    ServerStrategy,
-    StateDict,
-    Template,
-    Upload,
-    template_of,
-)
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload
 
 SAMPLES = "samples"
 Sent = dict[str, StateDict]
 """Site -> the moments that it has sent, and under `SAMPLES` the number that they weigh as."""
-ALIKE = (
-    "gaussian.head",
-    "dataset",
-    "backbones",
-    "dp",
-    "dp-epsilon",
-    "dp-delta",
-    "dp-feature-clip",
-)
+ALIKE = ("gaussian.head", "dataset", "backbones", "dp", "dp-epsilon", "dp-delta", "dp-feature-clip")
 """Settings that moments must have in common to be added."""
 
 
@@ -63,8 +49,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        num_features = self.card.input_shape[0]
-        empty = ClassMoments(self.num_classes, num_features, self.hparams.head)
+        empty = ClassMoments(self.num_classes, self.card.input_shape[0], self.hparams.head)
         self.template = template_of(empty.state_dict())
         self.moments: StateDict = {}
         self.counts_C: Tensor | None = None
@@ -92,40 +77,27 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         return {"samples": sum(float(tensors[SAMPLES]) for tensors in sent.values())}
 
     def _stored_in(self, run: Path) -> Sent:
-        """Return what the sites of an earlier run sent, which is never nothing.
-
-        SettingsError if that is not stored, or cannot be added to moments of this run.
-        """
-        start_from = f"gaussian.start-from = {str(run)!r}"
+        """Return what an earlier run's sites sent; SettingsError if this run cannot add to that."""
+        what = f"gaussian.start-from = {str(run)!r}"
         wanted = to_run_config(self.settings)
-        earlier = newest_whole(run, without=f"{start_from}: no folder of a run")
+        earlier = newest_whole(run, without=f"{what}: no folder of a run")
         for key in ALIKE:
             before = earlier.settings.get(key)
             if before != wanted[key]:
-                raise SettingsError(f"{key} = {wanted[key]!r}: {start_from} has {before!r}")
-
+                raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
+        its = RunFolder(run).sites().get("classes")
         classes = list(self.card.classes)
-        its_classes = RunFolder(run).sites().get("classes")
-        if its_classes != classes:
-            raise SettingsError(
-                f"{start_from}: its classes are {its_classes}, and those of this run {classes}"
-            )
+        if its != classes:
+            raise SettingsError(f"{what}: its classes are {its}, and those of this run {classes}")
         sent = sent_in(earlier.state)
         if not sent:
-            raise SettingsError(
-                f"{start_from}: what its sites sent is not stored; "
-                "make it with gaussian.revocable = true"
-            )
+            how = "make it with gaussian.revocable = true"
+            raise SettingsError(f"{what}: what its sites sent is not stored; {how}")
         return sent
 
 
-def pooled(
-    sent: Mapping[str, StateDict], settings: Settings, clients: int = 0
-) -> tuple[StateDict, Tensor]:
-    """Return the moments of all sites together, and how many samples each class has, [C] int64.
-
-    ``clients`` is the number of clients where one entry of ``sent`` stands for many of them.
-    """
+def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict, Tensor]:
+    """Return the moments of all sites together, and how many samples each class has, [C] int64."""
     samples_of_sites = [float(tensors[SAMPLES]) for tensors in sent.values()]
     total = sum(samples_of_sites)
     shares = [samples / total for samples in samples_of_sites]
@@ -133,10 +105,10 @@ def pooled(
     for tensors in sent.values():
         sets.append({name: value for name, value in tensors.items() if name != SAMPLES})
     moments = merge_weights(sets, shares, "mean", 0)
-
     plan = settings.plan(1)
     if plan is not None:
-        deviation = count_noise(plan.table_noise) * math.sqrt(max(clients, len(sent)))
+        num_clients = max(clients, len(sent))  # An entry may stand for many clients
+        deviation = count_noise(plan.table_noise) * math.sqrt(num_clients)
         ClassMoments.of(moments).repair(2 * deviation / total, settings.privacy.dp_feature_clip)
     return moments, (moments["shares"] * total).round().long()
 

@@ -67,7 +67,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {"server-loss": mean_loss, "centres": float(len(centres))}
 
     def _keep(self, upload: Upload, centres: Prototypes) -> None:
-        """Keep a client's centres in place of its last: at most ρ · n and one more for each class."""
+        """Keep a client's centres, ρ · n and one more for each class at most, and no older ones."""
         num_classes = len(self.federation.cards[upload.site].present)
         most = round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
         self.centres[upload.site] = centres.thinned(most)
