@@ -70,7 +70,7 @@ class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
     def on_start(self, run: ActiveRun) -> None:
-        # Its version is noted now: the user may edit that code while the run goes on
+        # The versions are noted now: the user may edit that code while the run goes on
         self.own_code = own_code(run.settings.given, without=("callback", "metrics"))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
@@ -238,24 +238,27 @@ class Figures:
 
     @classmethod
     def of_samples(cls, means: Means) -> Self:
-        """Take the means over all samples, which are known where single clients are hidden."""
-
-        def accuracies(group: str) -> Accuracies:
-            return {name: {"mean": mean, "weighted": mean} for name, mean in means[group].items()}
-
+        """Take the means over all samples, which are all there is where clients are hidden."""
+        groups: dict[str, Accuracies] = {}
+        for group, figures in means.items():
+            both = {name: {"mean": mean, "weighted": mean} for name, mean in figures.items()}
+            groups[group] = both
         return cls(
-            accuracies("correct"), means["losses"], accuracies("metrics"), accuracies("validation")
+            accuracy=groups["correct"],
+            losses=means["losses"],
+            metrics=groups["metrics"],
+            validation=groups["validation"],
         )
 
     @classmethod
     def of_clients(cls, reports: Collection[Report], liars: int) -> Self:
+        tested = [(report.metrics, report.test_samples) for report in reports]
+        validated = [(report.validation, report.validation_samples) for report in reports]
         return cls(
             accuracy=_accuracy_over_clients(reports, liars),
             losses=_mean_losses(reports),
-            metrics=_over_clients([(each.metrics, each.test_samples) for each in reports], liars),
-            validation=_over_clients(
-                [(each.validation, each.validation_samples) for each in reports], liars
-            ),
+            metrics=_over_clients(tested, liars),
+            validation=_over_clients(validated, liars),
         )
 
 
@@ -285,7 +288,10 @@ def _mean_losses(reports: Collection[Report]) -> dict[str, float]:
 
 
 def _over_clients(clients: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
-    """Summarise each figure over the clients that have it; of a client its figures and samples."""
+    """Summarise each figure over the clients that have it.
+
+    ``clients`` has, of each client, its figures and the number of samples that they are of.
+    """
     values: dict[str, list[float]] = {}
     samples: dict[str, list[int]] = {}
     for figures, number in clients:
