@@ -1,1 +1,4 @@
-"""The server: who takes part, the rounds, the server half of every algorithm, and what a run leaves behind."""
+"""The server: who takes part, the rounds, and what a run leaves behind.
+
+Each algorithm has its server half in `strategies`.
+"""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -15,7 +16,14 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study, is_past
-from protofl_common.runs.folder import SUMMARY, RoundRow, RunFolder, baseline_folder, checkpoints, troubles
+from protofl_common.runs.folder import (
+    SUMMARY,
+    RoundRow,
+    RunFolder,
+    baseline_folder,
+    checkpoints,
+    troubles,
+)
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
@@ -32,7 +40,8 @@ from server_app.strategies.base import built
 
 app = ServerApp()
 
-EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)  # What the user can mend
+EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)
+"""Errors that the user can mend."""
 MOST_IDLE_ROUNDS = 3  # Rounds in a row that changed nothing, after which a run gives up
 
 
@@ -42,38 +51,67 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def federate(grid: Grid, context: Context) -> Path:
-    """A run and its baselines; the folder of its results. What the user can mend ends it with one clear message."""
+    """Do a run and its baselines; return the folder of the results.
+
+    An error that the user can mend ends the run with one clear message.
+    """
     find_messages_by_node(grid)
     try:
-        settings = Settings.from_run_config(context.run_config)
-        if is_past((study := Study.of(context.run_config)).until):
-            raise SettingsError(f"study-until = {study.until!r}: the study is over")
-        allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
-        check_data_settings(settings.data)
-        baselines = baselines_of(settings, context.run_config)
-        data = "own-data" if settings.data.partition == "own" else as_file_name(settings.data.dataset)
-        usual = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, data
-        name = settings.run.run_name or "-".join([*usual, str(context.run_id)[:6]])
-        folder = (Path(settings.run.out_dir).expanduser() / name).resolve()
-        for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
-            if not settings.run.resume:
-                check_free(place)
-        if settings.run.resume and (folder / SUMMARY).exists():
-            check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
-            say(f"{folder.name} is complete: nothing of it is left to do")
-        else:
-            one_run(grid, settings, folder, context.run_id, len(baselines))
-        for later, (algo, its_settings) in zip(reversed(range(len(baselines))), baselines.items(), strict=True):
-            baseline_run(grid, its_settings, baseline_folder(folder, algo), context.run_id, later)
-        conclude(settings, folder)
-        return folder
+        return _run_with_baselines(grid, context)
     except EXPECTED as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
 
 
-def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
-    """From introductions to the summary; ``later``: how many runs follow; ``baseline``: the algorithm of a baseline."""
+def _run_with_baselines(grid: Grid, context: Context) -> Path:
+    settings = Settings.from_run_config(context.run_config)
+    until = Study.of(context.run_config).until
+    if is_past(until):
+        raise SettingsError(f"study-until = {until!r}: the study is over")
+    allow_named(context.run_config)  # Whoever submits a run, unless a worker's operator has said
+    check_data_settings(settings.data)
+    baselines = baselines_of(settings, context.run_config)
+
+    folder = _folder_of(settings, context.run_id)
+    if not settings.run.resume:
+        check_free(folder)
+        for algo in baselines:
+            check_free(baseline_folder(folder, algo))
+
+    if settings.run.resume and (folder / SUMMARY).exists():
+        check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
+        say(f"{folder.name} is complete: nothing of it is left to do")
+    else:
+        one_run(grid, settings, folder, context.run_id, len(baselines))
+
+    later = len(baselines)
+    for algo, settings_of_baseline in baselines.items():
+        later -= 1
+        its_folder = baseline_folder(folder, algo)
+        baseline_run(grid, settings_of_baseline, its_folder, context.run_id, later)
+    conclude(settings, folder)
+    return folder
+
+
+def _folder_of(settings: Settings, run_id: int) -> Path:
+    """Return the run's folder: of the name that the user gave, or of time, algorithm and data."""
+    name = settings.run.run_name
+    if not name:
+        began = time.strftime("%Y%m%d-%H%M%S")
+        data = as_file_name(settings.data.dataset)
+        if settings.data.partition == "own":
+            data = "own-data"
+        name = f"{began}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
+    return (Path(settings.run.out_dir).expanduser() / name).resolve()
+
+
+def one_run(
+    grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = ""
+) -> None:
+    """Do a run from the introductions of its clients to the summary.
+
+    ``later``: how many runs follow; ``baseline``: the algorithm, if this run is a baseline.
+    """
     with alone_in(folder):
         run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
@@ -90,11 +128,12 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
 
 
 def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
-    """The same for a baseline, unless a run that is resumed has finished it; its failure costs a line and no more."""
+    """Do a baseline, unless a resumed run has finished it; that it fails costs only a line."""
     resumed = settings.run.resume
     if resumed and (folder / SUMMARY).exists():
         return
-    settings = replace(settings, run=replace(settings.run, resume=resumed and bool(checkpoints(folder))))
+    has_begun = resumed and bool(checkpoints(folder))
+    settings = replace(settings, run=replace(settings.run, resume=has_begun))
     try:
         one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
     except EXPECTED as error:
@@ -102,46 +141,99 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
 
 
 def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
-    """All rounds that are left and the final evaluation; FederationError when several in a row changed nothing."""
-    federation, strategy, wanted = run.federation, run.strategy, run.settings.run
-    run.exchange = exchange = MessageExchange(federation, run.folder.name)
-    say(f"{strategy.row.title} ({strategy.row.paper})")
+    """Do all rounds that are left, and the final evaluation.
+
+    FederationError when several rounds in a row changed nothing, or nothing was merged at all.
+    """
+    algorithm = run.strategy.row
+    run.exchange = MessageExchange(run.federation, run.folder.name)
+    say(f"{algorithm.title} ({algorithm.paper})")
     for callback in callbacks:
         callback.on_start(run)
-    last, idle = run.start.round, 0
-    for number in range(last + 1, wanted.rounds + 1):
-        start = time.monotonic()
-        federation.await_sites()
-        if why := next(filter(None, (callback.why_stop(run, number) for callback in callbacks)), ""):
-            say(why)
-            break
-        more = {name: record for callback in callbacks for name, record in callback.records(run).items()}
-        result, last = train_round(strategy, number, exchange, more), number
-        reported(run, callbacks, result, start)
-        idle = idle + 1 if result.not_merged else 0
-        if idle == MOST_IDLE_ROUNDS:
-            few = f"{idle} rounds in a row changed nothing: {result.not_merged}{_first_reason(run.rows[-idle:])}"
-            raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
+    last = _train_rounds(run, callbacks)
     if not any(row["valid"] for row in run.rows):
-        raise FederationError(f"no client has sent one valid reply: nothing was merged{_first_reason(run.rows)}")
+        reason = _first_reason(run.rows)
+        raise FederationError(f"no client has sent one valid reply: nothing was merged{reason}")
+    _evaluate(run, callbacks, last)
+
+
+def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
+    """Do rounds to the last, or until a callback ends the run; return the number of the last."""
+    last = run.start.round
+    idle_rounds = 0
+    for number in range(last + 1, run.settings.run.rounds + 1):
+        start = time.monotonic()
+        run.federation.await_sites()
+        reason = _reason_to_stop(run, callbacks, number)
+        if reason:
+            say(reason)
+            break
+
+        extra_records: dict[str, Any] = {}
+        for callback in callbacks:
+            extra_records.update(callback.records(run))
+        result = train_round(run.strategy, number, run.exchange, extra_records)
+        last = number
+        reported(run, callbacks, result, start)
+
+        if not result.not_merged:
+            idle_rounds = 0
+            continue
+        idle_rounds += 1
+        if idle_rounds == MOST_IDLE_ROUNDS:
+            first_reason = _first_reason(run.rows[-idle_rounds:])
+            raise FederationError(
+                f"{idle_rounds} rounds in a row changed nothing: {result.not_merged}{first_reason}"
+                f"; see {run.folder}, where resume.toml lets it go on"
+            )
+    return last
+
+
+def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
+    """Do the final evaluation, after round ``last``, and end the run."""
     start = time.monotonic()
-    federation.await_sites()
-    result = final_evaluation(strategy, last, exchange)
+    run.federation.await_sites()
+    result = final_evaluation(run.strategy, last, run.exchange)
     if result.not_merged or not result.reports:
-        lost = [f"{site}: {reason}" for site, reason in (result.failed | result.refused).items()]
-        why = "; ".join([*filter(None, [result.not_merged]), *lost]) or "silence"
-        raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
+        reasons = []
+        if result.not_merged:
+            reasons.append(result.not_merged)
+        for site, reason in {**result.failed, **result.refused}.items():
+            reasons.append(f"{site}: {reason}")
+        why = "; ".join(reasons) or "silence"
+        raise FederationError(
+            f"no valid reply to the final evaluation ({why}); resume.toml repeats it"
+        )
+
     row = reported(run, callbacks, result, start)
     for callback in callbacks:
         callback.on_end(run, row, result)
 
 
+def _reason_to_stop(run: ActiveRun, callbacks: list[Callback], number: int) -> str:
+    """Return the first callback's reason to end the run before round ``number``, or ""."""
+    for callback in callbacks:
+        reason = callback.why_stop(run, number)
+        if reason:
+            return reason
+    return ""
+
+
 def _first_reason(rows: Sequence[RoundRow]) -> str:
-    return next((f"; the first reason: {reason}" for row in rows for _, _, reason in troubles(row)), "")
+    """Say why the first reply of these rounds that was lost was so; "" if none was."""
+    for row in rows:
+        for _, _, reason in troubles(row):
+            return f"; the first reason: {reason}"
+    return ""
 
 
-def reported(run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:
-    """Hand the result of an exchange that began at ``start`` to the callbacks; its line of ``metrics.jsonl``."""
+def reported(
+    run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float
+) -> RoundRow:
+    """Hand the result of an exchange that began at ``start`` to the callbacks.
+
+    Returns its line of ``metrics.jsonl``.
+    """
     result.epsilon = epsilon_spent(run, result.number, result.final)
     result.seconds = {"total": time.monotonic() - start, **result.seconds}
     row = row_of(result, run.strategy)

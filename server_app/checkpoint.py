@@ -1,8 +1,9 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and, as JSON
-beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
-Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
+``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round
+12, and, as JSON beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the
+run goes on from the one before. Draws of clients and seeds of their training need no keeping: they
+derive from the seed and the round.
 """
 
 import json
@@ -30,7 +31,7 @@ FORMAT = "protofl-checkpoint-5"
 NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
-"""Settings that a resumed run may change; with another state-dir the clients' models would begin anew."""
+"""Settings that a resumed run may change; with another state-dir, clients' models began anew."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,23 @@ class Checkpoint:
 
     settings: dict[str, Scalar]
     run_history: RunHistory
-    round: int = 0  # 0: before the first
+    round: int = 0  # 0: before the first one
     sites: tuple[str, ...] = ()
-    owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
-    counted: dict[str, tuple[int, float]] = field(default_factory=dict)  # Site -> its last merged reply's round, part
-    num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
+    owners: dict[str, int] = field(default_factory=dict)
+    """Site -> the Flower node that it is bound to."""
+    counted: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Site -> the round of its last merged reply, and the part of it that was used."""
+    num_partitions: int = 0
+    """Clients among which the data set is divided; 0 where sites bring data of their own."""
     seconds: float = 0.0  # That the run has taken so far
-    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count
+    metrics_bytes: int = 0
+    """Length of ``metrics.jsonl``; what follows there is of a round that does not count."""
     code: str = ""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
+        """Write it below a run's ``folder``, and delete those of other rounds but the newest."""
+        facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
@@ -60,18 +66,24 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file; TensorFileError if it is damaged, SettingsError if it is of another version."""
+        """Read a file; TensorFileError if it is damaged, SettingsError if of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
-            raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
+            found = facts.get("format")
+            raise SettingsError(f"resume = true: {path} is of the version {found}, not {FORMAT}")
         stored = json.loads(facts["facts"])
-        stored |= {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"])}
+        stored["run_history"] = RunHistory.parse(stored["run_history"])
+        stored["sites"] = tuple(stored["sites"])
         return cls(**stored, state=state)
 
 
 def newest_whole(folder: Path, without: str) -> Checkpoint:
-    """The newest undamaged checkpoint; TensorFileError if all are damaged, SettingsError (``without`` …) for none."""
-    if not (paths := checkpoints(folder)):
+    """Read the newest checkpoint that is undamaged.
+
+    TensorFileError if all are damaged; SettingsError, which begins with ``without``, for none.
+    """
+    paths = checkpoints(folder)
+    if not paths:
         raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
     for path in paths[:-1]:
         try:
@@ -82,13 +94,17 @@ def newest_whole(folder: Path, without: str) -> Checkpoint:
 
 
 def check_free(folder: Path) -> None:
+    """Raise SettingsError if the folder has a run."""
     if (folder / SETTINGS).exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
 
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
-    """Return where a run begins: before round 1 or, with ``resume``, after its last; SettingsError where it cannot."""
+    """Return where a run begins: before round 1 or, with ``resume``, after its last.
+
+    SettingsError where the folder has a run already, or none that can be resumed.
+    """
     code = "-".join([code_version(), *own_code(settings.given, without=("callback",)).values()])
     if not settings.run.resume:
         check_free(folder)
@@ -96,44 +112,64 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     newest = newest_whole(folder, without="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
     if newest.code != code:
-        say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code}")
+        say(
+            "resuming with other code: "
+            f"the run's last round was made by {newest.code}, this is {code}"
+        )
     config = to_run_config(settings)
     for key in ("device", "precision", "threads"):
-        if (now := config[key]) != (before := newest.settings[key]):
-            say(f"resuming with {key} = {now}: the run has {key} = {before}; figures may differ in their last digits")
+        before = newest.settings[key]
+        if config[key] != before:
+            say(
+                f"resuming with {key} = {config[key]}: the run has {key} = {before}; "
+                "figures may differ in their last digits"
+            )
     return replace(newest, code=code, run_history=newest.run_history.then(run_id, newest.round))
 
 
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
-    """SettingsError where a run that is resumed has another result than the one that was started."""
+    """Raise SettingsError if a resumed run would have another result than the one that began."""
     wanted = to_run_config(settings)
-    if changed := [key for key in {**before, **wanted} if key not in MAY_DIFFER and before.get(key) != wanted.get(key)]:
-        lines = [f"resume = true: the run {folder.name!r} was started with other settings"]
-        lines += [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
-        raise SettingsError("\n".join(lines))
+    changes = []
+    for key in {**before, **wanted}:
+        if key not in MAY_DIFFER and before.get(key) != wanted.get(key):
+            change = f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}"
+            changes.append(change)
+    if changes:
+        first = f"resume = true: the run {folder.name!r} was started with other settings"
+        raise SettingsError("\n".join([first, *changes]))
     RunFolder(folder).check_division(settings.data.partition)
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:
-    return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
+    if key not in settings:
+        return "(not set)"
+    return json.dumps(settings[key], ensure_ascii=False)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else may run or resume this run meanwhile, SettingsError if somebody does; a killed one's leftovers go."""
+    """Keep others from running or resuming this run meanwhile; SettingsError if somebody does.
+
+    What a killed process has left in the folder is removed.
+    """
     lock = FileLock(RunFolder(folder).lock)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        busy = f"another process is at work on {folder}; what a killed `protofl run` has left ends within half a minute"
-        raise SettingsError(f"run-name = {folder.name!r}: {busy}") from None
+        raise SettingsError(
+            f"run-name = {folder.name!r}: another process is at work on {folder}; "
+            "what a killed `protofl run` has left ends within half a minute"
+        ) from None
     except OSError as error:
-        raise SettingsError(f"out-dir: {folder.parent} cannot be written ({error.strerror})") from error
-    for place in (folder, folder / CHECKPOINTS):  # which may be no run's
-        remove_leftovers(place)
+        why = f"{folder.parent} cannot be written ({error.strerror})"
+        raise SettingsError(f"out-dir: {why}") from error
+    remove_leftovers(folder)  # And nothing else: the folder may be no run's
+    remove_leftovers(folder / CHECKPOINTS)
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # who has opened it meanwhile finds that, and opens a new one
+        # Who has opened it meanwhile finds that it is gone, and opens a new one
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

@@ -8,27 +8,33 @@ from pathlib import Path
 
 from protofl_common.runs.folder import TROUBLE
 
-ALARMING = (*TROUBLE, "void", "warning", "waiting")  # Lines that begin so have the level WARNING in a run's log
-SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
-_LOG = logging.Logger("protofl", logging.INFO)  # no child of the root's, whose handlers would print all again
+ALARMING = (*TROUBLE, "void", "warning", "waiting")
+"""Lines that begin so have the level WARNING in a run's log."""
+SILENCE = 2.0
+"""Seconds that the SuperLink may take to say that there is nothing new, without a line on it."""
+
+# No child of the root logger, whose handlers would print all lines again
+_LOG = logging.Logger("protofl", logging.INFO)
 _LOG.addHandler(logging.NullHandler())
 
 
 def say(text: str) -> None:
-    """A line, at once; while a run is `logged`, in its log too."""
+    """Print a line at once and, while a run is `logged`, write it into its log too."""
     print(text, flush=True)
-    _LOG.log(logging.WARNING if text.lstrip().startswith(ALARMING) else logging.INFO, text.strip())
+    is_alarming = text.lstrip().startswith(ALARMING)
+    _LOG.log(logging.WARNING if is_alarming else logging.INFO, text.strip())
 
 
 def tell_silence(since: float) -> None:
-    """A line if the SuperLink took long over a call; Flower itself waits and tries again."""
-    if (silence := time.monotonic() - since) > SILENCE:
+    """Say that the SuperLink took long over a call; Flower itself waits and tries again."""
+    silence = time.monotonic() - since
+    if silence > SILENCE:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
 
 
 @contextmanager
 def logged(file: Path) -> Iterator[None]:
-    """Add all lines meanwhile to ``file`` with time and level, and the error that ends it."""
+    """Meanwhile, add all lines to ``file`` with time and level, and the error that ends it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -23,103 +23,169 @@ from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound,
 from server_app.strategies.base import Strategy
 
 
-def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more: Records) -> RoundResult:
-    """The sites of the round evaluate, train and upload; the server merges; ``more``: records beside the payload."""
-    federation, settings = strategy.federation, strategy.settings.federation
-    seed, able = strategy.settings.run.seed, set(federation.answering(number)) - federation.new_clients
-    sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
-    dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED) if settings.drop_rate else {}
-    result, start = RoundResult(number, asked=sites, failed=dropped), time.monotonic()
+def train_round(
+    strategy: Strategy, number: int, exchange: MessageExchange, more: Records
+) -> RoundResult:
+    """Let the sites of a round evaluate, train and upload, and merge what they send.
+
+    ``more``: records that go into every message beside the payload.
+    """
+    federation = strategy.federation
+    result = _new_round(strategy, number)
+    started = time.monotonic()
     channel = _channel(strategy, exchange, result)
-    sent, merging = list[Upload](), 0.0
+    sent: list[Upload] = []
+    merge_started: float | None = None
     try:
-        sent = uploads = _uploads(strategy, exchange, result, channel, len(sites), more)
-        for protection in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
-            uploads = protection(uploads, federation, result)
-        merging = time.monotonic()
+        sent = _uploads(strategy, exchange, result, channel, len(result.asked), more)
+        uploads = sent
+        for protect in (
+            refuse_outliers,
+            bound_samples,
+            _enough,
+            channel.accept,
+            leave_out_farthest,
+        ):
+            uploads = protect(uploads, federation, result)
+        merge_started = time.monotonic()
         result.server_figures = _merge(strategy, uploads, result)
-        federation.counted |= {site: (number, strategy.parts.get(site, 1.0)) for site in result.reports}
+        for site in result.reports:
+            federation.counted[site] = (number, strategy.parts.get(site, 1.0))
     except VoidRound as reason:
         result.not_merged = str(reason)
-    end = time.monotonic()
-    result.seconds = {"exchange": (merging or end) - start, "aggregate": end - (merging or end)}
+
+    ended = time.monotonic()
+    if merge_started is None:
+        merge_started = ended
+    result.seconds = {"exchange": merge_started - started, "aggregate": ended - merge_started}
     heard = {*result.reports, *result.failed, *result.refused, *result.late}
-    federation.note_silence(number, [site for site in result.missing if site not in heard], heard)
+    silent = [site for site in result.missing if site not in heard]
+    federation.note_silence(number, silent, heard)
     result.prototypes = vectors_of(upload for upload in sent if upload.site in result.reports)
     return result
 
 
 def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
-    """After round ``number``, the last: all sites evaluate."""
+    """Let all sites evaluate, after round ``number``, the last."""
     federation = strategy.federation
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
     channel = _channel(strategy, exchange, result)
     try:
-        channel.accept(_uploads(strategy, exchange, result, channel, AT_ONCE, {}), federation, result)
+        uploads = _uploads(strategy, exchange, result, channel, AT_ONCE, {})
+        channel.accept(uploads, federation, result)
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result
 
 
+def _new_round(strategy: Strategy, number: int) -> RoundResult:
+    """Draw the sites of a round, and those of them that drop out (``drop-rate``)."""
+    federation = strategy.federation
+    settings = strategy.settings.federation
+    seed = strategy.settings.run.seed
+    able = set(federation.answering(number)) - federation.new_clients
+    sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
+    dropped: dict[str, str] = {}
+    if settings.drop_rate:
+        dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED)
+    return RoundResult(number, asked=sites, failed=dropped)
+
+
 def _uploads(
-    strategy: Strategy, exchange: MessageExchange, result: RoundResult, channel: Channel, at_once: int, more: Records
+    strategy: Strategy,
+    exchange: MessageExchange,
+    result: RoundResult,
+    channel: Channel,
+    at_once: int,
+    more: Records,
 ) -> list[Upload]:
-    """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
-    cards, kind = strategy.federation.cards, MessageType.EVALUATE if result.final else MessageType.TRAIN
-    able, uploads = [site for site in result.asked if site not in result.failed], list[Upload]()
-    opened = list(channel.opened_for(able).items())
-    exchange.arrays = max(exchange.arrays, largest_size(channel.declared, channel.limits))  # of late replies too
-    for start in range(0, len(opened), at_once):
+    """Ask the round's sites, so many ``at_once``, and read their replies.
+
+    Their reports, and what is wrong with replies, go into the result.
+    """
+    cards = strategy.federation.cards
+    kind = MessageType.EVALUATE if result.final else MessageType.TRAIN
+    able = [site for site in result.asked if site not in result.failed]
+    records_of_sites = list(channel.opened_for(able).items())
+    # Late replies have to fit, too, whatever this exchange declares
+    exchange.arrays = max(exchange.arrays, largest_size(channel.declared, channel.limits))
+
+    uploads: list[Upload] = []
+    for start in range(0, len(records_of_sites), at_once):
+        sites = dict(records_of_sites[start : start + at_once])
         with seeded(derive_seed(strategy.seed, "payload", result.number)):
-            contents = _contents(strategy, dict(opened[start : start + at_once]), more, channel)
+            contents = _contents(strategy, sites, more, channel)
         for site, content in exchange.ask(kind, contents, result).items():
             try:
-                uploads.append(channel.read(content, cards[site]))
-                result.reports[site] = uploads[-1].report
+                upload = channel.read(content, cards[site])
             except RefusedMessage as refusal:
                 result.refused[site] = str(refusal)
+                continue
+            uploads.append(upload)
+            result.reports[site] = upload.report
     return uploads
 
 
-def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel) -> dict[str, Records]:
-    """The records for each of the ``sites``: its channel's, and the payload, which is packed once for all."""
-    down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, Records]()
-    shared = pack_payload(common, down)
+def _contents(
+    strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel
+) -> dict[str, Records]:
+    """Return the records for each of the ``sites``: the payload, its channel's, and ``more``.
+
+    A payload that all sites receive is packed only once.
+    """
+    declared = strategy.settings.exchange.down
+    common = strategy.payload_down()
+    packed_common = pack_payload(common, declared)
+    contents: dict[str, Records] = {}
     for site, records in sites.items():
         own = strategy.payload_for(site, common)
-        payload = channel.payload(site, shared, shared if own is common else pack_payload(own, down))
-        contents[site] = {**payload, **records, **more}
+        packed = packed_common if own is common else pack_payload(own, declared)
+        contents[site] = {**channel.payload(site, packed_common, packed), **records, **more}
     return contents
 
 
 def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-    if len(uploads) < (least := federation.least_replies):
+    least = federation.least_replies
+    if len(uploads) < least:
         raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
     return uploads
 
 
 def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
-    """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
-    before, strategy.reduced, strategy.parts = pack_attributes(strategy, strategy.state), set(), {}
+    """Do the server's step; return its figures.
+
+    Where it fails or leaves NaN, the strategy gets its state back, and the round is void. Among
+    simulated clients, its error ends the run.
+    """
+    before = pack_attributes(strategy, strategy.state)
+    strategy.reduced = set()
+    strategy.parts = {}
+    why_void = ""
+    figures: dict[str, float] = {}
     try:
         with seeded(derive_seed(strategy.seed, "merge", result.number)):
-            metrics = {name: float(value) for name, value in (strategy.merge(uploads) or {}).items()}
+            for name, figure in (strategy.merge(uploads) or {}).items():
+                figures[name] = float(figure)
         result.bounded |= strategy.reduced
-        odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
-        why = f"{odd[0]} of the server would no longer be finite" if odd else ""
+        for name, tensor in strategy.present_state().items():
+            if not tensor.isfinite().all():
+                why_void = f"{name} of the server would no longer be finite"
+                break
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
             raise
-        why = printable(f"the server's step failed: {type(error).__name__}: {error}")
-    if why:
+        why_void = printable(f"the server's step failed: {type(error).__name__}: {error}")
+    if why_void:
         strategy.restore(before)
-        raise VoidRound(why)
-    return metrics
+        raise VoidRound(why_void)
+    return figures
 
 
 def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult) -> Channel:
-    settings, number, training = strategy.settings, result.number, not result.final
-    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
+    """Return what valid replies of this exchange contain, and how they are read."""
+    settings = strategy.settings
+    is_training = not result.final
+    plan = settings.plan(1)  # The noise of tables is the same for any number of samples
     limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
@@ -127,11 +193,17 @@ def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult)
         max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
-        noise=8 * count_noise(plan.table_noise) if plan else 0.0,  # deviations, which no honest client exceeds
+        # Eight deviations, which no honest client exceeds
+        noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         longest=settings.privacy.dp_feature_clip,
     )
-    declared, losses = (settings.due_up(number), strategy.row.reported_losses) if training else ({}, ())
-    metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
-    evaluates = not training or settings.evaluates(number)
-    channel = Channel(number, declared, limits, losses, metrics, counts_samples=training, evaluates=evaluates)
+    channel = Channel(
+        result.number,
+        declared=settings.due_up(result.number) if is_training else {},
+        limits=limits,
+        losses=strategy.row.reported_losses if is_training else (),
+        metrics=declared_metrics(settings.reported_metrics, strategy.num_classes),
+        counts_samples=is_training,
+        evaluates=result.final or settings.evaluates(result.number),
+    )
     return SecureSum(exchange, result, channel) if settings.privacy.sums_only else channel

@@ -1,11 +1,14 @@
-"""A model that a run has left at a site, outside of any federation: predictions by head or prototypes, and ONNX."""
+"""A model that a run has left at a site, outside of any federation.
+
+It predicts by its head or by prototypes, and can be exported as ONNX.
+"""
 
 import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -23,57 +26,82 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
 
-ONNX, OPSET = "model.onnx", 18
+ONNX = "model.onnx"
+OPSET = 18  # The version of ONNX's operators
 
 
 @dataclass(frozen=True)
 class Prediction:
-    label: int  # index of the class
+    """What a model says of one sample."""
+
+    label: int  # Index of the class
     name: str
     probability: float
-    nearest: str | None = None  # class of the nearest prototype, with which the head need not agree
-    distance: float | None = None  # from it
-    unknown: bool = False  # farther from every prototype than the samples of the site are
+    nearest: str | None = None  # Class of the nearest prototype, with which the head need not agree
+    distance: float | None = None  # From it
+    unknown: bool = False  # Farther from every prototype than the samples of the site are
 
 
 Outputs = tuple[dict[str, Tensor], Tensor | None]
-"""On the CPU: scores [N, C] for each way to predict, and distances [N, P] from each prototype, where there are any."""
+"""On the CPU: scores [N, C] for each way to predict, and distances [N, P] from each prototype.
+
+The distances are None where there are no prototypes.
+"""
 
 
 class Predictor:
     """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
-    ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own samples are.
-    ``allow``: frozen backbones that it may read or download, beside the embedded ones; SettingsError for another.
+    ``threshold`` is the distance above which a sample is unknown, as by default 5 % of the site's
+    own samples are. ``allow`` names frozen backbones that the model may read or download beside the
+    embedded ones; SettingsError for another.
     """
 
     def __init__(
-        self, trained: TrainedModel, threshold: float | None = None, device: str = "cpu", allow: str = ""
+        self,
+        trained: TrainedModel,
+        threshold: float | None = None,
+        device: str = "cpu",
+        allow: str = "",
     ) -> None:
         self.card = trained.card
-        if odd := [name for name in self.card.backbones if not is_allowed(name, allow)]:
-            asks = f"the model of {self.card.site} asks for the backbone {odd[0]}"
-            raise SettingsError(f"{asks}; give --allow-backbones {odd[0]} to let it")
+        for name in self.card.backbones:
+            if not is_allowed(name, allow):
+                asks = f"the model of {self.card.site} asks for the backbone {name}"
+                raise SettingsError(f"{asks}; give --allow-backbones {name} to let it")
         self.device = torch.device(device)
         self.model = trained.build().to(self.device)
-        self.prototypes = None if trained.prototypes is None else trained.prototypes.to(self.device)
-        self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
-        ways = KINDS if self.prototypes is not None else ("head",)
-        self.inferences = tuple(way for way in ways if way in self.card.accuracy)
+        self.prototypes = trained.prototypes
+        if self.prototypes is not None:
+            self.prototypes = self.prototypes.to(self.device)
+        if threshold is None:
+            threshold = unknown_above(trained.distances, UNKNOWN_SHARE)
+        self.threshold = threshold
+        kinds = KINDS if self.prototypes is not None else ("head",)
+        self.inferences = tuple(kind for kind in kinds if kind in self.card.accuracy)
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = "") -> Self:
-        """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
+    def load(
+        cls,
+        folder: str | Path,
+        device: str = "cpu",
+        allow_backbones: str = "",
+        allow_python: str = "",
+    ) -> Self:
+        """Load an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
-        ``allow_backbones`` and ``allow_python`` are those options of ``protofl predict``: names with commas.
+        ``allow_backbones`` and ``allow_python`` are those options of ``protofl predict``: names
+        with commas.
 
-        SettingsError for parts that are missing or do not fit, and for a backbone, module or device that is refused.
+        SettingsError for parts that are missing or do not fit, and for a backbone, module or device
+        that is refused.
         """
         folder = Path(folder)
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise SettingsError(f"device = {device!r}: not usable here ({str(error).splitlines()[0]})") from error
+            why = str(error).splitlines()[0]
+            raise SettingsError(f"device = {device!r}: not usable here ({why})") from error
         trained = TrainedModel.read(folder / WEIGHTS)
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
@@ -84,40 +112,59 @@ class Predictor:
             return cls(trained, threshold, device, allow_backbones)
 
     def way(self, by: str | None) -> str:
-        """``by`` where this model predicts so, its own way for none; SettingsError for another."""
+        """Return ``by``, or for none the model's own way; SettingsError for one that it lacks."""
         by = by or self.card.inference
         if by not in self.inferences:
-            raise SettingsError(f"by = {by!r}: this model predicts by {' or '.join(self.inferences)}")
+            ways = " or ".join(self.inferences)
+            raise SettingsError(f"by = {by!r}: this model predicts by {ways}")
         return by
 
-    def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
-        """Predictions for inputs [N, …], not normalised; SettingsError or DataError where these do not fit."""
+    def predict(
+        self, inputs: Inputs, by: str | None = None, batch_size: int = 256
+    ) -> list[Prediction]:
+        """Predict for inputs [N, …] that are not normalised.
+
+        SettingsError if the model does not predict ``by`` this; DataError for unfit inputs.
+        """
         by = self.way(by)
-        return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(*outputs, by)]
+        predictions: list[Prediction] = []
+        for scores, distances_NP in self._batches(inputs, batch_size):
+            predictions += self._predictions(scores, distances_NP, by)
+        return predictions
 
     def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
-        """For each way [N, C], on the CPU: logits; −d²/T from each class's nearest prototype, −∞ for none."""
+        """Return the scores [N, C] of each way to predict, on the CPU.
+
+        They are logits of the head, and −d²/T from each class's nearest prototype, −∞ for a class
+        without one.
+        """
         parts = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 
     def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
-        return (self.outputs(inputs[start : start + size]) for start in range(0, max(1, len(inputs)), size))
+        """Yield the outputs of one batch after another; there is one even for no inputs."""
+        for start in range(0, max(1, len(inputs)), size):
+            yield self.outputs(inputs[start : start + size])
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
-        features, prototypes = self.model.body(self.values(inputs)), self.prototypes
-        scores = {"head": self.model.head(features).cpu()}
+        features_ND = self.model.body(self.values(inputs))
+        scores = {"head": self.model.head(features_ND).cpu()}
+        prototypes = self.prototypes
         if prototypes is None:
             return scores, None
-        distances_NP = distances(features, prototypes, self.card.similarity).cpu()
-        of_classes = class_scores(distances_NP, prototypes.labels.cpu(), len(self.card.classes))
-        return scores | {"prototype": of_classes / self.card.temperature}, distances_NP
+        distances_NP = distances(features_ND, prototypes, self.card.similarity).cpu()
+        num_classes = len(self.card.classes)
+        scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), num_classes)
+        scores["prototype"] = scores_NC / self.card.temperature
+        return scores, distances_NP
 
     def values(self, inputs: Inputs) -> Tensor:
         """Return the model's input: inputs [N, …] normalised, or features of frozen backbones."""
         card = self.card
         casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
-        if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
+        has_type = np.can_cast(inputs.dtype, card.input_type, casting)
+        if not has_type or inputs.shape[1:] != card.input_shape:
             wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
             raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
         inputs = filled(inputs.astype(card.input_type, copy=False), card.fill)
@@ -125,57 +172,104 @@ class Predictor:
             return extract_features(inputs, card.backbones, self.device).to(self.device)
         return normalised(inputs, card.mean, card.std, self.device)
 
-    def _read(self, scores_of: dict[str, Tensor], distances_NP: Tensor | None, by: str) -> list[Prediction]:
-        scores, names = scores_of[by], self.card.classes
-        labels = scores.argmax(1)
-        near: list[tuple[str | None, float | None, bool]] = [(None, None, False)] * len(labels)
+    def _predictions(
+        self, scores: dict[str, Tensor], distances_NP: Tensor | None, by: str
+    ) -> list[Prediction]:
+        """Read the predictions out of the outputs for a batch."""
+        names = self.card.classes
+        labels_N = scores[by].argmax(1)
+        nearest_N: Tensor | None = None
         if self.prototypes is not None and distances_NP is not None:
-            nearest = self.prototypes.labels.cpu()[distances_NP.argmin(1)]
-            labels = nearest if by == "prototype" else labels
-            pairs = zip(nearest.tolist(), distances_NP.amin(1).tolist(), strict=True)
-            near = [(names[label], distance, distance > self.threshold) for label, distance in pairs]
-        rows = zip(labels.tolist(), scores.softmax(1).gather(1, labels[:, None])[:, 0].tolist(), near, strict=True)
-        return [Prediction(label, names[label], share, *nearest) for label, share, nearest in rows]
+            nearest_N = self.prototypes.labels.cpu()[distances_NP.argmin(1)]
+            if by == "prototype":
+                labels_N = nearest_N
+        probabilities_N = scores[by].softmax(1).gather(1, labels_N[:, None])[:, 0]
+
+        labels = labels_N.tolist()
+        shares = probabilities_N.tolist()
+        if nearest_N is None or distances_NP is None:
+            rows = zip(labels, shares, strict=True)
+            return [Prediction(label, names[label], share) for label, share in rows]
+
+        predictions = []
+        least = distances_NP.amin(1).tolist()
+        for label, share, nearest, distance in zip(
+            labels, shares, nearest_N.tolist(), least, strict=True
+        ):
+            unknown = distance > self.threshold
+            predictions.append(
+                Prediction(label, names[label], share, names[nearest], distance, unknown)
+            )
+        return predictions
 
 
-class _Whole(nn.Module):
+class _ModelWithScale(nn.Module):
+    """The model with the scale of its inputs before it, and distances behind it."""
+
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
-        card, self.model, self.prototypes = trained.card, trained.build(), trained.prototypes
+        card = trained.card
+        self.model = trained.build()
+        self.prototypes = trained.prototypes
         per_channel = (-1, *(1,) * (len(card.input_shape) - 1))
-        self.mean, self.std, self.fill = (torch.tensor(of).view(per_channel) for of in (card.mean, card.std, card.fill))
-        self.scale, self.similarity = 255 if card.input_type == "uint8" else 1, card.similarity
+        self.mean = torch.tensor(card.mean).view(per_channel)
+        self.std = torch.tensor(card.std).view(per_channel)
+        self.fill = torch.tensor(card.fill).view(per_channel)
+        self.scale = 255 if card.input_type == "uint8" else 1
+        self.similarity = card.similarity
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        inputs = torch.where(inputs.isnan(), self.fill, inputs) if len(self.fill) else inputs
-        features = self.model.body((inputs / self.scale - self.mean) / self.std if len(self.mean) else inputs)
-        logits = self.model.head(features)
+        if len(self.fill):
+            inputs = torch.where(inputs.isnan(), self.fill, inputs)
+        if len(self.mean):
+            inputs = (inputs / self.scale - self.mean) / self.std
+        features_ND = self.model.body(inputs)
+        logits = self.model.head(features_ND)
         if self.prototypes is None:
             return (logits,)
-        means_PD = self.prototypes.means  # distances as in `maths/prototypes.py`, whose ``cdist`` no exporter knows
+
+        # Distances as in `maths/prototypes.py`, whose ``cdist`` no exporter knows
+        means_PD = self.prototypes.means
         if self.similarity == "cosine":
-            features, means_PD = normalize(features, dim=1), normalize(means_PD, dim=1)
-        return logits, (features[:, None] - means_PD).square().sum(2).sqrt()
+            features_ND = normalize(features_ND, dim=1)
+            means_PD = normalize(means_PD, dim=1)
+        return logits, (features_ND[:, None] - means_PD).square().sum(2).sqrt()
 
 
 def write_onnx(trained: TrainedModel, file: Path) -> None:
-    """Write ONNX, for programs without PyTorch; SettingsError without its packages, and behind frozen backbones.
+    """Write the model as ONNX, for programs without PyTorch.
 
-    Input   ``inputs`` [N, …] as the data set stores them, not normalised: float32, pixels in [0, 255]; tokens int64
-    Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P] from them
+    Input   ``inputs`` [N, …] as the data set stores them, not normalised: float32, pixels in
+            [0, 255]; tokens int64
+    Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P]
+            from them
+
+    SettingsError without the packages of ONNX, and for a model behind frozen backbones.
     """
     card = trained.card
     if card.backbones:
-        raise SettingsError(f"--onnx: {card.site}'s model has frozen backbones in front of it, which are not exported")
+        why = f"{card.site}'s model has frozen backbones in front of it, which are not exported"
+        raise SettingsError(f"--onnx: {why}")
     file.parent.mkdir(parents=True, exist_ok=True)
     example = torch.zeros(2, *card.input_shape, dtype=torch.float32 if card.mean else torch.int64)
-    names = ["logits"] if trained.prototypes is None else ["logits", "distances"]
-    shapes = {"inputs": {0: torch.export.Dim("N", min=1)}}
-    how: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
-    how |= {"input_names": ["inputs"], "output_names": names, "dynamic_shapes": shapes}
+    outputs = ["logits"]
+    if trained.prototypes is not None:
+        outputs.append("distances")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(_Whole(trained).eval(), (example,), str(file), **how)
+            torch.onnx.export(
+                _ModelWithScale(trained).eval(),
+                (example,),
+                str(file),
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                input_names=["inputs"],
+                output_names=outputs,
+                dynamic_shapes={"inputs": {0: torch.export.Dim("N", min=1)}},
+            )
     except ImportError as error:
-        raise SettingsError(f"--onnx: {error.name} is not installed; pip install 'protofl[onnx]'") from error
+        missing = f"{error.name} is not installed"
+        raise SettingsError(f"--onnx: {missing}; pip install 'protofl[onnx]'") from error

@@ -1,4 +1,7 @@
-"""Callbacks act after each round; docs/results.md says which files they leave in the run's folder."""
+"""Callbacks act after each round.
+
+docs/results.md says which files they leave in the run's folder.
+"""
 
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import ActiveRun, Callback
@@ -10,6 +13,18 @@ from server_app.callbacks.trackers import UserCallback
 
 
 def callbacks_of(run: ActiveRun) -> list[Callback]:
-    """The callbacks of a run, in calling order; a checkpoint comes last, for all else must be written by then."""
-    first = Metrics(run), UserCallback(run), BestModel(), Artifacts()
-    return [*first, Conclusion(), Screen(run), EarlyStopping(), Budget(), Checkpoints()]
+    """Return the callbacks of a run, in calling order.
+
+    A checkpoint comes last, for all else must be written by then.
+    """
+    return [
+        Metrics(run),
+        UserCallback(run),
+        BestModel(),
+        Artifacts(),
+        Conclusion(),
+        Screen(run),
+        EarlyStopping(),
+        Budget(),
+        Checkpoints(),
+    ]

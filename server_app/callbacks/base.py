@@ -1,7 +1,7 @@
 """A run as its callbacks see it, and what a callback may do.
 
-A callback writes or shows what a round brings, and may add records to its messages. It changes no result of the run,
-but may name a reason to end it.
+A callback writes or shows what a round brings, and may add records to its messages. It changes no
+result of the run, but may name a reason to end it.
 """
 
 import time
@@ -20,14 +20,17 @@ from server_app.strategies.base import Strategy
 
 @dataclass
 class ActiveRun:
+    """A run at work."""
+
     settings: Settings
     folder: Path
-    start: Checkpoint  # what it goes on from
-    runs_later: int = 0  # baselines that follow it
-    rows: list[RoundRow] = field(default_factory=list)  # of ``metrics.jsonl``, without figures of single clients
+    start: Checkpoint  # What it goes on from
+    runs_later: int = 0  # Baselines that follow it
+    rows: list[RoundRow] = field(default_factory=list)
+    """Those of ``metrics.jsonl``, without figures of single clients."""
     began: float = field(default_factory=time.monotonic)
 
-    strategy: Strategy = field(init=False)  # the server half, once the clients have introduced themselves
+    strategy: Strategy = field(init=False)  # Set once the clients have introduced themselves
     exchange: MessageExchange = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,10 +43,17 @@ class ActiveRun:
 
     @property
     def best(self) -> BestRound | None:
-        """The best round so far by ``early-stopping-metric``; "": by the accuracy of the head, else the prototypes'."""
-        name = self.settings.run.early_stopping_metric or ("head" if "head" in measured(self.rows) else "prototype")
-        row, on = best_evaluation(self.rows, name)
-        return {"metric": name, "after": row["evaluated-after-round"], "on": on} if row else None
+        """The best round so far by ``early-stopping-metric``, or else by accuracy.
+
+        That is the accuracy of the head where the run has one, and of the prototypes otherwise.
+        """
+        metric = self.settings.run.early_stopping_metric
+        if not metric:
+            metric = "head" if "head" in measured(self.rows) else "prototype"
+        row, on = best_evaluation(self.rows, metric)
+        if row is None:
+            return None
+        return {"metric": metric, "after": row["evaluated-after-round"], "on": on}
 
 
 class Callback:

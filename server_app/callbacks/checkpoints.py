@@ -23,16 +23,18 @@ class Checkpoints(Callback):
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if not all(card.real for card in run.federation.cards.values()):
-            os.sync()  # what the clients have written, before anything relies on it; sites see to that themselves
+            # Simulated clients do not sync what they have written, which the checkpoint relies on
+            os.sync()
         if not result.final:
             write_checkpoint(run, result.number)
 
 
 def write_checkpoint(run: ActiveRun, number: int) -> None:
     """Write the state after round ``number`` and, with the first one, the settings."""
-    metrics, federation = run.folder / METRICS, run.federation
+    metrics = run.folder / METRICS
+    federation = run.federation
     sync(metrics)
-    replace(
+    checkpoint = replace(
         run.start,
         round=number,
         sites=tuple(federation.cards),
@@ -42,22 +44,35 @@ def write_checkpoint(run: ActiveRun, number: int) -> None:
         seconds=time.monotonic() - run.began,
         metrics_bytes=metrics.stat().st_size,
         state=run.strategy.present_state(),
-    ).write(run.folder)
-    for file, name in ((SETTINGS, ""), ("resume.toml", run.folder.name)):
-        if not (run.folder / file).exists():
-            write_text(run.folder / file, as_toml(run.settings, run.folder / file, federation.num_partitions, name))
+    )
+    checkpoint.write(run.folder)
+
+    for name, resumed in ((SETTINGS, ""), ("resume.toml", run.folder.name)):
+        file = run.folder / name
+        if not file.exists():
+            write_text(file, as_toml(run.settings, file, federation.num_partitions, resumed))
 
 
 def as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:
-    """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run.
+    """Return the run's settings as a flat TOML file that ``flwr run --run-config`` takes.
 
-    Like a recipe, it says with how many simulated clients, where the data set is divided among them. Where sites bring
-    their own, FEDERATION stands for the connection, whose name a ServerApp does not know.
+    With ``resumed``, they resume the run of that name. Like a recipe, the file says with how many
+    simulated clients, where the data set is divided among them. Where sites bring their own,
+    FEDERATION stands for the connection, whose name a ServerApp does not know.
     """
-    values = to_run_config(settings) | ({"resume": True, "run-name": resumed} if resumed else {})
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    among = f" --federation-config 'num-supernodes={num_partitions} client-resources-num-cpus=1'"
-    where, options = (".", among) if num_partitions else (". FEDERATION", "")
-    command = f"flwr run {where} --run-config {shlex.quote(str(file))}{options}"
-    to_do = "Let it go on after a stop" if resumed else "Run it again, under another run-name"
-    return f"# The settings of this run. {to_do}:\n# {command} --stream\n" + "\n".join(lines) + "\n"
+    values = to_run_config(settings)
+    to_do = "Run it again, under another run-name"
+    if resumed:
+        values = {**values, "resume": True, "run-name": resumed}
+        to_do = "Let it go on after a stop"
+
+    config = f"--run-config {shlex.quote(str(file))}"
+    command = f"flwr run . FEDERATION {config}"
+    if num_partitions:
+        federation = f"num-supernodes={num_partitions} client-resources-num-cpus=1"
+        command = f"flwr run . {config} --federation-config '{federation}'"
+
+    lines = [f"# The settings of this run. {to_do}:", f"# {command} --stream"]
+    for key, value in values.items():
+        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"

@@ -3,11 +3,11 @@
 import os
 import platform
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
@@ -18,7 +18,18 @@ from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
-from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
+from protofl_common.runs.folder import (
+    KINDS,
+    METRICS,
+    NEW,
+    SUMMARY,
+    Accuracies,
+    Best,
+    ClientRow,
+    RoundRow,
+    SiteFacts,
+    Summary,
+)
 from protofl_common.runs.over_clients import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
@@ -32,19 +43,23 @@ OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {"epsil
 
 
 class Metrics(Callback):
-    """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
+    """Writes the rows as the run goes on; a resumption drops those of rounds that do not count."""
 
     def __init__(self, run: ActiveRun) -> None:
         if not run.start.run_history.earlier:
             return
-        start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
-        if not path.exists() or path.stat().st_size < start.metrics_bytes:
-            raise SettingsError(f"resume = true: {path} lacks rows of the first {start.round} rounds")
-        os.truncate(path, start.metrics_bytes)
-        run.rows += [{**row, "clients": {}} for row in run.files.each_row()]
-        run.files.drop_margins_after(start.round)
-        then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
-        say(f"resuming {run.folder.name} after round {start.round} of {rounds}; {then}")
+        last = run.start.round
+        rounds = run.settings.run.rounds
+        path = run.folder / METRICS
+        if not path.exists() or path.stat().st_size < run.start.metrics_bytes:
+            raise SettingsError(f"resume = true: {path} lacks rows of the first {last} rounds")
+
+        os.truncate(path, run.start.metrics_bytes)
+        for row in run.files.each_row():
+            run.rows.append({**row, "clients": {}})
+        run.files.drop_margins_after(last)
+        then = f"round {last + 1} is next" if last < rounds else "its final evaluation is next"
+        say(f"resuming {run.folder.name} after round {last} of {rounds}; {then}")
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         run.rows.append({**row, "clients": {}})
@@ -55,50 +70,63 @@ class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
     def on_start(self, run: ActiveRun) -> None:
-        self.own_code = own_code(run.settings.given, without=("callback", "metrics"))  # which may be edited meanwhile
+        # The versions are noted now: the user may edit that code while the run goes on
+        self.own_code = own_code(run.settings.given, without=("callback", "metrics"))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        strategy = run.strategy
-        if (prototypes := strategy.prototypes) is not None:
+        prototypes = run.strategy.prototypes
+        if prototypes is not None:
             arrays = {"means": prototypes.means, "labels": prototypes.labels}
             write_tensors(run.folder / "prototypes.safetensors", arrays, {})
-        if strategy.global_weights is not None:
-            write_tensors(run.folder / "weights.safetensors", strategy.global_weights, {})
+        weights = run.strategy.global_weights
+        if weights is not None:
+            write_tensors(run.folder / "weights.safetensors", weights, {})
         run.files.write(SUMMARY, _summary(run, row, self.own_code), indent=2)
 
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
-    new = strategy.federation.new_clients if result.final else set()
-    reports = {site: _of_new_client(report) if site in new else report for site, report in result.reports.items()}
-    accuracy, losses, metrics, validation = _figures(reports, result.means, strategy.federation.bounds.liars)
+    federation = strategy.federation
+    new_clients = federation.new_clients if result.final else set()
+    reports: dict[str, Report] = {}
+    for site, report in result.reports.items():
+        reports[site] = _of_new_client(report) if site in new_clients else report
+    if result.means is None:
+        figures = Figures.of_clients(reports.values(), federation.bounds.liars)
+    else:
+        figures = Figures.of_samples(result.means)
+
     clients = {site: _client_row(report) for site, report in reports.items()}
-    if any(entry.several for entry in vectors_in(strategy.row.exchange.up).values()) and not result.final:
+    vectors_up = vectors_in(strategy.row.exchange.up).values()
+    if not result.final and any(entry.several for entry in vectors_up):
         for site, sent in result.prototypes.items():
-            clients[site]["prototypes-of-classes"] = sent.labels.bincount(minlength=strategy.num_classes).tolist()
+            numbers_C = sent.labels.bincount(minlength=strategy.num_classes)
+            clients[site]["prototypes-of-classes"] = numbers_C.tolist()
+
+    seconds_of_clients = _sums([report.seconds for report in reports.values()])
     row: RoundRow = {
         "kind": "final" if result.final else "round",
         "round": result.number,
-        "evaluated-after-round": result.number - (not result.final),
-        "accuracy": accuracy,
-        "losses": losses,
+        "evaluated-after-round": result.number if result.final else result.number - 1,
+        "accuracy": figures.accuracy,
+        "losses": figures.losses,
         "bytes": {"up": result.bytes_up, "down": result.bytes_down},
-        "asked": len(set(result.asked) - new),
-        "valid": len(reports.keys() - new),
+        "asked": len(set(result.asked) - new_clients),
+        "valid": len(reports.keys() - new_clients),
         "void": bool(result.not_merged),
         "failed": result.failed,
         "refused": result.refused,
         "missing": result.missing,
         "late": result.late,
         "clients": clients,
-        "seconds": {**result.seconds, "clients": _sums([report.seconds for report in reports.values()])},
-        "metrics": metrics,
-        "validation": validation,
+        "seconds": {**result.seconds, "clients": seconds_of_clients},
+        "metrics": figures.metrics,
+        "validation": figures.validation,
         "void-because": result.not_merged,
         "bounded": in_order(result.bounded),
         "server": result.server_figures,
         "audit": result.heads,
-        "liars": strategy.federation.bounds.liars,
+        "liars": federation.bounds.liars,
     }
     if result.epsilon is not None:
         row["epsilon"] = result.epsilon
@@ -110,44 +138,69 @@ def _without_empty(row: Row) -> Row:
 
 
 def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summary:
+    settings = run.settings
     rounds = [row for row in run.rows if row["kind"] == "round"]
-    sizes, lost, _ = totals(run.rows)
-    cards = run.federation.cards.items()
+    bytes_of_run, lost_replies, _ = totals(run.rows)
+
+    clients: dict[str, SiteFacts] = {}
+    for site, card in run.federation.cards.items():
+        clients[site] = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
+
+    best_accuracy: dict[str, Best] = {}
+    for kind in final["accuracy"]:
+        best = best_of(run.rows, kind)
+        if best:
+            best_accuracy[kind] = best
+
+    bounded: set[str] = set()
+    for row in run.rows:
+        bounded.update(row.get("bounded", []))
+
     versions = {"protofl": code_version(), "python": platform.python_version()}
-    spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
-    return spent | {
+    for package in ("flwr", "torch", "numpy"):
+        versions[package] = version(package)
+    versions.update(own_code)
+
+    summary: Summary = {
         "algorithm": run.strategy.row.title,
-        "dataset": run.settings.data.dataset,
-        "partition": run.settings.data.partition,
-        "division": REDIVIDED.get(run.settings.data.partition, 1),
-        "clients": {site: {"arch": of.arch, "domain": of.domain, "parameters": of.parameters} for site, of in cards},
+        "dataset": settings.data.dataset,
+        "partition": settings.data.partition,
+        "division": REDIVIDED.get(settings.data.partition, 1),
+        "clients": clients,
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
-        "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(run.rows, kind))},
+        "best-accuracy": best_accuracy,
         "best-round": run.best,
-        "stopped-early": len(rounds) < run.settings.run.rounds,
+        "stopped-early": len(rounds) < settings.run.rounds,
         "metrics": final.get("metrics", {}),
         "validation": final.get("validation", {}),
-        "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
-        "bytes": sizes,
-        "trouble": lost,
-        "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
-        "warnings": [*doubts_of_outcome(run.rows, final, run.files.sites(), run.settings.run.metrics)],
+        "accuracy-of-clients": {
+            site: client["accuracy"] for site, client in final["clients"].items()
+        },
+        "bytes": bytes_of_run,
+        "trouble": lost_replies,
+        "bounded": in_order(bounded),
+        "warnings": list(
+            doubts_of_outcome(run.rows, final, run.files.sites(), settings.run.metrics)
+        ),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "ended": time.time(),
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")} | own_code,
+        "versions": versions,
         "commit": commit(),
         "machine": machine(),
-        "settings": to_run_config(run.settings),
+        "settings": to_run_config(settings),
     }
+    if "epsilon" in final:
+        return {"epsilon": final["epsilon"], **summary}
+    return summary
 
 
 def _client_row(report: Report) -> ClientRow:
     row: ClientRow = {
-        "accuracy": {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()},
+        "accuracy": _accuracy_of(report),
         "losses": report.losses,
         "seconds": report.seconds,
         "test-samples": report.test_samples,
@@ -159,39 +212,96 @@ def _client_row(report: Report) -> ClientRow:
     return _without_empty(row)
 
 
+def _accuracy_of(report: Report) -> dict[str, float]:
+    """The share of the client's test samples that each way to predict gets right."""
+    return {kind: hits / max(1, report.test_samples) for kind, hits in report.correct.items()}
+
+
 def _of_new_client(report: Report) -> Report:
-    """The report of a client that has never trained: its figures have names of their own, ``head/new-clients``."""
-    figures = {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()}
-    own = {name + NEW: figure for name, figure in (figures | report.metrics).items()}
-    return replace(report, correct={}, metrics=own, validation={})
+    """Give the figures of a client that has never trained names of their own.
+
+    Its ``head`` becomes the metric ``head/new-clients``, so that no mean mixes it with the others.
+    """
+    figures = {**_accuracy_of(report), **report.metrics}
+    renamed = {name + NEW: figure for name, figure in figures.items()}
+    return replace(report, correct={}, metrics=renamed, validation={})
 
 
-def _figures(
-    reports: Mapping[str, Report], means: Means | None, liars: int
-) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
-    """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
-    if means is not None:
-        both = ("mean", "weighted")
-        of_all = {group: {name: dict.fromkeys(both, mean) for name, mean in means[group].items()} for group in means}
-        return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
-    metrics = _over_clients([(report.metrics, report.test_samples) for report in reports.values()], liars)
-    validation = _over_clients([(report.validation, report.validation_samples) for report in reports.values()], liars)
-    tested = [(report.correct, report.test_samples) for report in reports.values() if report.test_samples]
-    shares = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
-    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
-    total = sum(weights.values())
-    losses = _sums([{k: v * weights[site] / total for k, v in reports[site].losses.items()} for site in weights])
-    naming = {kind: sum(kind in correct for correct, _ in tested) for kind in shares}  # liars alone name no true one
-    true = [kind for kind in KINDS if kind in naming and not naming[kind] <= liars < max(naming.values())]
-    return {kind: shares[kind] for kind in true}, losses, metrics, validation
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a round, each summarised over the clients that report it."""
+
+    accuracy: Accuracies
+    losses: dict[str, float]
+    metrics: Accuracies
+    validation: Accuracies
+
+    @classmethod
+    def of_samples(cls, means: Means) -> Self:
+        """Take the means over all samples, which are all there is where clients are hidden."""
+        groups: dict[str, Accuracies] = {}
+        for group, figures in means.items():
+            both = {name: {"mean": mean, "weighted": mean} for name, mean in figures.items()}
+            groups[group] = both
+        return cls(
+            accuracy=groups["correct"],
+            losses=means["losses"],
+            metrics=groups["metrics"],
+            validation=groups["validation"],
+        )
+
+    @classmethod
+    def of_clients(cls, reports: Collection[Report], liars: int) -> Self:
+        tested = [(report.metrics, report.test_samples) for report in reports]
+        validated = [(report.validation, report.validation_samples) for report in reports]
+        return cls(
+            accuracy=_accuracy_over_clients(reports, liars),
+            losses=_mean_losses(reports),
+            metrics=_over_clients(tested, liars),
+            validation=_over_clients(validated, liars),
+        )
 
 
-def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
-    """Each of the clients' figures, and samples, over those that have it."""
-    names = dict.fromkeys(name for of_client, _ in figures for name in of_client)
-    having = {name: [(own[name], samples) for own, samples in figures if name in own] for name in names}
-    return {name: over_clients([own for own, _ in of], [n for _, n in of], liars) for name, of in having.items()}
+def _accuracy_over_clients(reports: Collection[Report], liars: int) -> Accuracies:
+    tested = [report for report in reports if report.test_samples]
+    accuracy = _over_clients([(_accuracy_of(each), each.test_samples) for each in tested], liars)
+    reporters = {kind: sum(kind in report.correct for report in tested) for kind in accuracy}
+
+    def may_be_invented(kind: str) -> bool:
+        """True if all who report this kind may be liars, and more clients report another one."""
+        return reporters[kind] <= liars < max(reporters.values())
+
+    return {
+        kind: accuracy[kind] for kind in KINDS if kind in accuracy and not may_be_invented(kind)
+    }
+
+
+def _mean_losses(reports: Collection[Report]) -> dict[str, float]:
+    """Average each loss over the clients that trained, by their training samples."""
+    trained = [report for report in reports if report.losses]
+    total = sum(report.train_samples for report in trained)
+    parts = []
+    for report in trained:
+        samples = report.train_samples
+        parts.append({name: loss * samples / total for name, loss in report.losses.items()})
+    return _sums(parts)
+
+
+def _over_clients(clients: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
+    """Summarise each figure over the clients that have it.
+
+    ``clients`` has, of each client, its figures and the number of samples that they are of.
+    """
+    values: dict[str, list[float]] = {}
+    samples: dict[str, list[int]] = {}
+    for figures, number in clients:
+        for name, value in figures.items():
+            values.setdefault(name, []).append(value)
+            samples.setdefault(name, []).append(number)
+    return {name: over_clients(values[name], samples[name], liars) for name in values}
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
-    return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}
+    """Add up the values of each key."""
+    keys = dict.fromkeys(chain(*tables))
+    return {key: sum(table.get(key, 0.0) for table in tables) for key in keys}

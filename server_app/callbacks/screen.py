@@ -1,7 +1,7 @@
 """A run shows its clients, a line for each round and its tables, and draws the page at its end."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +9,12 @@ from protofl_common.basics.text import human_bytes, human_seconds, in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.data.store import data_if_cached
-from protofl_common.experiment.settings import Settings, check_chosen, default_run_config, to_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    check_chosen,
+    default_run_config,
+    to_run_config,
+)
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.runs import figures
 from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
@@ -17,153 +22,268 @@ from protofl_common.runs.over_clients import doubts_of_data
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
+from server_app.network.membership import Federation
 from server_app.replies import RoundResult
 
-MOST_NAMED = 20  # clients that are named in one line
-RECENT = 3  # rounds whose mean duration tells how long the rest will take
+MOST_NAMED = 20  # Clients that are named in one line
+RECENT = 3  # Rounds whose mean duration tells how long the rest will take
+
+DIVIDES_ALL = ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own")
+"""Partitions that leave no sample out."""
 
 
 class Screen(Callback):
+    """Prints the run's lines."""
+
     def __init__(self, run: ActiveRun) -> None:
-        self.warned = {reason for row in run.rows for reason in row.get("bounded", [])}
+        self.warned: set[str] = set()  # Said before the run was stopped
+        for row in run.rows:
+            self.warned.update(row.get("bounded", []))
 
     def on_start(self, run: ActiveRun) -> None:
-        settings, federation, introduced = run.settings, run.federation, run.federation.cards
-        cards = introduced.values()
-        archs, devices = figures.counted(card.arch for card in cards), figures.counted(card.device for card in cards)
+        federation = run.federation
+        settings = run.settings
+        cards = federation.cards.values()
+        archs = figures.counted(card.arch for card in cards)
         if federation.baseline:
             say(f"baseline · models: {archs}")
             return
-        domains = figures.counted(card.domain for card in cards if settings.data.partition.startswith("feature"))
-        division = settings.data.partition + f" ({domains})" * bool(domains)
-        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {division}")
+
+        partition = settings.data.partition
+        if partition.startswith("feature"):
+            partition += f" ({figures.counted(card.domain for card in cards)})"
+        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {partition}")
         if not settings.privacy.sums_only:
-            say(samples_line(cards, settings))
-            for doubt in doubts_of_data(run.files.sites()):
-                say(f"warning: {doubt}")
-            without = [name for name, card in introduced.items() if not card.validation_samples]
-            if without and (settings.data.validation_fraction or len(without) < len(cards)):
-                why = "too small for validation samples, or without any marked, so that all stay for training"
-                say(f"{why}: {_first(without)}")
-        with suppress(ValueError, OSError):  # the data need not be here
-            if (data := data_if_cached(settings.data)) and data.columns:
+            _say_samples(run)
+        with suppress(ValueError, OSError):  # The data need not be here
+            data = data_if_cached(settings.data)
+            if data and data.columns:
                 say(f"inputs: the columns {_first(data.columns)} together")
-        say(f"models: {archs} · devices: {devices}")
+        say(f"models: {archs} · devices: {figures.counted(card.device for card in cards)}")
         if not settings.hides_samples:
-            samples = {name: introduced[name].train_samples for name in in_order(introduced)}
-            shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
-            texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
-            say(f"shares of the training samples: {_first(texts, ' with less')}")
-        holders = Counter(label for card in cards for label in card.present)
-        few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
-        if few and merging != "mean":
-            say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
-        if federation.bounds.liars or not federation.simulated:
-            say(f"{federation.bounds}")
+            _say_shares(federation.cards)
+
+        _say_bounds(federation)
         for line in protections(to_run_config(settings)):
             say(line)
+        given = dict(sorted(settings.given.items() - default_run_config().items()))
         try:
-            check_chosen(dict(sorted(settings.given.items() - default_run_config().items())), settings)
-        except SettingsError as error:  # a recipe may have them for other runs
+            check_chosen(given, settings)
+        except SettingsError as error:  # A recipe may have them for other runs
             say(str(error))
-        say("accuracies of a round are those of what the clients received at its start, before its training")
+        say(
+            "accuracies of a round are those of what the clients received at its start, "
+            "before its training"
+        )
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         for kind, site, reason in troubles(row):
-            why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
-            if why != DROPPED:  # the summary counts them
-                say(f"  {kind}: {site}: {why}")
+            if kind == "missing":
+                reason = f"no answer in {result.waited:.0f} s"
+            if reason != DROPPED:  # The summary counts them
+                say(f"  {kind}: {site}: {reason}")
         for reason in in_order(result.bounded - self.warned):
             say(f"  warning: {reason}")
         self.warned |= result.bounded
         if result.not_merged:
             say(f"  void: {result.not_merged}; nothing was merged")
-        if not result.final:
-            rounds = run.settings.run.rounds
-            recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]  # the clients' start-up is not in them
-            rounds_left = rounds - result.number + run.runs_later * rounds
-            title = f"{run.strategy.row.title}: " if run.settings.baselines or run.federation.baseline else ""
-            say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
+        if result.final:
+            return
+
+        rounds = run.settings.run.rounds
+        rounds_left = rounds - result.number + run.runs_later * rounds
+        # The start-up of the clients is in none of these
+        recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
+        line = round_line(row, rounds, sum(recent) / len(recent) * rounds_left)
+        if run.settings.baselines or run.federation.baseline:
+            line = f"{run.strategy.row.title}: {line}"
+        say(line)
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        summary, baseline = run.files.finished_summary(), run.federation.baseline
-        if not baseline:
+        summary = run.files.finished_summary()
+        prefix = f"{run.strategy.row.title}: " if run.federation.baseline else ""
+        if not run.federation.baseline:
             say(final_table(summary))
         for doubt in summary.get("warnings", []):
-            say(f"warning: {f'{run.strategy.row.title}: ' if baseline else ''}{doubt}")
+            say(f"warning: {prefix}{doubt}")
+
+
+def _say_samples(run: ActiveRun) -> None:
+    """Say where the samples are, and what is doubtful about them."""
+    cards = run.federation.cards
+    say(samples_line(cards.values(), run.settings))
+    for doubt in doubts_of_data(run.files.sites()):
+        say(f"warning: {doubt}")
+
+    without = [site for site, card in cards.items() if not card.validation_samples]
+    wants_validation = run.settings.data.validation_fraction or len(without) < len(cards)
+    if without and wants_validation:
+        say(
+            "too small for validation samples, or without any marked, "
+            f"so that all stay for training: {_first(without)}"
+        )
+
+
+def _say_shares(cards: Mapping[str, SiteCard]) -> None:
+    """Say which part of all training samples each client has, the largest first."""
+    total = sum(card.train_samples for card in cards.values())
+    by_size = sorted(in_order(cards), key=lambda site: -cards[site].train_samples)
+    shares = []
+    for site in by_size:
+        percent = 100 * cards[site].train_samples / max(1, total)
+        shares.append(f"{site} {percent:.1f} %")
+    say(f"shares of the training samples: {_first(shares, ' with less')}")
+
+
+def _say_bounds(federation: Federation) -> None:
+    """Say how far lying sites are bounded, and for how many classes no median can outvote one."""
+    bounds = federation.bounds
+    merging, _ = bounds.prototypes
+    holders: Counter[int] = Counter()
+    for card in federation.cards.values():
+        holders.update(card.present)
+    few = sum(number < FEWEST for number in holders.values())
+    if few and merging != "mean":
+        say(
+            f"warning: fewer than {FEWEST} clients hold {few} classes, "
+            f"where merging = {merging!r} outvotes nobody"
+        )
+    if bounds.liars or not federation.simulated:
+        say(str(bounds))
 
 
 def _first(texts: Sequence[str], others: str = " others") -> str:
-    """As many as are named in one line, and how many more there are."""
-    return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
+    """Name as many as fit one line, and say how many more there are."""
+    line = ", ".join(texts[:MOST_NAMED])
+    if len(texts) > MOST_NAMED:
+        line += f", and {len(texts) - MOST_NAMED}{others}"
+    return line
 
 
 def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
-    """Say where all samples went; clients that share one data set have found the same ones, all others their own."""
+    """Say where all samples went.
+
+    Clients that divide one data set have all found the same samples; each other one has its own.
+    """
     data = settings.data
-    divided = [card.found for card in cards if card.num_partitions and not (card.real and data.partition == "own")]
-    total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
-    train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
+    found_by_all = 0
+    found_alone = 0
+    for card in cards:
+        has_own_data = card.real and data.partition == "own"
+        if card.num_partitions and not has_own_data:
+            found_by_all = max(found_by_all, card.found)
+        else:
+            found_alone += card.found
+    found = found_alone + found_by_all
+
+    train = sum(card.train_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
-    capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
-    between = f" · {validation:,} for validation" if validation else ""
-    if (left := total - train - validation - test) > 0:
-        rest = f"{left:,} left out ({', '.join(_selecting(settings)) or 'of clients that are not here'})"
+    test = sum(card.test_samples for card in cards)
+    left_out = found - train - validation - test
+    if left_out > 0:
+        causes = ", ".join(_selecting(settings)) or "of clients that are not here"
+        rest = f"{left_out:,} left out ({causes})"
+    elif left_out < 0:
+        rest = "some of them used by several clients"
     else:
-        rest = "some of them used by several clients" if left else "none left out"
-    return f"samples: {total:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+        rest = "none left out"
+
+    training = f"{train:,} for training"
+    if data.train_samples:
+        training += f" (train-samples = {data.train_samples} a client)"
+    parts = [f"samples: {found:,} found", training]
+    if validation:
+        parts.append(f"{validation:,} for validation")
+    return " · ".join([*parts, f"{test:,} for testing", rest])
 
 
 def _selecting(settings: Settings) -> list[str]:
-    """``key = value`` of each setting that may leave samples out."""
-    data, least = settings.data, settings.privacy.min_class_samples
-    values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
-    values |= {"min-class-samples": least * (least > 1)}
-    if data.test_from != "split":  # else what train-samples leaves over is tested on
-        values |= {"train-samples": data.train_samples, "test-from": data.test_from}
-    if data.partition not in ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own"):
-        values |= {"partition": data.partition, "clients-per-domain": data.clients_per_domain}
+    """List ``key = value`` of each setting that may leave samples out."""
+    data = settings.data
+    values: dict[str, str | int] = {
+        "total-samples": data.total_samples,
+        "test-samples": data.test_samples,
+    }
+    if settings.privacy.min_class_samples > 1:
+        values["min-class-samples"] = settings.privacy.min_class_samples
+    if data.test_from != "split":  # Otherwise what train-samples leaves over is tested on
+        values["train-samples"] = data.train_samples
+        values["test-from"] = data.test_from
+    if data.partition not in DIVIDES_ALL:
+        values["partition"] = data.partition
+        values["clients-per-domain"] = data.clients_per_domain
     return [f"{key} = {value}" for key, value in values.items() if value]
 
 
 def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
-    parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
+    number = str(row["round"]).rjust(len(str(rounds)))
+    parts = [f"round {number}/{rounds}"]
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
-    for kind, values in row["accuracy"].items():
-        worst = f" (worst {100 * values['worst-10%']:.1f}%)" if "worst-10%" in values else ""
-        parts.append(f"{kind} {100 * values['mean']:.1f}%{worst}")
-    validated = {kind: values for kind, values in row.get("validation", {}).items() if kind in KINDS}
-    parts += [f"validation {kind} {100 * values['mean']:.1f}%" for kind, values in validated.items()]
+    for kind, accuracy in row["accuracy"].items():
+        part = f"{kind} {_percent(accuracy['mean'])}"
+        if "worst-10%" in accuracy:
+            part += f" (worst {_percent(accuracy['worst-10%'])})"
+        parts.append(part)
+    for kind, accuracy in row.get("validation", {}).items():
+        if kind in KINDS:
+            parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
     if "epsilon" in row:
         parts.append(f"ε ≤ {row['epsilon']:.2f}")
-    parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
-    parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
+    up = human_bytes(row["bytes"]["up"])
+    down = human_bytes(row["bytes"]["down"])
+    parts.append(f"↑{up} ↓{down}")
+    taken = human_seconds(row["seconds"]["total"])
+    parts.append(f"{taken}, {human_seconds(seconds_left)} to go")
     return "  ".join(parts)
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
 def final_table(summary: Summary) -> str:
-    """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
-    early = ", stopped early" if summary.get("stopped-early") else ""
+    """Show the accuracies after the last round, and below them what the run cost.
+
+    The note also says on which data the best round was chosen, and how many replies were lost.
+    """
+    accuracy = summary["accuracy"]
+    best = summary["best-accuracy"]
+    notes = []
+    if any("std" not in values for values in accuracy.values()):
+        notes.append(figures.HIDDEN)
+    notes.append(f"best mean: test accuracy of the round {figures.chosen(best.values())}")
+
+    lost = []
+    for kind, number in summary["trouble"].items():
+        if number and kind != "late":
+            lost.append(f"{number} {kind}")
+    up = human_bytes(summary["bytes"]["up"])
+    down = human_bytes(summary["bytes"]["down"])
+    costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
+    if "epsilon" in summary:
+        costs.insert(0, f"ε ≤ {summary['epsilon']:.2f}")
+    costs.append(f"lost replies: {', '.join(lost) or 'none'}")
+    notes.append(" · ".join(costs))
+
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
-    best, sizes = summary["best-accuracy"], summary["bytes"]
-    rows = figures.accuracy_rows(summary["accuracy"], best, summary.get("validation", {}))
-    private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
-    hidden = any("std" not in values for values in summary["accuracy"].values())
-    lost = ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
-    note = (
-        f"{figures.HIDDEN + chr(10) if hidden else ''}best mean: test accuracy of the round "
-        f"{figures.chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
-        f"{human_seconds(summary['seconds'])} · lost replies: {lost or 'none'}"
-    )
-    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{'s' * (summary['rounds'] > 1)}{early}"
+    plural = "s" if summary["rounds"] > 1 else ""
+    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{plural}"
+    if summary.get("stopped-early"):
+        title += ", stopped early"
+
     heads = ("accuracy of", *figures.MEASURES.values(), "best mean")
-    return figures.Table(heads, [*rows, *figures.metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
+    rows = [
+        *figures.accuracy_rows(accuracy, best, summary.get("validation", {})),
+        *figures.metric_rows(summary.get("metrics", {}), 3),
+    ]
+    return figures.Table(heads, rows, "\n".join(notes), title).as_text()
 
 
 def conclude(settings: Settings, folder: Path) -> None:
-    """After the run and its baselines: how they compare, where the results are, and the page."""
-    if len(runs := figures.compared(folder, settings.baselines)) > 1:
+    """After the run and its baselines, say how they compare and where the results are; draw."""
+    runs = figures.compared(folder, settings.baselines)
+    if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())
     if runs:
         say(f"result: {figures.sentence(runs)}")
@@ -172,11 +292,12 @@ def conclude(settings: Settings, folder: Path) -> None:
 
 
 def draw(settings: Settings, folder: Path) -> None:
+    """Draw the page, if it is wanted and there is anything to show."""
     if not settings.run.report or not (folder / SITES).exists():
         return
-    from protofl_common.report.page import write_report  # takes seconds: when all else is done
+    from protofl_common.report.page import write_report  # Takes seconds: when all else is done
 
     try:
         say(f"report: {write_report(folder)}")
-    except Exception as error:  # a page that cannot be drawn fails nothing
+    except Exception as error:  # A page that cannot be drawn fails nothing
         say(f"report: not drawn, {type(error).__name__}: {error}")

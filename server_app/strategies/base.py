@@ -1,9 +1,9 @@
 """The server's side of an algorithm: hooks, in the order in which `server_app/round.py` calls them.
 
-payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
+payload_down, payload_for -> (clients) -> merge; at the end, prototypes and weights for the results
 
-Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file has only its own
-mathematics.
+Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file
+has only its own mathematics.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,19 @@ from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
-__all__ = ["Federation", "FederationError", "Payload", "Prototypes", "ServerStrategy", "StateDict", "Template"]
-__all__ += ["Upload", "template_of", "together", "vectors_of"]  # what an algorithm's file needs
+__all__ = [  # What an algorithm's file needs
+    "Federation",
+    "FederationError",
+    "Payload",
+    "Prototypes",
+    "ServerStrategy",
+    "StateDict",
+    "Template",
+    "Upload",
+    "template_of",
+    "together",
+    "vectors_of",
+]
 
 H = TypeVar("H", bound=Hparams)
 
@@ -33,8 +44,13 @@ H = TypeVar("H", bound=Hparams)
 class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
-    state: tuple[str, ...] = ()  # What a round changes: in the checkpoint, searched for NaN, rolled back after an error
-    prototypes: Prototypes | None = None  # The global ones, which go down and into the results, if there are any
+    state: tuple[str, ...] = ()
+    """Names of the attributes that a round changes.
+
+    They are in the checkpoint, are searched for NaN, and are rolled back after an error.
+    """
+    prototypes: Prototypes | None = None
+    """The global ones, which go down and into the results, if there are any."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -43,25 +59,33 @@ class ServerStrategy(Generic[H]):
         self.row = federation.settings.row
         self.card = federation.reference  # For what all clients have alike; the majority's
         self.num_classes = len(self.card.classes)
-        self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)  # Of the draws that this half makes
-        self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
-        self.parts: dict[str, float] = {}  # Site -> the part of its change that `merge` used, where that is not all
+        # Of the draws that this half makes
+        self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)
+        self.reduced: set[str] = set()
+        """``"site: how"``, where `merge` reduced a site's part in the aggregate."""
+        self.parts: dict[str, float] = {}
+        """Site -> the fraction of its change that `merge` used, where that is not all."""
 
-    # -- hooks of an algorithm -----------------------------------------------------------------------------------
+    # -- hooks of an algorithm ---------------------------------------------------------------------
     def payload_down(self) -> Payload:
-        """Return the payload for every client: by default, what `entry` gives of each entry that the row declares."""
+        """Return the payload for every client: by default, the `entry` of each declared name."""
         return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
 
     def entry(self, name: str) -> Any:
-        """Return the attribute of that name, of weights `global_weights`; None where there is none."""
-        return self.global_weights if name == "weights" else getattr(self, name, None)
+        """Return the attribute of that name, or the global weights; None where there is none."""
+        if name == "weights":
+            return self.global_weights
+        return getattr(self, name, None)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the payload for ``site``, where it is not the ``common`` one."""
         return common
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The server's step on the round's valid uploads, in the order of the sites; metrics to report."""
+        """Do the server's step on the round's valid uploads, in the order of the sites.
+
+        Returns figures to report.
+        """
         return {}
 
     @property
@@ -70,17 +94,32 @@ class ServerStrategy(Generic[H]):
         return getattr(self, "weights", None)
 
     def templates(self) -> dict[str, Template]:
-        """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
-        weights = {name: self.entry(name) for name in weights_in(self.settings.exchange.up)}
-        if lacking := [name for name, entry in weights.items() if entry is None]:
-            raise FederationError(f"{type(self).__name__} lacks {lacking[0]}: uploads must have its names and shapes")
-        return {name: template_of(entry) for name, entry in weights.items()}
+        """Return, of each declared entry of weights, the names and shapes that a client must send.
 
-    # -- for algorithms to use -----------------------------------------------------------------------------------
-    def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
-        """Average the uploads' prototypes by `Federation.bounds`; a class that nobody sent stays as in ``previous``."""
+        By default, they are those of the server's own `entry`.
+        """
+        templates = {}
+        for name in weights_in(self.settings.exchange.up):
+            entry = self.entry(name)
+            if entry is None:
+                lacking = f"{type(self).__name__} lacks {name}"
+                raise FederationError(f"{lacking}: uploads must have its names and shapes")
+            templates[name] = template_of(entry)
+        return templates
+
+    # -- for algorithms to use ---------------------------------------------------------------------
+    def merged(
+        self, uploads: list[Upload], weighting: str, previous: Prototypes | None
+    ) -> Prototypes | None:
+        """Merge the uploads' prototypes, as `Federation.bounds` says, to one for each class.
+
+        A class that nobody sent stays as in ``previous``.
+        """
         sets = list(vectors_of(uploads).values())
-        return merge_prototypes(sets, weighting, previous, *self.federation.bounds.prototypes) if sets else previous
+        if not sets:
+            return previous
+        merging, trim = self.federation.bounds.prototypes
+        return merge_prototypes(sets, weighting, previous, merging, trim)
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""
@@ -96,27 +135,43 @@ Strategy = ServerStrategy[Any]
 
 
 def built(federation: Federation) -> Strategy:
-    """The run's server half, on the majority's model; a site whose introduction does not give its model is left out.
+    """Build the run's server half, on the majority's model.
 
-    The weights of either direction are compared with those that clients count, where all are known here. Another
-    package's half may keep its weights in an order of its own: their digest is not compared.
+    A site whose introduction does not give its model is left out, and the next one is the model.
     """
-    exchange, ours = federation.settings.exchange, federation.settings.run.algo in CATALOG
     while True:
         try:
-            with seeded(federation.settings.run.seed):  # for a package's half
+            with seeded(federation.settings.run.seed):  # For a package's half
                 strategy = server_half(federation.settings.row)(federation)
-            templates = {"weights": template_of(strategy.global_weights or {}), **strategy.templates()}
-            shared = weights_in({**exchange.down, **exchange.up})
-            comparable = shared and ours and shared.keys() <= templates.keys()
-            if not comparable or digest({name: templates[name] for name in shared}) == strategy.card.weights:
-                return strategy
-            raise ValueError(f"its arch and input_shape do not give the weights that it claims ({strategy.card.arch})")
+            _check_weights(strategy)
+            return strategy
         except FederationError:
             raise
         except (RuntimeError, ValueError) as error:
             if not federation.leave_out_reference(printable(str(error))):
                 raise
+
+
+def _check_weights(strategy: Strategy) -> None:
+    """Raise ValueError if the weights of either direction are not those that the client claims.
+
+    They are compared where all are known here. Another package's half may keep its weights in an
+    order of its own, so their digest is not compared.
+    """
+    exchange = strategy.settings.exchange
+    templates = {
+        "weights": template_of(strategy.global_weights or {}),
+        **strategy.templates(),
+    }
+    shared = weights_in({**exchange.down, **exchange.up})
+    is_ours = strategy.settings.run.algo in CATALOG
+    if not shared or not is_ours or not shared.keys() <= templates.keys():
+        return
+    if digest({name: templates[name] for name in shared}) != strategy.card.weights:
+        arch = strategy.card.arch
+        raise ValueError(
+            f"its arch and input_shape do not give the weights that it claims ({arch})"
+        )
 
 
 def server_half(row: Algorithm) -> type[Strategy]:

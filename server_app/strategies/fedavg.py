@@ -1,10 +1,10 @@
-"""FedAvg (McMahan et al., AISTATS 2017), server half: the mean of the clients' weights by training samples.
+"""FedAvg (McMahan et al., AISTATS 2017), server half: the mean of the weights by training samples.
 
 Other half: `client_app/algorithms/fedavg.py`.
-w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by ``max-samples-ratio`` and
-``max-samples-lead``. Integer buffers (batch-normalisation counters) are averaged and rounded.
-``merging`` may put a coordinate-wise median or trimmed mean in its place, and ``max-update-ratio`` bound each w_i − w
-(`protofl_common/maths/aggregation.py`).
+w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by
+``max-samples-ratio`` and ``max-samples-lead``. Integer buffers (batch-normalisation counters) are
+averaged and rounded. ``merging`` may put a coordinate-wise median or trimmed mean in its place, and
+``max-update-ratio`` bound each w_i − w (`protofl_common/maths/aggregation.py`).
 """
 
 import math
@@ -20,47 +20,73 @@ from server_app.strategies.base import Federation, FederationError, H, ServerStr
 
 
 class FedAvg(ServerStrategy[H]):
-    """Keeps the global model, as far as the catalog's row shares it; its first weights are drawn by the server."""
+    """Keeps the global model, as far as the catalog's row shares it.
+
+    The server draws its first weights.
+    """
 
     state: tuple[str, ...] = ("weights",)
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         self.shared_part: Weights = weights_in(self.settings.exchange.up)["weights"]
-        named = getattr(self.hparams, self.shared_part.of, None)  # the hyper-parameter of the shared model's name
-        self.arch = self.card.arch if named is None else self.settings.architecture(0, named)
+        # A hyper-parameter may name the architecture of the model that is shared
+        named_arch = getattr(self.hparams, self.shared_part.of, None)
+        if named_arch is None:
+            self.arch = self.card.arch
+        else:
+            self.arch = self.settings.architecture(0, named_arch)
         model = self.first_model()
-        self.parameters = [name for name, _ in model.named_parameters()]  # their names; the others are buffers
+        self.parameters = [name for name, _ in model.named_parameters()]  # The others are buffers
         self.weights: StateDict = part_of(model, self.shared_part)
         if not self.weights:
             shared = f"shares all but the last {self.shared_part.without_last} layers of a model"
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
-        if not self.shared_part.normalisation and len(self.weights) == len(model.state_dict()):
-            say(f"warning: {self.arch} has no normalisation layers, so {self.settings.run.algo} is fedavg")
+        shares_everything = len(self.weights) == len(model.state_dict())
+        if shares_everything and not self.shared_part.normalisation:
+            algo = self.settings.run.algo
+            say(f"warning: {self.arch} has no normalisation layers, so {algo} is fedavg")
 
     def first_model(self) -> SplitModel:
-        """The model that is shared, or a part of it; of heads alone no body is built, whose code need not be here."""
-        shape = () if self.shared_part.parts == ("head.",) else self.card.input_shape
-        return initial_model(self.arch, shape, self.num_classes, self.settings.model, self.settings.run.seed, "global")
+        """Build the model that is shared, or of which a part is.
+
+        For heads alone no body is built, whose code need not be here.
+        """
+        heads_alone = self.shared_part.parts == ("head.",)
+        shape = () if heads_alone else self.card.input_shape
+        settings = self.settings
+        return initial_model(
+            self.arch, shape, self.num_classes, settings.model, settings.run.seed, "global"
+        )
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)
         return {}
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
-        """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
+        """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
         total = sum(upload.train_samples for upload in uploads)
-        sets = self.cut(uploads, [upload.payload.weights() or {} for upload in uploads], self.starting_point)
+        sent = [upload.payload.weights() or {} for upload in uploads]
+        sets = self.cut(uploads, sent, self.starting_point)
         shares = [upload.train_samples / total for upload in uploads]
         merged = merge_weights(sets, shares, *self.federation.bounds.weights)
-        if self.federation.bounds.liars:  # whole numbers, as of positions, have no length that could be cut
-            start = self.starting_point(uploads[0].site)
-            merged |= {name: value for name, value in start.items() if not value.is_floating_point()}
+        if self.federation.bounds.liars:
+            # Whole numbers, as of positions, have no length that could be cut, so none is merged
+            for name, value in self.starting_point(uploads[0].site).items():
+                if not value.is_floating_point():
+                    merged[name] = value
         return merged
 
-    def cut(self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]) -> Sequence[State]:
-        """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
-        if (ratio := self.federation.bounds.max_update_ratio) == math.inf:
+    def cut(
+        self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]
+    ) -> Sequence[State]:
+        """Cut each of ``sets`` to the distance from its ``start`` that ``max-update-ratio`` allows.
+
+        ``sets`` are of the sites of ``uploads``, and ``start`` gives what a site began with. One
+        that is near enough is returned itself, not a copy.
+        """
+        ratio = self.federation.bounds.max_update_ratio
+        if ratio == math.inf:
             return sets
         nearer = clip_updates(sets, [start(upload.site) for upload in uploads], ratio)
         for upload, before, after in zip(uploads, sets, nearer, strict=True):

@@ -1,20 +1,30 @@
-"""FedDistill (FD; Jeong et al., "Communication-Efficient On-Device Machine Learning", 2018), server half: the teachers.
+"""FedDistill, server half: the teachers, which are means of the other clients' outputs.
 
+FD: Jeong et al., "Communication-Efficient On-Device Machine Learning", 2018.
 Other half: `client_app/algorithms/feddistill.py`.
-Symbols: F̄_ℓ^(j) client j's mean output over its samples of class ℓ; F̂_ℓ^(i) what teaches client i this class.
+Symbols: F̄_ℓ^(j) client j's mean output over its samples of class ℓ; F̂_ℓ^(i) what teaches client i
+this class.
 
 Teacher (Alg. 1)    F̂_ℓ^(i) = mean of F̄_ℓ^(j) over the clients j ≠ i that hold the class
-``outputs = "logits"`` (HtFLlib) takes the mean over all of them, client i too. ``merging`` may put a median or trimmed
-mean in its place.
+``outputs = "logits"`` (HtFLlib) takes the mean over all of them, client i too. ``merging`` may put
+a median or trimmed mean in its place.
 
-Deviations: in the paper every device has every class and takes part in every round. Here a client that is not asked in
-a round is represented by what it sent last; one that has never been asked has the teacher of all.
+Deviations: in the paper every device has every class and takes part in every round. Here a client
+that is not asked in a round is represented by what it sent last; one that has never been asked has
+the teacher of all.
 """
 
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.aggregation import merge_prototypes
-from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, Upload, vectors_of
+from server_app.strategies.base import (
+    Federation,
+    Payload,
+    Prototypes,
+    ServerStrategy,
+    Upload,
+    vectors_of,
+)
 
 
 class FedDistill(ServerStrategy[FedDistillHparams]):
@@ -30,16 +40,18 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         return self._mean_of(in_order(self.outputs))
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """F̂^(i), each client's own."""
+        """Return F̂^(i), each client's own."""
         if self.hparams.outputs == "logits" or site not in self.outputs:
             return common
-        return self._mean_of([other for other in in_order(self.outputs) if other != site])
+        others = [other for other in in_order(self.outputs) if other != site]
+        return self._mean_of(others)
 
     def _mean_of(self, sites: list[str]) -> Payload:
         if not sites:
             return Payload()
         sets = [self.outputs[site] for site in sites]
-        return Payload(outputs=merge_prototypes(sets, "uniform", None, *self.federation.bounds.prototypes))
+        merging, trim = self.federation.bounds.prototypes
+        return Payload(outputs=merge_prototypes(sets, "uniform", None, merging, trim))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.outputs |= vectors_of(uploads, "outputs")

@@ -1,13 +1,18 @@
-"""FedFA (Zhou & Konukoglu, "Federated Feature Augmentation", ICLR 2023), server half: FedAvg, and how far to shift.
+"""FedFA, server half: FedAvg, and how far clients shift their features.
 
+Zhou & Konukoglu, "Federated Feature Augmentation", ICLR 2023.
 Other half: `client_app/algorithms/fedfa.py`.
 Symbols: μ̄_m [C] client m's average of the channels' means in a stage, M clients.
 
-Shared variance     Σ²_j = 1/M Σ_m (μ̄_m,j − mean over m)², of every channel j; of the standard deviations likewise
-Coefficients        γ_j = C · p_j / Σ_j' p_j',   p_j = 1 / (1 + 1 / Σ²_j); 1 at first, and where only one client replies
+Shared variance     Σ²_j = 1/M Σ_m (μ̄_m,j − mean over m)², of every channel j;
+                    of the standard deviations likewise
+Coefficients        γ_j = C · p_j / Σ_j' p_j',   p_j = 1 / (1 + 1 / Σ²_j);
+                    1 at first, and where only one client replies
 
-With ``liars`` as many of the smallest and of the largest μ̄_m,j are left out of every channel's variance.
-Deviations: the authors' code takes one variance over all channels and clients of a stage, so that γ is 1 everywhere.
+With ``liars`` as many of the smallest and of the largest μ̄_m,j are left out of every channel's
+variance.
+Deviations: the authors' code takes one variance over all channels and clients of a stage, so that γ
+is 1 everywhere.
 """
 
 import torch
@@ -31,10 +36,17 @@ class FedFA(FedAvg[FedFAHparams]):
         self.averages: StateDict = augmentation.averages.state_dict(prefix="averages.")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        sent = [averages for upload in uploads if (averages := upload.payload.weights("averages")) is not None]
-        most = dropped(len(sent), "trimmed-mean", float(self.federation.bounds.liars))
+        sent = []
+        for upload in uploads:
+            averages = upload.payload.weights("averages")
+            if averages is not None:
+                sent.append(averages)
+        trim = dropped(len(sent), "trimmed-mean", float(self.federation.bounds.liars))
+
         for name in self.averages:
-            together_MC = torch.stack([averages[name] for averages in sent])
-            together_MC = together_MC.sort(dim=0).values[most : len(sent) - most] if most else together_MC
-            self.coefficients[name.replace("averages", "coefficients", 1)] = fusion_coefficients(together_MC)
+            means_MC = torch.stack([averages[name] for averages in sent])
+            if trim:
+                means_MC = means_MC.sort(dim=0).values[trim : len(sent) - trim]
+            coefficient = name.replace("averages", "coefficients", 1)
+            self.coefficients[coefficient] = fusion_coefficients(means_MC)
         return super().merge(uploads)

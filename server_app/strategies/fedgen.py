@@ -1,16 +1,19 @@
-"""FedGen (Zhu et al., ICML 2021), server half: the mean of the heads, and a generator trained on what they know.
+"""FedGen (Zhu et al., ICML 2021), server half: the mean of the heads, and a generator of features.
 
 Other half: `client_app/algorithms/fedgen.py`.
-Symbols: θ_k the head of client k; n_k its training samples; c_k its label counts [C]; G_w the generator.
+Symbols: θ_k the head of client k; n_k its training samples; c_k its label counts [C]; G_w the
+generator, which is trained on what the heads know.
 
 Heads               θ ← Σ_k (n_k / Σ n) · θ_k over the round's clients
 Labels              p̂(y) ∝ Σ_k c_k(y)
-Generator           min_w E_{y ~ p̂, ε ~ N(0, I)} CE(Σ_k (n_k / Σ n) · θ_k(G_w(ε, y)), y): ``server-steps`` steps of Adam
+Generator           min_w E_{y ~ p̂, ε ~ N(0, I)} CE(Σ_k (n_k / Σ n) · θ_k(G_w(ε, y)), y):
+                    ``server-steps`` steps of Adam
 
-Deviations: the paper averages heads and their logits without weights. The mean of the logits of heads of one layer is
-the logits of their mean, so θ stands in for the ensemble, with ``merging`` and ``max-update-ratio`` as the run has
-them; for heads of two layers this is an approximation. The authors' code also has a term for diverse features, weighs
-each client's loss by its share of the label, and draws all labels that occur alike.
+Deviations: the paper averages heads and their logits without weights. The mean of the logits of
+heads of one layer is the logits of their mean, so θ stands in for the ensemble, with ``merging``
+and ``max-update-ratio`` as the run has them; for heads of two layers this is an approximation. The
+authors' code also has a term for diverse features, weighs each client's loss by its share of the
+label, and draws all labels that occur alike.
 """
 
 import torch
@@ -23,15 +26,18 @@ from server_app.strategies.fedavg import FedAvg
 
 
 class FedGen(FedAvg[FedGenHparams]):
-    """Keeps the head, the generator with its optimizer, and the sum of the last round's label counts."""
+    """Keeps the head, the generator with its optimizer, and the last round's label counts."""
 
     state: tuple[str, ...] = ("weights", "generator", "optimizer", "random", "label_counts")
     label_counts: torch.Tensor | None = None
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.generator = Generator(self.num_classes, self.settings.model.feature_dim, self.hparams.noise_dim, self.seed)
-        trained = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
+        feature_dim = self.settings.model.feature_dim
+        self.generator = Generator(self.num_classes, feature_dim, self.hparams.noise_dim, self.seed)
+        trained = [
+            parameter for parameter in self.generator.parameters() if parameter.requires_grad
+        ]
         self.optimizer = torch.optim.Adam(trained, lr=self.hparams.server_lr)
         self.random = torch.Generator().manual_seed(self.seed)
 
@@ -41,15 +47,22 @@ class FedGen(FedAvg[FedGenHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        counts = [sent for upload in uploads if (sent := upload.payload.counts("label_counts")) is not None]
+        counts = []
+        for upload in uploads:
+            sent_C = upload.payload.counts("label_counts")
+            if sent_C is not None:
+                counts.append(sent_C)
         self.label_counts = torch.stack(counts).sum(dim=0)
         return {"server-loss": self._train_generator(self.label_counts)}
 
     def _train_generator(self, counts_C: torch.Tensor) -> float:
-        model, total = self.first_model().requires_grad_(False).eval(), 0.0
+        """Train G_w on the labels of these counts; return the mean loss."""
+        model = self.first_model().requires_grad_(False).eval()
         model.load_state_dict(self.weights)
+        batch_size = self.hparams.server_batch_size
+        total = 0.0
         for _ in range(self.hparams.server_steps):
-            features_BD, labels_B = self.generator.sample(counts_C, self.hparams.server_batch_size, self.random)
+            features_BD, labels_B = self.generator.sample(counts_C, batch_size, self.random)
             loss = cross_entropy(model.head(features_BD), labels_B)
             self.optimizer.zero_grad()
             loss.backward()

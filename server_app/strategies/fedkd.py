@@ -1,11 +1,13 @@
-"""FedKD (Wu et al., Nature Communications 2022), server half: the mean of the students' updates, cut by SVD again.
+"""FedKD (Wu et al., Nature Communications 2022), server half: the mean of the students' updates.
 
 Other half: `client_app/algorithms/fedkd.py`.
-Ā = Σ_i (n_i / Σ n) · A_i, cut as the clients cut theirs; w ← w + Ā. The server's student is what the clients make of
-the updates that they are sent.
+Symbols: A_i the update of client i, cut by SVD; n_i its training samples; w the student.
 
-Deviations: a mean by samples, where the text has a plain one. A client that did not take part in the last merged round
-does not have what Ā changes, and is sent the student w instead.
+Update              Ā = Σ_i (n_i / Σ n) · A_i, cut by SVD as the clients cut theirs
+Student             w ← w + Ā, which is what the clients make of the updates that they are sent
+
+Deviations: a mean by samples, where the text has a plain one. A client that did not take part in
+the last merged round does not have what Ā changes, and is sent the student w instead.
 """
 
 import torch
@@ -17,7 +19,7 @@ from server_app.strategies.fedavg import FedAvg
 
 
 class FedKD(FedAvg[FedKDHparams]):
-    """Keeps the student, its last update, and which clients have the student from before that update."""
+    """Keeps the student, its last update, and which clients have the student before that update."""
 
     state: tuple[str, ...] = ("weights", "update", "holders")
 
@@ -30,17 +32,25 @@ class FedKD(FedAvg[FedKDHparams]):
         return Payload(weights=self.weights)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """The update for one that has what it changes; once asked, only a reply that counts says what a site has."""
-        return common if self.holders.pop(site, None) is None else Payload(update=self.update)
+        """Send the update to clients that have the student before it, the student to the others.
+
+        Once asked, a client counts as one that has it only after a valid reply.
+        """
+        if self.holders.pop(site, None) is None:
+            return common
+        return Payload(update=self.update)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The student's next update; how many numbers it is, as a part of the student's."""
+        """Update the student; report the update's numbers as a fraction of the student's."""
         energy = self.hparams.energy(uploads[0].report.round, self.settings.run.rounds)
         self.update = compressed(self.averaged(uploads), energy)
         self.weights = applied(self.weights, expanded(self.update, self.weights), self.parameters)
         self.holders = {upload.site: torch.tensor(1) for upload in uploads}
-        sizes = [sum(value.numel() for value in weights.values()) for weights in (self.update, self.weights)]
-        return {"compression": sizes[0] / sizes[1]}
+        numbers_sent = sum(value.numel() for value in self.update.values())
+        numbers = sum(value.numel() for value in self.weights.values())
+        return {"compression": numbers_sent / numbers}
 
     def starting_point(self, site: str) -> StateDict:
-        return self.weights | {name: torch.zeros_like(self.weights[name]) for name in self.parameters}
+        """Return what ``site`` would have sent without training: no change of the parameters."""
+        zeros = {name: torch.zeros_like(self.weights[name]) for name in self.parameters}
+        return {**self.weights, **zeros}

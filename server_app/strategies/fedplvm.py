@@ -1,22 +1,23 @@
-"""FedPLVM (Wang et al., NeurIPS 2024), server half: FedAvg, and the clients' clusters clustered again per class.
+"""FedPLVM (Wang et al., NeurIPS 2024), server half: FedAvg, and clusters of the clients' clusters.
 
-FPL's too (Huang et al., CVPR 2023). Other halves: `client_app/algorithms/fedplvm.py`, `client_app/algorithms/fpl.py`.
-Symbols: P_k^m client k's local prototypes of class m; G^m the global ones, C_m many. FPL: c_m^k client m's prototype of
-class k; P^k the cluster prototypes of the class, J many; U^k their mean.
+FPL's too (Huang et al., CVPR 2023).
+Other halves: `client_app/algorithms/fedplvm.py`, `client_app/algorithms/fpl.py`.
+Symbols: P_k^m client k's local prototypes of class m; G^m the global ones, C_m many. FPL: c_m^k
+client m's prototype of class k; P^k the cluster prototypes of the class, J many; U^k their mean.
 
 Models              as FedAvg, weights N_k / N (Eq. 1)
 Prototypes (Eq. 4)  G^m = cluster means (FINCH, cosine) of the prototypes of class m of all clients
 FPL (Eq. 5)         P^k = cluster means (FINCH, cosine) of the c_m^k of all clients
     (Eq. 6)         U^k = mean of P^k, which the clients take themselves
 
-``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
-Deviations: a class that nobody sent in a round retains its prototypes. ``merging`` may put a median or trimmed mean in
-the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others. Of FINCH's partitions FPL has
-the one with the fewest clusters, as in the authors' code. With ``liars`` the bounds on samples act on how many
-P_k^m of a class a client has (`protections/uploads.py`), for they weigh it in the clusters' means.
+``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their
+mean (Table 3).
+Deviations: a class that nobody sent in a round retains its prototypes. ``merging`` may put a median
+or trimmed mean in the place of FedAvg's mean, and leave out the P_k^m of the clients least like the
+others. Of FINCH's partitions FPL has the one with the fewest clusters, as in the authors' code.
+With ``liars`` the bounds on samples act on how many P_k^m of a class a client has
+(`protections/uploads.py`), for they weigh it in the clusters' means.
 """
-
-from collections.abc import Iterable
 
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.prototypes import cluster_classes
@@ -26,25 +27,45 @@ from server_app.strategies.fedavg import FedAvg
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):
-    """Keeps the global model and the global prototypes; in the first round there are none of these."""
+    """Keeps the global model and the global prototypes; in the first round, no prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        sent, method = Prototypes.joined(self._bounded(vectors_of(uploads))), self.hparams.global_clusters
-        merged = sent.without_counts()
-        if method != "none":
-            merged = cluster_classes(sent.means, sent.labels, method, self.hparams.kmeans_clusters).without_counts()
-        self.prototypes = merged if self.prototypes is None else merged.completed_by(self.prototypes)
-        return {"local-prototypes": float(len(sent)), "global-prototypes": float(len(self.prototypes))}
+        sent = vectors_of(uploads)
+        if self.federation.bounds.liars:
+            for label in range(self.num_classes):
+                self._bound_numbers(sent, label)
+        local = Prototypes.joined(sent.values())
 
-    def _bounded(self, sent: dict[str, Prototypes]) -> Iterable[Prototypes]:
-        for label in range(self.num_classes if self.federation.bounds.liars else 0):
-            numbers = {site: number for site, each in sent.items() if (number := int((each.labels == label).sum()))}
-            most, why = most_samples([*numbers.values()] or [1], self.federation.bounds)
-            for site in [site for site, number in numbers.items() if number > most]:
-                own = sent[site].labels == label
-                sent[site] = Prototypes.joined([sent[site].only(~own), sent[site].only(own).thinned(most)])
-                self.reduced.add(f"{site}: {numbers[site]} prototypes of a class count as {most:g} ({why})")
-        return sent.values()
+        method = self.hparams.global_clusters
+        merged = local
+        if method != "none":
+            clusters = self.hparams.kmeans_clusters
+            merged = cluster_classes(local.means, local.labels, method, clusters)  # Eq. 4, or 5
+        merged = merged.without_counts()
+        if self.prototypes is not None:
+            merged = merged.completed_by(self.prototypes)
+        self.prototypes = merged
+        return {"local-prototypes": float(len(local)), "global-prototypes": float(len(merged))}
+
+    def _bound_numbers(self, sent: dict[str, Prototypes], label: int) -> None:
+        """Thin the prototypes of a class, in ``sent``, of each site that has too many of them."""
+        numbers = {}
+        for site, prototypes in sent.items():
+            number = int((prototypes.labels == label).sum())
+            if number:
+                numbers[site] = number
+        if not numbers:
+            return
+        most, setting = most_samples(list(numbers.values()), self.federation.bounds)
+        for site, number in numbers.items():
+            if number <= most:
+                continue
+            is_label = sent[site].labels == label
+            others = sent[site].only(~is_label)
+            sent[site] = Prototypes.joined([others, sent[site].only(is_label).thinned(most)])
+            self.reduced.add(
+                f"{site}: {number} prototypes of a class count as {most:g} ({setting})"
+            )

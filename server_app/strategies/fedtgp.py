@@ -1,24 +1,26 @@
-"""FedTGP (Zhang et al., AAAI 2024), server half: trainable global prototypes, separated by an adaptive margin.
+"""FedTGP (Zhang et al., AAAI 2024), server half: global prototypes, trained apart by a margin.
 
 Other half: FedProto's client, `client_app/algorithms/fedproto.py`.
-Symbols: λ = ``lambda``; Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D); P̂^c = F(Ṕ^c) what goes
-down; P_i^c the round's client prototypes (`samples_PD`); Q^c their unweighted mean per class; S = `server-epochs`; φ
-the Euclidean distance.
+Symbols: λ = ``lambda``; Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D);
+P̂^c = F(Ṕ^c) what goes down; P_i^c the round's client prototypes (`samples_PD`); Q^c their
+unweighted mean per class; S = `server-epochs`; φ the Euclidean distance.
 
 Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), E_c the mean over the batch's classes
-Upload              P_i^c = mean of f(x) over the client's training samples of class c, after training
+Upload              P_i^c = mean of f(x) over the training samples of class c, after training
 Inference           the label of the nearest P̂^c in L2; the head's prediction is reported beside it
 Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
-Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)} / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
-Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
+Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)}
+                           / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
+Training            S epochs of plain SGD over the round's P_i^c, in shuffled minibatches
 
 Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 
-Deviations: the paper does not say what becomes of classes that nobody has; here they take no part in the loss and are
-not sent until some client has sent one. Ṕ and F live on between rounds, and so do prototypes of classes that nobody
-sent this time. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
-``merging`` may leave out the P_i^c of the clients least like the others. In Eq. 11 P_i^c is taken over the batch, as in
-FedProto. The authors' code uploads prototypes of the model as it was before the round (it is reloaded from disk).
+Deviations: the paper does not say what becomes of classes that nobody has; here they take no part
+in the loss and are not sent until some client has sent one. Ṕ and F live on between rounds, and so
+do prototypes of classes that nobody sent this time. ``margin = "nearest"`` is the authors' code:
+the largest distance of a Q^c to its nearest neighbour. ``merging`` may leave out the P_i^c of the
+clients least like the others. In Eq. 11 P_i^c is taken over the batch, as in FedProto. The authors'
+code uploads prototypes of the model as it was before the round (it is reloaded from disk).
 """
 
 from collections.abc import Callable
@@ -36,6 +38,8 @@ from server_app.strategies.base import Federation, Prototypes, ServerStrategy, U
 from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of client prototypes [B, D], the row [B] of P̂ that each belongs to, and P̂ [K, D]."""
 
 
 class TrainedPrototypes(ServerStrategy[T]):
@@ -45,59 +49,72 @@ class TrainedPrototypes(ServerStrategy[T]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        dim, device = self.settings.model.feature_dim, server_device(self.settings.machine)
+        dim = self.settings.model.feature_dim
+        device = server_device(self.settings.machine)
         with seeded(self.seed):
             self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim).to(device))
             self.transform = self.network(dim).to(device)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.hparams.server_lr)
+        trained = [self.vectors_CD, *self.transform.parameters()]
+        self.optimizer = torch.optim.SGD(trained, lr=self.hparams.server_lr)
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
 
     def network(self, dim: int) -> nn.Module:
-        """F."""
+        """Return F."""
         return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     @property
     def prototypes(self) -> Prototypes | None:  # type: ignore[override]
-        """P̂ of the classes seen so far; None before the first round."""
+        """Return P̂ of the classes seen so far; None before the first round."""
         if not self.seen_C.any():
             return None
         with torch.no_grad():
             labels_K = torch.nonzero(self.seen_C).flatten()
             return Prototypes(self.transform(self.vectors_CD[labels_K]).cpu(), labels_K)
 
-    def train_on(self, samples_PD: Tensor, labels_P: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
-        """S epochs of ``loss`` (client prototypes, their rows in P̂, P̂); the last one's mean."""
+    def train_on(self, samples_PD: Tensor, labels_P: Tensor, loss: Loss) -> float:
+        """Train Ṕ and F of the K classes seen so far; return the mean loss of the last epoch."""
         self.seen_C[labels_P] = True
         rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]
         labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
 
-        def of_batch(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
+        def batch_loss(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
             return loss(samples_BD, rows_B, self.transform(self.vectors_CD[labels_K]))
 
-        return train(of_batch, (samples_PD, rows_P), self.optimizer, self.hparams, self.generator, passed=len(labels_K))
+        samples = (samples_PD, rows_P)
+        num_seen = len(labels_K)
+        return train(
+            batch_loss, samples, self.optimizer, self.hparams, self.generator, passed=num_seen
+        )
 
 
 class FedTGP(TrainedPrototypes[FedTGPHparams]):
-    """Trains them by the contrast with a margin."""
+    """Trains the global prototypes by the contrast with a margin."""
 
     def network(self, dim: int) -> nn.Module:
-        """F, or nothing in its place."""
+        """Return F, or nothing in its place."""
         return super().network(dim) if self.hparams.transform else nn.Sequential()
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         samples_PD, labels_P = together(uploads)
         margin = self.margin(samples_PD, labels_P)
-        loss = self.train_on(samples_PD, labels_P, partial(margin_contrast, margin=margin))
-        return {"server-loss": loss, "margin": margin}
+        loss = partial(margin_contrast, margin=margin)  # Eq. 10
+        return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:
-        """δ of the round (Eq. 9), or that of an ablation."""
-        kind, threshold = self.hparams.margin, self.hparams.margin_threshold
-        if kind in ("none", "fixed"):
-            return threshold if kind == "fixed" else 0.0
-        centres_KD = class_means(samples_PD, labels_P, self.num_classes).means
+        """Return δ of the round (Eq. 9), or that of an ablation."""
+        kind = self.hparams.margin
+        threshold = self.hparams.margin_threshold  # τ
+        if kind == "none":
+            return 0.0
+        if kind == "fixed":
+            return threshold
+
+        centres_KD = class_means(samples_PD, labels_P, self.num_classes).means  # Q
         if len(centres_KD) < 2:
             return 0.0
-        between = torch.cdist(centres_KD, centres_KD) if kind == "adaptive" else nearest_distances(centres_KD)
-        return min(float(between.max()), threshold)
+        if kind == "adaptive":
+            distances = torch.cdist(centres_KD, centres_KD)
+        else:
+            distances = nearest_distances(centres_KD)
+        return min(float(distances.max()), threshold)

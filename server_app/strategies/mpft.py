@@ -1,31 +1,51 @@
-"""MPFT (Zhang et al., ICLR 2025), server half: adapter and classifier, trained on the clients' centres.
+"""MPFT (Zhang et al., ICLR 2025), server half: a model, trained on the clients' centres.
 
 Other half: `client_app/algorithms/mpft.py`.
-Symbols: r_p a centre with its class y_p; g∘h classifier and adapter.
+Symbols: r_p a centre with its class y_p; g∘h classifier and adapter; ρ = ``sample-ratio``.
 
-Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` epochs in shuffled minibatches
+Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` epochs in shuffled
+                    minibatches
 
-A client's centres count until it sends others, so one round is enough, and who joins later adds to it. Of n samples, as
-far as these are let count, ρ · n and one more for each class are taken: the number of centres weighs a client.
+A client's centres count until it sends others, so one round is enough, and who joins later adds to
+it. Of n samples, as far as these are let count, ρ · n and one more for each class are taken: the
+number of centres weighs a client.
 """
 
 import torch
 
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.models.build import initial_model
-from server_app.strategies.base import Federation, Payload, Prototypes, ServerStrategy, StateDict, Upload, vectors_of
+from server_app.strategies.base import (
+    Federation,
+    Payload,
+    Prototypes,
+    ServerStrategy,
+    StateDict,
+    Upload,
+    vectors_of,
+)
 from server_app.training import classified_by, server_device, train
 
 
 class MPFT(ServerStrategy[MPFTHparams]):
-    """Keeps the model and every client's centres; before the first training there is nothing to send."""
+    """Keeps the model and every client's centres.
+
+    Before the first training there is nothing to send.
+    """
 
     state: tuple[str, ...] = ("model", "generator", "centres")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        card, settings, seed = self.card, self.settings, self.settings.run.seed
-        self.model = initial_model(card.arch, card.input_shape, self.num_classes, settings.model, seed, "global")
+        settings = self.settings
+        self.model = initial_model(
+            self.card.arch,
+            self.card.input_shape,
+            self.num_classes,
+            settings.model,
+            settings.run.seed,
+            "global",
+        )
         self.model.to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.centres: dict[str, Prototypes] = {}
@@ -38,16 +58,36 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        sent, rho, cards = vectors_of(uploads), self.hparams.sample_ratio, self.federation.cards
-        most = {of.site: round(rho * of.train_samples + len(cards[of.site].present), 6) for of in uploads}
-        self.centres |= {site: each.thinned(most[site]) for site, each in sent.items()}
-        above = [site for site, each in sent.items() if len(each) > most[site]]
-        self.reduced |= {f"{site}: more centres than its samples have; {most[site]:g} count" for site in above}
+        sent = vectors_of(uploads)
+        for upload in uploads:
+            if upload.site in sent:
+                self._keep(upload, sent[upload.site])
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
-        cuda = next(self.model.parameters()).is_cuda
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)
+        mean_loss = self._train_on(centres)
+        return {"server-loss": mean_loss, "centres": float(len(centres))}
+
+    def _keep(self, upload: Upload, centres: Prototypes) -> None:
+        """Keep a client's centres, ρ · n and one more for each class at most, and no older ones."""
+        num_classes = len(self.federation.cards[upload.site].present)
+        most = round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
+        self.centres[upload.site] = centres.thinned(most)
+        if len(centres) > most:
+            self.reduced.add(f"{upload.site}: more centres than its samples have; {most:g} count")
+
+    def _train_on(self, centres: Prototypes) -> float:
+        """Train g∘h, and return the last epoch's mean loss."""
+        on_cuda = next(self.model.parameters()).is_cuda
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.hparams.server_lr, capturable=on_cuda
+        )
         self.model.train()
-        loss, vectors = classified_by(self.model), (centres.means, centres.labels)
-        mean = train(loss, vectors, optimizer, self.hparams, self.generator, fewest=2)  # for batch normalisation
+        mean_loss = train(
+            classified_by(self.model),
+            (centres.means, centres.labels),
+            optimizer,
+            self.hparams,
+            self.generator,
+            fewest=2,  # For batch normalisation
+        )
         self.model.eval()
-        return {"server-loss": mean, "centres": float(len(centres))}
+        return mean_loss

@@ -1,12 +1,13 @@
-"""pFedMe (Dinh et al., NeurIPS 2020), server half: a step from the global model towards the clients' mean, or beyond.
+"""pFedMe (Dinh et al., NeurIPS 2020), server half: a step towards, or beyond, the clients' mean.
 
 Other half: `client_app/algorithms/pfedme.py`.
 Symbols: w the global model, w_i client i's; β = ``beta``.
 
 Global model (Alg. 1)   w ← (1 − β) w + β · mean_i w_i
 
-Deviations: the mean is FedAvg's, weighted by training samples as in the authors' code; the paper's is plain. Buffers
-(batch-normalisation statistics) are averaged without β, which could make a variance negative.
+Deviations: the mean is FedAvg's, weighted by training samples as in the authors' code; the paper's
+is plain. Buffers (batch-normalisation statistics) are averaged without β, which could make a
+variance negative.
 """
 
 import torch
@@ -20,7 +21,8 @@ class PFedMe(FedAvg[PFedMeHparams]):
     """FedAvg with a step size."""
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        before, self.weights = self.weights, self.averaged(uploads)
-        beta = self.hparams.beta
-        self.weights |= {name: torch.lerp(before[name], self.weights[name], beta) for name in self.parameters}
+        before = self.weights
+        self.weights = self.averaged(uploads)
+        for name in self.parameters:
+            self.weights[name] = torch.lerp(before[name], self.weights[name], self.hparams.beta)
         return {}

@@ -1,15 +1,17 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020), server half: the mean of the models, and of the changes of the variates.
+"""SCAFFOLD (Karimireddy et al., ICML 2020), server half: means of models and of variates' changes.
 
 Other half: `client_app/algorithms/scaffold.py`.
-Symbols: x the global model; c the server's control variate; S the round's clients of N; η_g = ``server-lr``.
+Symbols: x the global model, y_i client i's; c the server's control variate, c_i client i's; S the
+round's clients of N; η_g = ``server-lr``.
 
 Model (Eq. 5)       x ← x + (η_g / |S|) Σ_{i ∈ S} (y_i − x)
 Variate (Eq. 5)     c ← c + (1/N) Σ_{i ∈ S} Δc_i, so that c is the mean of the N clients' c_i
 
-Every client weighs alike, as in the paper; ``merging`` may put a median or trimmed mean in place of both means, and
-``max-update-ratio`` bound each y_i − x and Δc_i. The next message says which Δc_i counted, and to what part. If N has
-changed, c is scaled to it first: a new client's c_i is 0. With a median or trimmed mean c is not the mean of the c_i.
-Buffers (batch-normalisation statistics) are averaged and have no variate.
+Every client weighs alike, as in the paper; ``merging`` may put a median or trimmed mean in place of
+both means, and ``max-update-ratio`` bound each y_i − x and Δc_i. The next message says which Δc_i
+counted, and to what part. If N has changed, c is scaled to it first: a new client's c_i is 0. With
+a median or trimmed mean c is not the mean of the c_i. Buffers (batch-normalisation statistics) are
+averaged and have no variate.
 """
 
 from dataclasses import replace
@@ -19,7 +21,7 @@ import torch
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import length_of, merge_weights
 from protofl_common.models.split import control_variate
-from server_app.strategies.base import Federation, Upload
+from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -34,20 +36,39 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         self.clients = torch.tensor(0)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        weights = self._moved(uploads)
+        change = self._mean_change(uploads)
+
+        # c ← (N_before / N) c + (|S| / N) · mean of the Δc_i
+        federation = self.federation
+        known = federation.cards.keys() | federation.counted
+        num_clients = len(known - federation.new_clients)
+        scale = int(self.clients) / num_clients
+        part = len(uploads) / num_clients
+        self.control = {
+            name: scale * value + part * change[name] for name, value in self.control.items()
+        }
+        self.weights = weights
+        self.clients = torch.tensor(num_clients)
+        return {}
+
+    def _moved(self, uploads: list[Upload]) -> StateDict:
+        """Return x + η_g · (mean of the y_i − x)."""
         mean = self.averaged([replace(upload, most=1) for upload in uploads])
-        rates = dict.fromkeys(self.parameters, self.hparams.server_lr)  # beyond the mean, a variance could be negative
         for name, before in self.weights.items():
             if before.is_floating_point():
-                mean[name] = before + rates.get(name, 1.0) * (mean[name] - before)
+                # Buffers have rate 1: beyond the mean, a variance could be negative
+                rate = self.hparams.server_lr if name in self.parameters else 1.0
+                mean[name] = before + rate * (mean[name] - before)
+        return mean
+
+    def _mean_change(self, uploads: list[Upload]) -> StateDict:
+        """Return the mean of the Δc_i, and note the parts of those that are cut."""
         zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
         sent = [upload.payload.weights("control") or {} for upload in uploads]
         changes = self.cut(uploads, sent, lambda _: zeros)
         for upload, whole, cut in zip(uploads, sent, changes, strict=True):
             if cut is not whole:
                 self.parts[upload.site] = length_of(cut.values()) / length_of(whole.values())
-        change = merge_weights(changes, [1 / len(changes)] * len(changes), *self.federation.bounds.weights)
-        clients = len((self.federation.cards.keys() | self.federation.counted) - self.federation.new_clients)
-        scale, part = int(self.clients) / clients, len(changes) / clients
-        self.weights, self.clients = mean, torch.tensor(clients)
-        self.control = {name: scale * value + part * change[name] for name, value in self.control.items()}
-        return {}
+        shares = [1 / len(changes)] * len(changes)
+        return merge_weights(changes, shares, *self.federation.bounds.weights)

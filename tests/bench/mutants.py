@@ -345,7 +345,7 @@ clients are not weighted
 # algorithms
 @@ server_app/strategies/base.py: tests/unit/reference/test_fedtgp.py
 FedTGP sends the prototypes of the round before
-- return self.global_weights if name == "weights" else getattr(self, name, None)
+- return getattr(self, name, None)
 + before, self.before = getattr(self, 'before', None), getattr(self, name, None)
 +         return before
 @@ protofl_common/experiment/catalog.py: tests/unit/reference/test_fpl.py
@@ -382,8 +382,8 @@ FedORGP: γ's sign
 + - gamma *
 @@ server_app/strategies/fedsa.py: tests/unit/reference/test_fedsa.py tests/unit/server_app
 FedSA: an absent class moves its anchor
-- (means := self.merged(uploads, "uniform", None))
-+ (means := self.merged(uploads, "uniform", self.prototypes))
+- means = self.merged(uploads, "uniform", None)
++ means = self.merged(uploads, "uniform", self.prototypes)
 @@ client_app/client.py: tests/unit/reference/test_fedper.py
 private heads start apart
 - "global" if self.settings.starts_alike else self.name
@@ -449,12 +449,12 @@ FedNH: ρ reversed
 + (1 - rho) * previous_PD + rho *
 @@ server_app/strategies/fedsa.py: tests/unit/reference/test_fedsa.py
 FedSA: anchors follow at once
-- means.means.lerp(self.anchors_CD[means.labels], self.hparams.smoothing)
+- means.means.lerp(previous_PD, self.hparams.smoothing)
 + means.means
 @@ server_app/strategies/fesem.py: tests/unit/reference/test_fesem.py
 FeSEM clusters anew in each round
-- self._nearest(points) if self.cluster_of else self._first_clusters(points)
-+ self._first_clusters(points)
+- self._nearest(vectors) if self.cluster_of else self._first_clusters(vectors)
++ self._first_clusters(vectors)
 @@ client_app/algorithms/fpl.py: tests/unit/reference/test_fpl.py
 FPL: cosines below zero count as zero
 - floor=-1.0
@@ -473,12 +473,12 @@ Per-FedAvg: one pass an epoch
 + training.local_epochs
 @@ server_app/strategies/mpft.py: tests/unit/reference/test_mpft.py
 MPFT forgets clients
-- self.centres |=
-+ self.centres =
+- sent = vectors_of(uploads)
++ sent, self.centres = vectors_of(uploads), {}
 @@ server_app/strategies/mpft.py: tests/federation/test_robust_merging.py
 a flood of centres counts | -k clustered
-- each.thinned(most[site])
-+ each
+- centres.thinned(most)
++ centres
 @@ client_app/algorithms/mpft.py: tests/unit/reference/test_mpft.py
 MPFT sends averages
 - ratio=ratio
