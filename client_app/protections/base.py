@@ -1,11 +1,17 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.training import Step
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Protection:
@@ -47,3 +53,13 @@ class Protection:
 
     def after(self) -> None:
         """Record that the answer is ready, or the error that is sent in its place."""
+
+    def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
+        """Return ``function(*inputs)``; under differential privacy it may leave if the arrays of all inputs may.
+
+        An upload is changed in this way alone: `Released` says which functions may do it.
+        """
+        released = self.client.released
+        if released is None:
+            return function(*inputs, **named)
+        return released.post_processed(function, *inputs, **named)

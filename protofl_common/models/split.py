@@ -5,6 +5,8 @@ every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden la
 of such models can be exchanged whatever their bodies.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +30,12 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
     """Return zeros in the shapes of the model's parameters that train, in their order and on their device."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     return nn.ParameterList([nn.Parameter(torch.zeros_like(each), requires_grad=False) for each in parameters])
+
+
+def variate_changes(totals: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList) -> list[Tensor]:
+    """Δc_i of SCAFFOLD (Eq. 4): the mean of the gradients of K ``steps``, less c_i; zeros without a step."""
+    pairs = zip(totals, variate, strict=True)
+    return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
 
 
 class LinearHead(nn.Linear):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -65,12 +66,21 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
     return merged.only(merged.labels.argsort(stable=True))
 
 
+def large_counts(counts_C: Tensor, least: int) -> Tensor:
+    """Counts of classes, with 0 for fewer than ``least``."""
+    return torch.where(counts_C < least, 0, counts_C)
+
+
 def noised(values: Tensor, noise: str, seed: int) -> Tensor:
     """(1 − P) · values + e, with e of scale S (FedPCL, Appendix A.4): ``noise`` is "gaussian S P" or "laplace S P"."""
     kind, scale, part = noise.split()
     draw = getattr(np.random.default_rng(seed), "normal" if kind == "gaussian" else "laplace")
     drawn = torch.from_numpy(draw(0.0, float(scale), tuple(values.shape))).to(values)
     return (1 - float(part)) * values + drawn
+
+
+def noised_prototypes(prototypes: Prototypes, noise: str, seed: int) -> Prototypes:
+    return replace(prototypes, means=noised(prototypes.means, noise, seed))
 
 
 def noised_images(images: Inputs, noise: str, seed: int) -> Images:
