@@ -197,7 +197,9 @@ class Client:
     @cached_property
     def released(self) -> Released | None:
         """What may leave in the answer to this message under differential privacy; None without it."""
-        return None if self.plan is None else Released(self.settings.run.algo)
+        if self.settings.privacy.dp == "none":
+            return None
+        return Released(self.settings.run.algo)
 
     @property
     def is_new(self) -> bool:

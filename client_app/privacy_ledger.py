@@ -1,7 +1,8 @@
-"""The privacy ledger: what a client's messages have cost of its samples' privacy, on the client's own disk.
+"""The privacy ledger, on a client's own disk: what its messages have cost its samples' privacy.
 
-A site with an operator has two over all runs, by its name and by its data, which ``require-dp`` in its node config
-bounds: neither another name nor a copy of the data is new. A simulated client has one for each run.
+A site with an operator has two over all runs, by its name and by its data, which ``require-dp`` in
+its node config bounds: neither another name nor a copy of the data is new. A simulated client has
+one for each run.
 """
 
 import json
@@ -15,11 +16,15 @@ from protofl_common.basics.files import digest, write_text
 from protofl_common.privacy.plan import Mechanism, epsilon
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
-Ledger = dict[str, Spending]  # By run and Flower run: a server may change either, and what either has spent counts
+Ledger = dict[str, Spending]
+"""By the names of a run and of its Flower run, as in "heart 4711": a server may change either."""
 
 
 def ledgers_of(client: Client, run_name: str) -> list[Path]:
-    """The files of a client's ledgers; a site's name and its data have one each, in which what either spent counts."""
+    """The files of a client's ledgers.
+
+    A site's name and its data have one each, and what either has spent counts.
+    """
     if not client.node.is_site:
         return [client.own_file(run_name, "privacy.json")]
     data_dir = client.settings.data.data_dir
@@ -29,7 +34,10 @@ def ledgers_of(client: Client, run_name: str) -> list[Path]:
 
 
 def read_ledger(file: Path) -> Ledger:
-    """Return what a ledger contains, nothing where there is no file; LedgerError where it cannot be read."""
+    """Return what a ledger contains; it is empty where there is no file.
+
+    LedgerError where it cannot be read.
+    """
     try:
         if not file.exists():
             return {}
@@ -64,7 +72,10 @@ def total(ledger: Ledger) -> Spending:
 
 
 def spent_by(ledger: Ledger, run_name: str, run_id: int) -> Spending:
-    """What was spent under this name of a run *or* in this Flower run: a new name, or a new run, is no new budget."""
+    """What was spent under this name of a run *or* in this Flower run.
+
+    So neither a new name nor a new Flower run is a new budget.
+    """
     spending: Spending = Counter()
     for key, used in ledger.items():
         name, _, flower_run = key.rpartition(" ")
@@ -79,7 +90,8 @@ def charges_in(ledger: Ledger) -> int:
 
 
 def epsilon_of(spending: Mapping[tuple[float, float], int], delta: float) -> float:
-    return epsilon([Mechanism(rate, noise, times) for (rate, noise), times in spending.items()], delta)
+    mechanisms = [Mechanism(rate, noise, times) for (rate, noise), times in spending.items()]
+    return epsilon(mechanisms, delta)
 
 
 def spent(file: Path, delta: float) -> float:

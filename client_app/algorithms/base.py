@@ -146,7 +146,8 @@ class ClientAlgorithm(Generic[H]):
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None
     ) -> Step:
         """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
-        kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
+        looks_at_gradients = self.needs_gradients or correction or gradient_sums
+        kind = FusedStep if self.of_catalog and not looks_at_gradients else Step
         step: Step = kind(
             self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
         )

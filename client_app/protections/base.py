@@ -17,7 +17,8 @@ R = TypeVar("R")
 class Protection:
     """One protection, for the message that ``client`` answers; its hooks stand in calling order.
 
-    Here they change nothing. `step` is called on a fresh instance, which shares no state with the other hooks'.
+    Here they change nothing. `step` is called on a fresh instance, which shares no state with the
+    other hooks'.
     """
 
     name = ""  # For a site's log, and for ``protofl site check``
@@ -55,7 +56,7 @@ class Protection:
         """Record that the answer is ready, or the error that is sent in its place."""
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
-        """Return ``function(*inputs)``; under differential privacy it may leave if the arrays of all inputs may.
+        """Return ``function(*inputs)``, which under ``dp`` may leave if its inputs may.
 
         An upload is changed in this way alone: `Released` says which functions may do it.
         """

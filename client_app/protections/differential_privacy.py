@@ -1,11 +1,12 @@
-"""Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
+"""Differential privacy of a client's messages: steps, tables and figures with noise, one ledger.
 
-What it covers leaves as arrays that `Released` knows (`protofl_common/privacy/released.py`): the steps and tables here
-enter what they have made, and an upload with any other array is refused.
+What it covers leaves as arrays that `Released` knows (`protofl_common/privacy/released.py`): the
+steps and tables here enter what they have made, and an upload with any other array is refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.ledger_audit import lacking
 from client_app.privacy_ledger import (
+    Ledger,
     Spending,
     charges_in,
     epsilon_of,
@@ -41,10 +43,10 @@ from protofl_common.wire.records import Report
 
 
 class DifferentialPrivacy(Protection):
-    """``dp = "sample"``: each message is charged to the ledger before a model is trained or evaluated for it.
+    """``dp = "sample"``: a message is charged to the ledger before a model trains or is evaluated.
 
-    An algorithm's base makes its tables of classes and begins its training here, so what the ledger does not cover is
-    refused. Without ``dp`` these are the exact ones.
+    An algorithm's base makes its tables of classes and begins its training here, so what the ledger
+    does not cover is refused. Without ``dp`` these are the exact ones.
     """
 
     name = "differential privacy"
@@ -59,17 +61,20 @@ class DifferentialPrivacy(Protection):
         return settings.privacy.dp != "none"
 
     def charge(self) -> None:
-        """Charge the ledger, and allow what it was charged for; a repeated message is charged twice."""
-        asked, plan = self.client.instructions, self._plan
+        """Charge the ledger, and allow what it was charged for.
+
+        A repeated message is charged twice.
+        """
+        plan = self._plan
+        number = self.client.instructions.round
+        run_name = self.client.instructions.run_name
         if self.client.trains_now:
-            evaluates = self.client.evaluates
-            costs, tables = plan.of_round(asked.round, evaluates), plan.tables[asked.round - 1]
-            steps = plan.steps
+            charge(self.client, run_name, plan.of_round(number, self.client.evaluates))
+            self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
         else:
-            evaluates, costs, tables, steps = True, plan.of_evaluation(), 0, 0
-        charge(self.client, asked.run_name, costs)
-        parts = 2 if evaluates else 0  # a sample is a test or a validation sample, so both parts cost as much as one
-        self._released.charge(tables=tables, steps=steps, evaluations=parts)
+            charge(self.client, run_name, plan.of_evaluation())
+        if self.client.evaluates:
+            self._released.allow(evaluations=2)  # a sample is in one part, so both cost as one
 
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan, self._released)
@@ -89,7 +94,10 @@ class DifferentialPrivacy(Protection):
         return noisy
 
     def report(self, report: Report) -> Report:
-        """Drop losses, and seconds: a model can be made slow for inputs of one kind. Refuse figures without noise."""
+        """Refuse figures without noise; drop losses, and seconds.
+
+        Seconds tell of samples: a model can be made slow for inputs of one kind.
+        """
         samples = report.validation_samples
         tested = [evaluation.correct for evaluation in self.evaluations]
         validated = [evaluation.accuracies(samples) for evaluation in self.evaluations]
@@ -97,14 +105,17 @@ class DifferentialPrivacy(Protection):
         self.check_covered(has_noise and not report.metrics)
         return replace(report, losses={}, seconds={})
 
-    # -- what an algorithm's base asks ---------------------------------------------------------------------------
+    # -- what an algorithm's base asks ---------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
-        """Let ``modules`` leave as they are now: no sample has had a part in them but through earlier messages."""
+        """Let ``modules`` leave as they are now, before this message makes use of a sample."""
         if self.client.released is not None:
             self.client.released.add([*modules])
 
     def class_means(self, features_ND: Tensor, labels_N: Tensor) -> Prototypes:
-        """The class means of training samples as they may be sent; each call is a table of the ledger."""
+        """The class means of training samples as they may be sent.
+
+        Each call is a table; SettingsError for more tables than the ledger was charged for.
+        """
         num_classes = self.client.num_classes
         if self.client.released is None:
             return class_means(features_ND, labels_N, num_classes)
@@ -117,7 +128,7 @@ class DifferentialPrivacy(Protection):
         return prototypes
 
     def class_counts(self, labels_N: Tensor) -> Tensor:
-        """[C] int64: the samples of each class as they may be sent; each call is a table of the ledger."""
+        """[C] int64: the samples of each class as they may be sent; each call is a table."""
         counts_C = labels_N.bincount(minlength=self.client.num_classes)
         if self.client.released is None:
             return counts_C
@@ -126,7 +137,7 @@ class DifferentialPrivacy(Protection):
         return noisy_C
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
-        """Set ``moments`` to those of training samples as they may be sent; each call is a table of the ledger."""
+        """Set ``moments`` to those of training samples as they may be sent; each is a table."""
         if self.client.released is None:
             moments.measure(features_NF, labels_N)
             return
@@ -136,7 +147,7 @@ class DifferentialPrivacy(Protection):
         self.client.released.add(moments)
 
     def check_training(self, step: Step, as_charged: bool) -> None:
-        """SettingsError for a second training, for steps that are not private, and for more or larger batches."""
+        """SettingsError for a second training, for plain steps, and for more or larger batches."""
         trained_before = self.has_trained
         self.has_trained = True
         self.check_covered(isinstance(step, PrivateStep) and as_charged and not trained_before)
@@ -144,19 +155,20 @@ class DifferentialPrivacy(Protection):
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
         """SettingsError for a round's answer that is not what the ledger was charged for.
 
-        Every array of the upload must be released, as many tables made as were charged, and each of an algorithm's
-        ``modules`` as it was at first or as private steps have left it: the next evaluation shows what it has learned.
+        Every array of the upload must be released, as many tables made as were charged, and each of
+        an algorithm's ``modules`` as it was at first or as private steps have left it: the next
+        evaluation shows what it has learned.
         """
         released = self.client.released
         if released is None:
             return
-        released.check_entries(upload.entries)
         released.check(self.has_trained or self.client.settings.row.one_shot)
-        released.check(released.tables_left == 0)
         released.check(released.covers([*modules]))
+        released.check_entries(upload.entries)
+        released.check(released.tables_left == 0)
 
     def check_covered(self, covered: bool) -> None:
-        """SettingsError under differential privacy, unless the ledger covers what this client is about to do."""
+        """SettingsError under ``dp``, unless the ledger covers what this client is about to do."""
         if self.client.released is not None:
             self.client.released.check(covered)
 
@@ -177,29 +189,40 @@ class DifferentialPrivacy(Protection):
 
 
 def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
-    """Enter the cost of an answer; SettingsError beyond ``dp-epsilon``, or what this site lets all runs spend."""
+    """Enter the cost of an answer in the ledgers.
+
+    SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError
+    where a ledger cannot be used, or is not complete.
+    """
     files = ledgers_of(client, run_name)
     privacy = client.settings.privacy
     try:
-        with locked(files[0].with_name("ledgers")):  # another run's client may be at work on this machine
+        # another run's client may be at work on this machine
+        with locked(files[0].with_name("ledgers")):
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
-                ledger.setdefault(f"{run_name} {client.run_id}", Spending()).update(spending_of(costs))
+                own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
+                own.update(spending_of(costs))
                 of_run = spent_by(ledger, run_name, client.run_id)
                 _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
                 _check_all_runs(client, total(ledger))
             for file, ledger in ledgers.items():
                 write_ledger(file, ledger)
             if client.node.is_site:
-                with record_in(files[0].with_suffix(".answered"), "how often ledgers were charged") as answers:
-                    charges = {file.name: charges_in(ledger) for file, ledger in ledgers.items()}
-                    answers.setdefault("charged", {}).update(charges)
+                _record_charges(files[0].with_suffix(".answered"), ledgers)
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
 
 
+def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
+    """Note how often each ledger was charged, so that an older copy of one is found out."""
+    charges = {ledger_file.name: charges_in(ledger) for ledger_file, ledger in ledgers.items()}
+    with record_in(file, "how often ledgers were charged") as answers:
+        answers.setdefault("charged", {}).update(charges)
+
+
 def check_affordable(client: Client) -> None:
-    """SettingsError, before the first round, where not even one fits in what this site lets all runs spend."""
+    """SettingsError where not even the first round fits in what this site lets all runs spend."""
     if client.plan is None or client.node.required_dp is None:
         return
     first_round = spending_of(client.plan.of_round(1, True))

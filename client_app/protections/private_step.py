@@ -25,27 +25,31 @@ Gradients = dict[str, Tensor]  # By the name of the weight
 
 @dataclass(eq=False)
 class PrivateStep(Step):
-    """A step of DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1).
+    """A step of DP-SGD.
 
-    Symbols: g_i gradient of the loss of sample i alone, over all modules; C = ``dp-clip``; σ the noise multiplier; q
-    the rate at which samples are drawn, each by itself; N training samples.
+    Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+
+    Symbols: g_i gradient of the loss of sample i alone, over all modules; C = ``dp-clip``; σ the
+    noise multiplier; q the rate at which samples are drawn, each by itself; N training samples.
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
-    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. A gradient with
-    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, the noise, dropout
-    and ``augment`` come from the system's entropy: from the run's seed a server could tell at which place of a batch a
-    sample was. An optimizer's momentum and weight decay follow from ḡ.
+    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the
+    loss. A gradient with NaN or infinity, or whose length overflows, counts as zero: neither passes
+    a clip. Who was drawn, the noise, dropout and ``augment`` come from the system's entropy: from
+    the run's seed a server could tell at which place of a batch a sample was. An optimizer's
+    momentum and weight decay follow from ḡ.
 
-    SettingsError for batch normalisation, in which samples shape each other's features, and for a network that changes
-    buffers while it trains: these would leave without noise.
+    SettingsError for batch normalisation, in which samples shape each other's features, and for a
+    network that changes buffers while it trains: these would leave without noise.
     """
 
     plan: Plan = field(kw_only=True)
     released: Released | None = field(default=None, kw_only=True)
-    """Where what it trains is entered as released; None for steps of which no ledger knows (``gradient-noise``)."""
+    """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
     private = True
-    empty = False  # Whether nobody was drawn: the batch is a sample that counts nothing, so noise is added still
+    empty = False
+    """Whether nobody was drawn: then the batch is a sample that counts nothing, and has noise."""
 
     @classmethod
     def of(cls, step: Step, plan: Plan, released: Released | None = None) -> Self:
@@ -61,15 +65,25 @@ class PrivateStep(Step):
 
     def __post_init__(self) -> None:
         if self.mixes_samples:
-            raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
+            raise SettingsError(
+                "norm = 'batch': this network has batch normalisation, which mixes samples; "
+                "set group"
+            )
         self.draw = fresh_draw()
         self.alone = nn.ModuleList(self.modules)
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
-        self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]
+        self.alone.forward = self._loss_of_one
+
+    def _loss_of_one(self, *sample: Tensor) -> Tensor:
+        batch_of_one = [part[None] for part in sample]
+        return self.terms(self.model, *batch_of_one)["total"]
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Train, and release what was trained. SettingsError for modules that something else has changed before."""
+        """Release what is trained meanwhile.
+
+        SettingsError for modules that something else than a private step has changed before.
+        """
         if self.released is None:
             yield
             return
@@ -79,7 +93,9 @@ class PrivateStep(Step):
         if self.gradient_sums is not None:
             self.released.add([self.gradient_sums.totals, self.gradient_sums.steps])
 
-    def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
+    def batches(
+        self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
+    ) -> Batches:
         seed_torch(generator.seed())
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
@@ -93,15 +109,22 @@ class PrivateStep(Step):
         terms = self.terms(self.model, inputs, labels, index)
         for name, value in self.alone.named_buffers():
             if not torch.equal(value, buffers_before[name]):
-                raise SettingsError(f"dp = 'sample': this network changes {name} while it trains, without noise")
+                raise SettingsError(
+                    f"dp = 'sample': this network changes {name} while it trains, without noise"
+                )
         if terms:
-            self.gradients(terms)  # the batch's, not used: those that exist tell what the loss touches and noise is for
-            weights = {name: weight for name, weight in self.alone.named_parameters() if weight.grad is not None}
+            weights = self._weights_of(terms)
             self._release(weights, self._sums(weights, (inputs, labels, index)))
         return terms
 
+    def _weights_of(self, terms: LossTerms) -> dict[str, nn.Parameter]:
+        """The weights that the loss touches, by name: noise is for these."""
+        self.gradients(terms)  # of the batch; only which of them exist is used
+        named = self.alone.named_parameters()
+        return {name: weight for name, weight in named if weight.grad is not None}
+
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
-        """The sums over the batch of the samples' gradients, cut; few samples at a time where the model is large."""
+        """The sums of the batch's gradients, cut; of large models few samples at a time."""
         sums = dict.fromkeys(weights, torch.zeros(()))
         size = max(1, AT_ONCE // sum(weight.numel() for weight in weights.values()))
         for samples in zip(*(part.split(size) for part in batch), strict=True):
@@ -113,27 +136,38 @@ class PrivateStep(Step):
         """The gradients of each sample, [B, …] for every weight."""
         weights = {name: weight.detach() for name, weight in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
+        at_once = vmap(of_one, in_dims=(None, 0), randomness="different")
         try:
-            gradients: Gradients = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+            gradients: Gradients = at_once(weights, samples)
             return gradients
-        except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
+        except RuntimeError:
+            # vmap knows no recurrent layers, and no code that looks at single numbers
             each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
             return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
     def _cut(self, gradients: Gradients) -> Gradients:
-        """The sums of the samples' gradients, each cut to the length C; one without a finite length counts as zero."""
-        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients.values()]
+        """The sums of the samples' gradients, each cut to the length C.
+
+        A gradient without a finite length counts as zero.
+        """
+        every = gradients.values()
+        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in every]
         lengths_B = torch.stack(lengths).norm(dim=0)
         factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1)
         if self.empty:
             factors_B = torch.zeros_like(factors_B)
         factors_B = torch.where(lengths_B.isfinite(), factors_B, 0.0)
-        for gradient in gradients.values():
-            gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 · ∞ is NaN
-        return {name: torch.tensordot(factors_B, gradient, 1) for name, gradient in gradients.items()}
+        sums = {}
+        for name, gradient in gradients.items():
+            finite = gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 · ∞ is NaN
+            sums[name] = torch.tensordot(factors_B, finite, 1)
+        return sums
 
     def _release(self, weights: Mapping[str, nn.Parameter], sums: Gradients) -> None:
-        """Add the noise, and step along ḡ as it is corrected: what a correction adds must not depend on the samples."""
+        """Add the noise, and step along ḡ as it is corrected.
+
+        What a correction adds must not depend on the samples.
+        """
         if self.released is not None:
             self.released.use_step()
         self.optimizer.zero_grad(set_to_none=True)

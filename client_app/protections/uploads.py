@@ -20,7 +20,7 @@ from protofl_common.wire.records import Report
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
+    """Nothing leaves of a class of fewer than k samples, no figure of fewer than max(k, 20).
 
     Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not.
     """
@@ -36,7 +36,10 @@ class SmallClasses(Protection):
         return settings.privacy.min_class_samples > 1
 
     def charge(self) -> None:
-        """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
+        """Refuse to train where no class is large.
+
+        So does the introduction, but a server may leave that out.
+        """
         if not self.client.settings.privacy.sums_only:
             _ = self.client.classes_present
 
@@ -47,7 +50,9 @@ class SmallClasses(Protection):
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""
-        entries = {name: self._of_large_classes(name, value) for name, value in upload.entries.items()}
+        entries = {
+            name: self._of_large_classes(name, value) for name, value in upload.entries.items()
+        }
         return Payload(**entries)
 
     def report(self, report: Report) -> Report:
@@ -60,13 +65,17 @@ class SmallClasses(Protection):
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:
-            lacks = f"{self.client.settings.run.algo} does not say how many samples stand behind its {name}"
+            algo = self.client.settings.run.algo
+            lacks = f"{algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
         return self.post_processed(large_enough, value, self.least)
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed."""
+    """The papers' ``gradient-noise`` and ``prototype-noise``.
+
+    They guarantee nothing: a server knows the seed.
+    """
 
     name = "a paper's noise"
 
@@ -75,7 +84,7 @@ class PaperNoise(Protection):
         return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
 
     def step(self, step: Step) -> Step:
-        """DP-SGD whose steps alone would keep ε = ``gradient-noise``; nothing else that leaves has noise."""
+        """Take steps of DP-SGD with the noise of ε = ``gradient-noise``; nothing else has any."""
         settings = self.client.settings
         epsilon = settings.noise.gradient_noise
         if not epsilon:

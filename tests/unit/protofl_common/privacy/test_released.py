@@ -67,7 +67,7 @@ def test_no_more_is_used_than_was_charged(released: Released) -> None:
     for use in uses:
         with pytest.raises(SettingsError, match=NOT_COVERED):
             use()
-    released.charge(tables=1, steps=2, evaluations=3)
+    released.allow(tables=1, steps=2, evaluations=3)
     for use, times in zip(uses, (1, 2, 3), strict=True):
         for _ in range(times):
             use()
