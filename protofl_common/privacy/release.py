@@ -112,10 +112,11 @@ def noised_images(images: Inputs, noise: str, seed: int) -> Images:
 
 # -- differential privacy ----------------------------------------------------------------------
 def fresh_draw() -> np.random.Generator:
-    """Random numbers from the system's entropy: private noise must not follow from a seed."""
-    return np.random.Generator(
-        np.random.Philox()
-    )  # PCG64's state follows from its numbers (Bouillaguet et al., 2020)
+    """Random numbers from the system's entropy: private noise must not follow from a seed.
+
+    Nor from other noise: PCG64's state follows from its numbers (Bouillaguet et al., 2020).
+    """
+    return np.random.Generator(np.random.Philox())
 
 
 def private_class_means(
@@ -144,7 +145,7 @@ def private_class_means(
     counts_C = bounded_counts(noisy_C, len(labels_N))
     clear_C = (counts_C > 0) & (noisy_C >= 2 * deviation)
     clear_C[counts_C.argmax()] = True
-    means_PD = clip * _cut(sums_CD[clear_C] / noisy_C[clear_C].unsqueeze(1).clamp(min=1))
+    means_PD = clip * _cut(sums_CD[clear_C] / noisy_C[clear_C, None].clamp(min=1))
     return Prototypes(means_PD.float(), clear_C.nonzero().flatten(), counts_C[clear_C])
 
 

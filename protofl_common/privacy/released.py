@@ -41,16 +41,16 @@ class Released:
 
     def use_table(self) -> None:
         """Count a table of classes; SettingsError for one more than was charged."""
+        self.check(self.tables_left > 0)
         self.tables_left -= 1
-        self.check(self.tables_left >= 0)
 
     def use_step(self) -> None:
+        self.check(self.steps_left > 0)
         self.steps_left -= 1
-        self.check(self.steps_left >= 0)
 
     def use_evaluation(self) -> None:
+        self.check(self.evaluations_left > 0)
         self.evaluations_left -= 1
-        self.check(self.evaluations_left >= 0)
 
     def add(self, value: object) -> None:
         """Let all arrays of a tensor, of prototypes, of a module, or of several of these leave."""
