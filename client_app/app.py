@@ -81,6 +81,7 @@ class Visit(AbstractContextManager["Visit"]):
             declared = client.settings.exchange.down
             limits = client.limits(self.algorithm.templates(declared))
             self.algorithm.receive(unpack_payload(client.content, declared, limits, required=False))
+            self.algorithm.privacy.begin(self.algorithm.all_modules)
             self.secure_sum = sum_of(client)
             if client.evaluates:
                 _ = client.test_set, client.validation_set  # read now what is used
@@ -151,7 +152,7 @@ class Visit(AbstractContextManager["Visit"]):
             raise TrainingError(f"{half}.fit() returned {returned}, not a dictionary with the mean of each loss term")
         with self.timed("prototypes"):
             upload = algorithm.upload()
-        algorithm.privacy.check_answer()
+        algorithm.privacy.check_answer(algorithm.all_modules, upload)
         with self.timed("save"):
             after = algorithm.packed_state()
             whole = client.tells_errors or all(bool(value.isfinite().all()) for value in after.values())

@@ -32,6 +32,7 @@ from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.plan import Plan
+from protofl_common.privacy.released import Released
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.records import Instructions, check_settings, unpack_baseline, unpack_instructions
 from protofl_common.wire.schema import Limits, RefusedMessage, Template
@@ -192,6 +193,13 @@ class Client:
     def plan(self) -> Plan | None:
         """How what this site sends is made private; None where it is not."""
         return self.settings.plan(len(self.data.train_labels))
+
+    @cached_property
+    def released(self) -> Released | None:
+        """What may leave in the answer to this message under differential privacy; None without it."""
+        if self.settings.privacy.dp == "none":
+            return None
+        return Released(self.settings.run.algo)
 
     @property
     def is_new(self) -> bool:

@@ -47,6 +47,22 @@ COMPILER = "torch._dynamo"
 Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 
 
+class GradientSums:
+    """Sums of the gradients of ``parameters`` over all steps of a training, before any correction (SCAFFOLD)."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.totals = [torch.zeros_like(parameter) for parameter in parameters]
+        self.steps = torch.zeros((), device=parameters[0].device)
+
+    @torch.no_grad()
+    def add(self) -> None:
+        self.steps.add_(1)
+        for parameter, total in zip(self.parameters, self.totals, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad)
+
+
 @dataclass(eq=False)
 class Step:
     """One update of the weights by one batch: the gradients, their ``correction``, and a step of the ``optimizer``.
@@ -60,6 +76,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     loss: Loss
     correction: Correction | None = None
+    gradient_sums: GradientSums | None = None
     private = False  # True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples
 
     @property
@@ -74,6 +91,8 @@ class Step:
         return terms
 
     def descend(self) -> None:
+        if self.gradient_sums is not None:
+            self.gradient_sums.add()
         if self.correction is not None:
             with torch.no_grad():
                 self.correction()

@@ -20,7 +20,16 @@ from client_app.data import Samples
 from client_app.evaluation import features_of
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Proximal, Step
+from client_app.training import (
+    Batch,
+    Correction,
+    FusedStep,
+    GradientSums,
+    Loss,
+    LossTerms,
+    Proximal,
+    Step,
+)
 from protofl_common.basics.code_version import edited
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
@@ -133,10 +142,15 @@ class ClientAlgorithm(Generic[H]):
 
         return both
 
-    def step(self, correction: Correction | None = None) -> Step:
+    def step(
+        self, correction: Correction | None = None, gradient_sums: GradientSums | None = None
+    ) -> Step:
         """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
-        kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
-        step: Step = kind(self.modules, self.optimizer, self.labelled_loss, correction)
+        looks_at_gradients = self.needs_gradients or correction or gradient_sums
+        kind = FusedStep if self.of_catalog and not looks_at_gradients else Step
+        step: Step = kind(
+            self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
+        )
         for protection in protections_of(self.client):
             step = protection.step(step)
         return step
@@ -182,13 +196,18 @@ class ClientAlgorithm(Generic[H]):
     def local_prototypes(self) -> Prototypes:
         """The class means of the training data under the present model (FedProto Eq. 1); under DP each call costs ε."""
         data = self.client.train_set
-        return self.privacy.class_means(self.features(data), data.labels.cpu(), self.round)
+        return self.privacy.class_means(self.features(data), data.labels.cpu())
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
         return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
+    @property
+    def all_modules(self) -> list[nn.Module]:
+        """Every module that is an attribute: what it has learned may leave, or show in an evaluation."""
+        return [value for value in vars(self).values() if isinstance(value, nn.Module)]
+
     @property
     def lasting(self) -> tuple[str, ...]:
         with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot

@@ -50,5 +50,5 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
         return terms
 
     def upload(self) -> Payload:
-        counts_C = self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
+        counts_C = self.privacy.class_counts(self.client.train_set.labels.cpu())
         return Payload(weights=self.weights(), label_counts=counts_C)

@@ -74,5 +74,6 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         }
 
     def upload(self) -> Payload:
-        update = change(self.weights(), self.received, self.trained)
-        return Payload(weights=compressed(update, self.hparams.energy(self.round, self.settings.run.rounds)))
+        energy = self.hparams.energy(self.round, self.settings.run.rounds)
+        update = self.privacy.post_processed(change, self.weights(), self.received, self.trained)
+        return Payload(weights=self.privacy.post_processed(compressed, update, energy))

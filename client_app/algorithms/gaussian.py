@@ -53,5 +53,5 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         data = self.client.train_set
         chosen_N = torch.isin(data.labels.cpu(), self.client.large_classes)
         moments = ClassMoments(*self.sizes)
-        self.privacy.measure(moments, data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N], self.round)
+        self.privacy.measure(moments, data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N])
         return moments

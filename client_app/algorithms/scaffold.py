@@ -15,12 +15,11 @@ correction for ``momentum``, ``weight-decay`` or Adam. The step uses the setting
 paper has none.
 """
 
-import torch
-
-from client_app.algorithms.base import Client
+from client_app.algorithms.base import Client, Payload
 from client_app.algorithms.fedavg import FedAvg
+from client_app.training import GradientSums
 from protofl_common.experiment.catalog import SCAFFOLDHparams
-from protofl_common.models.split import control_variate
+from protofl_common.models.split import control_variate, variate_changes
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
@@ -32,24 +31,25 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         super().__init__(client, round_number)
         self.own, self.control, self.change = (control_variate(self.model) for _ in range(3))
 
-    def fit(self) -> dict[str, float]:
-        """Add to c_i what the server counts of the last Δc_i, and train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
+    def receive(self, payload: Payload) -> None:
+        """Become the global model, and add to c_i what the server counts of the last Δc_i."""
+        super().receive(payload)
         if self.last_round == self.client.instructions.counted:
             for own, change in zip(self.own, self.change, strict=True):
                 own.add_(change, alpha=self.client.instructions.part)
+
+    def fit(self) -> dict[str, float]:
+        """Train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        variates = list(zip(self.own, self.control, strict=True))
-        sums = [torch.zeros_like(own) for own in self.own]  # of the gradients as they were
-        steps = torch.zeros((), device=trained[0].device)  # K so far
+        sums = GradientSums(trained)
 
         def corrected() -> None:
-            steps.add_(1)
-            for parameter, total, (own, control) in zip(trained, sums, variates, strict=True):
+            for parameter, own, control in zip(trained, self.own, self.control, strict=True):
                 if parameter.grad is not None:
-                    total.add_(parameter.grad)
                     parameter.grad.add_(control - own)
 
-        losses = self.train(self.step(corrected))
-        for own, change, total in zip(self.own, self.change, sums, strict=True):
-            change.copy_(total / steps.clamp(min=1) - own * (steps > 0))
+        losses = self.train(self.step(corrected, sums))
+        changes = self.privacy.post_processed(variate_changes, sums.totals, sums.steps, self.own)
+        for change, new in zip(self.change, changes, strict=True):
+            change.copy_(new)
         return losses

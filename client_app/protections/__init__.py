@@ -1,6 +1,10 @@
-"""Protections stand between an algorithm and the wire, a file each; no algorithm knows them, only the base of all.
+"""Protections stand between an algorithm and the wire, a file each.
 
-`PROTECTIONS` is their order. Behind them stands secure aggregation, whose sum takes four messages (`secure_sum.py`).
+No algorithm knows them, only the base of all.
+
+`PROTECTIONS` is their order. The last is differential privacy, which refuses what is not released
+in what the others leave. Behind them stands secure aggregation, whose sum takes four messages
+(`secure_sum.py`).
 """
 
 from client_app.client import Client
@@ -10,14 +14,22 @@ from client_app.protections.one_reply import OneReply
 from client_app.protections.uploads import PaperNoise, SmallClasses
 from protofl_common.experiment.settings import Settings
 
-PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise, DifferentialPrivacy)
+PROTECTIONS: tuple[type[Protection], ...] = (
+    OneReply,
+    SmallClasses,
+    PaperNoise,
+    DifferentialPrivacy,
+)
 
 
 def names(settings: Settings, is_site: bool) -> str:
     """Name what acts on messages, for a site's log and its operator."""
     acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site)]
-    return ", ".join([*acting, "secure aggregation"] if settings.privacy.sums_only else acting)
+    if settings.privacy.sums_only:
+        acting.append("secure aggregation")
+    return ", ".join(acting)
 
 
 def protections_of(client: Client) -> list[Protection]:
+    """The protections that act on messages of ``client``, in their order."""
     return [kind(client) for kind in PROTECTIONS if kind.acts(client.settings, client.node.is_site)]

@@ -1,5 +1,8 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.training import Step
@@ -7,11 +10,15 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class Protection:
     """One protection, for the message that ``client`` answers; its hooks stand in calling order.
 
-    Here they change nothing. `step` is called on a fresh instance, which shares no state with the other hooks'.
+    Here they change nothing. `step` is called on a fresh instance, which shares no state with the
+    other hooks'.
     """
 
     name = ""  # For a site's log, and for ``protofl site check``
@@ -47,3 +54,13 @@ class Protection:
 
     def after(self) -> None:
         """Record that the answer is ready, or the error that is sent in its place."""
+
+    def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
+        """Return ``function(*inputs)``, which under ``dp`` may leave if its inputs may.
+
+        An upload is changed in this way alone: `Released` says which functions may do it.
+        """
+        released = self.client.released
+        if released is None:
+            return function(*inputs, **named)
+        return released.post_processed(function, *inputs, **named)

@@ -1,8 +1,9 @@
-"""One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
+"""A real site answers a training round, and the final evaluation, once in a Flower run.
 
-A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
-much as from one of thousands. The record is written when the reply, or an error in its place, is ready: a task that was
-killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
+A server that could repeat a question, with weights of its choice each time, would learn from a run
+of a few rounds as much as from one of thousands. The record is written when the reply, or an error
+in its place, is ready: a task that was killed before that may be done again. It lies on the site's
+own disk, so it outlives a restart.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,16 @@ from client_app.state import record_in
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
+Answers = dict[str, tuple[int, int]]
+"""Flower run and algorithm -> the last training round and the final evaluation that were answered,
+0 for none; it has the number of the last round."""
+
 
 class OneReply(Protection):
-    """RefusedMessage for a question that has been answered; StateError if the record cannot be read or written."""
+    """RefusedMessage for a question that has been answered.
+
+    StateError if the record cannot be read or written.
+    """
 
     name = "one reply to each question"
 
@@ -30,24 +38,39 @@ class OneReply(Protection):
         return is_site
 
     def before(self) -> None:
+        """Refuse a question that has been answered, and one whose answer could not be recorded."""
         with self._answers():
-            pass  # also where there is none yet: one that cannot be written refuses before anything is trained
+            pass  # opening the record checks it, and that it can be written where there is none yet
 
     def after(self) -> None:
-        """Record the answer. It is checked once more: the same question may have come twice at the same time."""
+        """Record the answer.
+
+        It is checked once more: the same question may have come twice at the same time.
+        """
         number = self.client.instructions.round
         with self._answers() as answers:
-            last, final = answers.get(self.key, (0, 0))
-            answers[self.key] = (number, final) if self.client.trains_now else (last, max(1, number))
+            trained, evaluated = answers.get(self.key, (0, 0))
+            if self.client.trains_now:
+                trained = number
+            else:
+                evaluated = max(1, number)
+            answers[self.key] = (trained, evaluated)
 
     @contextmanager
-    def _answers(self) -> Iterator[dict[str, tuple[int, int]]]:
-        """The record, key -> last round answered, the final evaluation's (0: none); it has not answered this yet."""
-        number, training = self.client.instructions.round, self.client.trains_now
+    def _answers(self) -> Iterator[Answers]:
+        """Open the record; RefusedMessage where this question, or a later one, was answered."""
         with record_in(self.file, "what was answered") as answers:
-            last, final = map(int, answers.get(self.key, (0, 0)))
-            if final or (training and number <= last):
-                asked = f"training in round {number}" if training else "the final evaluation"
-                answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
-                raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+            trained, evaluated = map(int, answers.get(self.key, (0, 0)))
+            self._refuse_if_answered(trained, evaluated)
             yield answers
+
+    def _refuse_if_answered(self, trained: int, evaluated: int) -> None:
+        number = self.client.instructions.round
+        asks_for_training = self.client.trains_now
+        is_past = asks_for_training and number <= trained
+        if not evaluated and not is_past:
+            return
+        asked = f"training in round {number}" if asks_for_training else "the final evaluation"
+        last = "the final evaluation" if evaluated else f"round {trained}"
+        answered = f"the reply to {last}: one for each"
+        raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")

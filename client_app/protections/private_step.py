@@ -1,6 +1,7 @@
 """DP-SGD: a training step whose result says little of any one sample."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -16,91 +17,164 @@ from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
+from protofl_common.privacy.released import Released
 
 AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
+Gradients = dict[str, Tensor]  # By the name of the weight
 
 
 @dataclass(eq=False)
 class PrivateStep(Step):
-    """A step of DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1).
+    """A step of DP-SGD.
 
-    Symbols: g_i gradient of the loss of sample i alone, over all modules; C = ``dp-clip``; σ the noise multiplier; q
-    the rate at which samples are drawn, each by itself; N training samples.
+    Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+
+    Symbols: g_i gradient of the loss of sample i alone, over all modules; C = ``dp-clip``; σ the
+    noise multiplier; q the rate at which samples are drawn, each by itself; N training samples.
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
-    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. A gradient with
-    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, the noise, dropout
-    and ``augment`` come from the system's entropy: from the run's seed a server could tell at which place of a batch a
-    sample was. An optimizer's momentum and weight decay follow from ḡ.
+    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the
+    loss. A gradient with NaN or infinity, or whose length overflows, counts as zero: neither passes
+    a clip. Who was drawn, the noise, dropout and ``augment`` come from the system's entropy: from
+    the run's seed a server could tell at which place of a batch a sample was. An optimizer's
+    momentum and weight decay follow from ḡ.
 
-    SettingsError for batch normalisation, in which samples shape each other's features, and for a network that changes
-    buffers while it trains: these would leave without noise.
+    SettingsError for batch normalisation, in which samples shape each other's features, and for a
+    network that changes buffers while it trains: these would leave without noise.
     """
 
     plan: Plan = field(kw_only=True)
+    released: Released | None = field(default=None, kw_only=True)
+    """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
     private = True
-    empty = False  # Whether nobody was drawn: the batch is a sample that counts nothing, so noise is added still
+    empty = False
+    """Whether nobody was drawn: then the batch is a sample that counts nothing, and has noise."""
 
     @classmethod
-    def of(cls, step: Step, plan: Plan) -> Self:
-        return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
+    def of(cls, step: Step, plan: Plan, released: Released | None = None) -> Self:
+        return cls(
+            step.modules,
+            step.optimizer,
+            step.loss,
+            step.correction,
+            step.gradient_sums,
+            plan=plan,
+            released=released,
+        )
 
     def __post_init__(self) -> None:
-        self.draw, self.alone = fresh_draw(), nn.ModuleList(self.modules)
         if self.mixes_samples:
-            raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
+            raise SettingsError(
+                "norm = 'batch': this network has batch normalisation, which mixes samples; "
+                "set group"
+            )
+        self.draw = fresh_draw()
+        self.alone = nn.ModuleList(self.modules)
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
-        self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]
+        self.alone.forward = self._loss_of_one
 
-    def batches(self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool) -> Batches:
+    def _loss_of_one(self, *sample: Tensor) -> Tensor:
+        batch_of_one = [part[None] for part in sample]
+        return self.terms(self.model, *batch_of_one)["total"]
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Release what is trained meanwhile.
+
+        SettingsError for modules that something else than a private step has changed before.
+        """
+        if self.released is None:
+            yield
+            return
+        self.released.check(self.released.covers([*self.modules]))
+        yield
+        self.released.add([*self.modules])
+        if self.gradient_sums is not None:
+            self.released.add([self.gradient_sums.totals, self.gradient_sums.steps])
+
+    def batches(
+        self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
+    ) -> Batches:
         seed_torch(generator.seed())
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
-            self.empty = not len(drawn)
-            rows = torch.from_numpy(drawn if len(drawn) else np.zeros(1, np.int64)).to(data.labels.device)
-            yield data.batch(rows, generator)
+            self.empty = len(drawn) == 0
+            if self.empty:
+                drawn = np.zeros(1, np.int64)
+            yield data.batch(torch.from_numpy(drawn).to(data.labels.device), generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        before = {name: value.clone() for name, value in self.alone.named_buffers()}
+        buffers_before = {name: value.clone() for name, value in self.alone.named_buffers()}
         terms = self.terms(self.model, inputs, labels, index)
-        if changed := [name for name, value in self.alone.named_buffers() if not torch.equal(value, before[name])]:
-            raise SettingsError(f"dp = 'sample': this network changes {changed[0]} while it trains, without noise")
+        for name, value in self.alone.named_buffers():
+            if not torch.equal(value, buffers_before[name]):
+                raise SettingsError(
+                    f"dp = 'sample': this network changes {name} while it trains, without noise"
+                )
         if terms:
-            self.gradients(terms)  # the batch's, not used: those that exist tell what the loss touches and noise is for
-            weights = {name: weight for name, weight in self.alone.named_parameters() if weight.grad is not None}
-            sums = dict.fromkeys(weights.values(), torch.zeros(()))
-            size = max(1, AT_ONCE // sum(weight.numel() for weight in sums))
-            for samples in zip(inputs.split(size), labels.split(size), index.split(size), strict=True):
-                for name, total in self._cut(self._of_each(weights, samples)).items():
-                    sums[weights[name]] = sums[weights[name]] + total
-            self._release(sums)
+            weights = self._weights_of(terms)
+            self._release(weights, self._sums(weights, (inputs, labels, index)))
         return terms
 
-    def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _weights_of(self, terms: LossTerms) -> dict[str, nn.Parameter]:
+        """The weights that the loss touches, by name: noise is for these."""
+        self.gradients(terms)  # of the batch; only which of them exist is used
+        named = self.alone.named_parameters()
+        return {name: weight for name, weight in named if weight.grad is not None}
+
+    def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
+        """The sums of the batch's gradients, cut; of large models few samples at a time."""
+        sums = dict.fromkeys(weights, torch.zeros(()))
+        size = max(1, AT_ONCE // sum(weight.numel() for weight in weights.values()))
+        for samples in zip(*(part.split(size) for part in batch), strict=True):
+            for name, total in self._cut(self._of_each(weights, samples)).items():
+                sums[name] = sums[name] + total
+        return sums
+
+    def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> Gradients:
+        """The gradients of each sample, [B, …] for every weight."""
         weights = {name: weight.detach() for name, weight in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
+        at_once = vmap(of_one, in_dims=(None, 0), randomness="different")
         try:
-            gradients: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+            gradients: Gradients = at_once(weights, samples)
             return gradients
-        except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
+        except RuntimeError:
+            # vmap knows no recurrent layers, and no code that looks at single numbers
             each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
             return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
-    def _cut(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of the samples' gradients, each cut to the length C; one without a finite length counts as zero."""
-        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients.values()]
+    def _cut(self, gradients: Gradients) -> Gradients:
+        """The sums of the samples' gradients, each cut to the length C.
+
+        A gradient without a finite length counts as zero.
+        """
+        every = gradients.values()
+        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in every]
         lengths_B = torch.stack(lengths).norm(dim=0)
         factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1)
-        factors_B = torch.where(lengths_B.isfinite(), factors_B * (not self.empty), 0.0)
-        finite = {name: gradient.nan_to_num_(0.0, 0.0, 0.0) for name, gradient in gradients.items()}  # 0 · ∞ is NaN
-        return {name: torch.tensordot(factors_B, gradient, 1) for name, gradient in finite.items()}
+        if self.empty:
+            factors_B = torch.zeros_like(factors_B)
+        factors_B = torch.where(lengths_B.isfinite(), factors_B, 0.0)
+        sums = {}
+        for name, gradient in gradients.items():
+            finite = gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 · ∞ is NaN
+            sums[name] = torch.tensordot(factors_B, finite, 1)
+        return sums
 
-    def _release(self, sums: dict[nn.Parameter, Tensor]) -> None:
-        """Add the noise, and step along ḡ as it is corrected: what a correction adds must not depend on the samples."""
+    def _release(self, weights: Mapping[str, nn.Parameter], sums: Gradients) -> None:
+        """Add the noise, and step along ḡ as it is corrected.
+
+        What a correction adds must not depend on the samples.
+        """
+        if self.released is not None:
+            self.released.use_step()
         self.optimizer.zero_grad(set_to_none=True)
-        deviation, expected = self.plan.noise * self.plan.privacy.dp_clip, self.plan.rate * self.plan.samples
-        for weight, total in sums.items():
-            noise = torch.from_numpy(self.draw.standard_normal(tuple(total.shape), dtype=np.float32)).to(total)
-            weight.grad = (total + deviation * noise) / expected
+        deviation = self.plan.noise * self.plan.privacy.dp_clip
+        expected = self.plan.rate * self.plan.samples
+        for name, weight in weights.items():
+            drawn = self.draw.standard_normal(tuple(weight.shape), dtype=np.float32)
+            noise = torch.from_numpy(drawn).to(weight)
+            weight.grad = (sums[name] + deviation * noise) / expected
         self.descend()

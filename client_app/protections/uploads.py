@@ -14,13 +14,13 @@ from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.plan import plan_of
-from protofl_common.privacy.release import large_enough, noised
+from protofl_common.privacy.release import large_counts, large_enough, noised_prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
+    """Nothing leaves of a class of fewer than k samples, no figure of fewer than max(k, 20).
 
     Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not.
     """
@@ -36,17 +36,24 @@ class SmallClasses(Protection):
         return settings.privacy.min_class_samples > 1
 
     def charge(self) -> None:
-        """Refuse to train where no class is large, as the introduction does, which a server may leave out."""
+        """Refuse to train where no class is large.
+
+        So does the introduction, but a server may leave that out.
+        """
         if not self.client.settings.privacy.sums_only:
             _ = self.client.classes_present
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
-        return evaluation if samples >= max(self.least, FEWEST_TESTED) else Evaluation()
+        has_enough = samples >= max(self.least, FEWEST_TESTED)
+        return evaluation if has_enough else Evaluation()
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""
-        return Payload(**{name: self._of_large_classes(name, value) for name, value in upload.entries.items()})
+        entries = {
+            name: self._of_large_classes(name, value) for name, value in upload.entries.items()
+        }
+        return Payload(**entries)
 
     def report(self, report: Report) -> Report:
         """Drop the losses: a server may ask for the loss of one class."""
@@ -54,17 +61,21 @@ class SmallClasses(Protection):
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
         if isinstance(value, torch.Tensor):
-            return torch.where(value < self.least, 0, value)
+            return self.post_processed(large_counts, value, self.least)
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:
-            lacks = f"{self.client.settings.run.algo} does not say how many samples stand behind its {name}"
+            algo = self.client.settings.run.algo
+            lacks = f"{algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
-        return large_enough(value, self.least)
+        return self.post_processed(large_enough, value, self.least)
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``. They guarantee nothing: a server knows the seed."""
+    """The papers' ``gradient-noise`` and ``prototype-noise``.
+
+    They guarantee nothing: a server knows the seed.
+    """
 
     name = "a paper's noise"
 
@@ -73,19 +84,25 @@ class PaperNoise(Protection):
         return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
 
     def step(self, step: Step) -> Step:
-        settings, training, samples = self.client.settings, self.client.settings.training, self.client.data.train_labels
-        if not (epsilon := settings.noise.gradient_noise):
+        """Take steps of DP-SGD with the noise of ε = ``gradient-noise``; nothing else has any."""
+        settings = self.client.settings
+        epsilon = settings.noise.gradient_noise
+        if not epsilon:
             return step
-        privacy, rounds = replace(settings.privacy, dp_epsilon=epsilon), (0,) * settings.run.rounds
-        plan = plan_of(privacy, len(samples), training.batch_size, training.local_epochs, rounds, 0)
+        privacy = replace(settings.privacy, dp_epsilon=epsilon)
+        training, samples = settings.training, len(self.client.data.train_labels)
+        no_tables = (0,) * settings.run.rounds
+        plan = plan_of(privacy, samples, training.batch_size, training.local_epochs, no_tables, 0)
         return PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:
-        if (kind := self.client.settings.noise.prototype_noise) == "none":
+        """Add ``prototype-noise`` to all prototypes."""
+        kind = self.client.settings.noise.prototype_noise
+        if kind == "none":
             return upload
         entries = dict(upload.entries)
         for name, value in entries.items():
             if isinstance(value, Prototypes):
                 seed = self.client.seed_for("prototype-noise", self.client.instructions.round, name)
-                entries[name] = replace(value, means=noised(value.means, kind, seed))
+                entries[name] = self.post_processed(noised_prototypes, value, kind, seed)
         return Payload(**entries)

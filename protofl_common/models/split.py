@@ -6,6 +6,8 @@ layer has nothing else (H = D), so heads of such models can be exchanged whateve
 Beside the heads stand SCAFFOLD's control variates and FedGen's generator.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,6 +38,12 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
         if parameter.requires_grad:
             zeros.append(nn.Parameter(torch.zeros_like(parameter), requires_grad=False))
     return zeros
+
+
+def variate_changes(totals: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList) -> list[Tensor]:
+    """Δc_i of SCAFFOLD (Eq. 4): the mean of the gradients of K ``steps``, less c_i; zeros without a step."""
+    pairs = zip(totals, variate, strict=True)
+    return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
 
 
 class LinearHead(nn.Linear):

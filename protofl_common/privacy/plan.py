@@ -1,23 +1,26 @@
-"""The noise that the messages of a run need under differential privacy, and their cost after each round.
+"""The noise that a run's messages need under differential privacy, and their cost by round.
 
-In a round a client evaluates what it has received, trains by DP-SGD (`client_app/protections/private_step.py`), and
-sends a table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the
-table (`release.py`); all rounds and the final evaluation are composed by the accountant: Rényi differential privacy of
-the sampled Gaussian mechanism.
+In a round a client evaluates what it has received, trains by DP-SGD
+(`client_app/protections/private_step.py`), and sends a table of class sums or counts. Noise is
+added to the numbers of right predictions, to the gradients and to the table (`release.py`); all
+rounds and the final evaluation are composed by the accountant: Rényi differential privacy of the
+sampled Gaussian mechanism.
 
-Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise multiplier, the noise's
-standard deviation over the most that one sample can change; α an order; δ.
+Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise
+multiplier, the noise's standard deviation over the most that one sample can change; α an order; δ.
 
     RDP (q = 1)     ε_α = α / (2 σ²)
     RDP (q < 1)     ε_α = 1/(α−1) · log Σ_k C(α, k) (1−q)^(α−k) q^k exp((k² − k) / (2 σ²)), whole α
-                    (Mironov, Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019)
+                    (Mironov, Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian
+                    Mechanism", 2019)
     Composition     ε_α add up
     (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
-                    (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020)
+                    (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy",
+                    2020)
 
-Two data sets are neighbours if they differ in one sample of one client, of its training, test or validation part, which
-in one of them counts nothing; how many samples each part has is public. Only whole orders are tried, which makes ε a
-little too large, never too small.
+Two data sets are neighbours if they differ in one sample of one client, of its training, test or
+validation part, which in one of them counts nothing; how many samples each part has is public. Only
+whole orders are tried, which makes ε a little too large, never too small.
 """
 
 import math
@@ -34,10 +37,11 @@ from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
-"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow: a quarter
-makes the noise on gradients 3 to 5 % larger. Costs are added as if a sample could be of the training and of the test
-part, so nothing depends on who divides the data."""
-UNPLANNED = 2  # evaluations beside those of the rounds: the final one, and one that a run repeats after a stop
+"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to
+follow: a quarter makes the noise on gradients 3 to 5 % larger. Costs are added as if a sample could
+be of the training and of the test part, so nothing depends on who divides the data."""
+UNPLANNED = 2  # evaluations beside the rounds': the final one, and one repeated after a stop
+LARGEST_NOISE = 1e6
 
 
 class Mechanism(NamedTuple):
@@ -50,36 +54,52 @@ class Mechanism(NamedTuple):
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     """ε of all together at δ; 0 for none."""
-    total = sum((times * _renyi(rate, noise) for rate, noise, times in mechanisms if times), np.zeros(len(ORDERS)))
-    if not total.any():
+    rdp = np.zeros(len(ORDERS))
+    for rate, noise, times in mechanisms:
+        if times:
+            rdp = rdp + times * _renyi(rate, noise)
+    if not rdp.any():
         return 0.0
     orders = np.array(ORDERS, dtype=float)
-    return max(0.0, float((total + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)).min()))
+    of_delta = (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(0.0, float((rdp + np.log1p(-1 / orders) - of_delta).min()))
 
 
-def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, most: float, what: str) -> float:
-    """The least σ, to a thousandth, with which at most ε = ``most`` is ``spent``; SettingsError on ``what`` if none."""
+def least_noise(
+    spent: Callable[[float], Iterable[Mechanism]], delta: float, most: float, what: str
+) -> float:
+    """The least σ, to a thousandth, with which at most ε = ``most`` is ``spent``.
+
+    SettingsError on ``what``, if there is none.
+    """
     low, high = 0.0, 1.0
     while epsilon(spent(high), delta) > most:
         low, high = high, 2 * high
-        if high > 1e6:
+        if high > LARGEST_NOISE:
             raise SettingsError(f"{what}: no noise is large enough")
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if epsilon(spent(middle), delta) <= most else (middle, high)
+        if epsilon(spent(middle), delta) <= most:
+            high = middle
+        else:
+            low = middle
     return high
 
 
 @cache
 def _renyi(rate: float, noise: float) -> NDArray[Any]:
-    orders = np.array(ORDERS, dtype=float)
-    return orders / (2 * noise**2) if rate >= 1 else np.array([_of_order(order, rate, noise) for order in ORDERS])
+    """ε_α of one mechanism at each of the `ORDERS`."""
+    if rate >= 1:
+        return np.array(ORDERS, dtype=float) / (2 * noise**2)
+    return np.array([_of_order(order, rate, noise) for order in ORDERS])
 
 
 def _of_order(order: int, rate: float, noise: float) -> float:
+    """ε_α of the sampled Gaussian mechanism for a whole order."""
     k = np.arange(order + 1)
     log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[order - k]
-    terms = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate) + (k * k - k) / (2 * noise**2)
+    log_chances = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate)
+    terms = log_chances + (k * k - k) / (2 * noise**2)
     return float(np.logaddexp.reduce(terms)) / (order - 1)
 
 
@@ -100,14 +120,17 @@ class Plan:
 
     @property
     def steps(self) -> int:
+        """Steps of DP-SGD in a round."""
         return self.batches * self.epochs
 
     @cached_property
     def figure_noise(self) -> float:
         """σ of the numbers of right predictions of an evaluation."""
+        if not self.evaluate_every:
+            return 0.0
         number = self._evaluations(len(self.tables)) + UNPLANNED
         share = FIGURES_SHARE if self.steps or any(self.tables) else 1
-        return self._least(share, lambda noise: [Mechanism(1.0, noise, number)]) if self.evaluate_every else 0.0
+        return self._least(share, lambda noise: [Mechanism(1.0, noise, number)])
 
     @cached_property
     def table_noise(self) -> float:
@@ -115,47 +138,72 @@ class Plan:
         if not any(self.tables):
             return 0.0
         if self.steps:
-            return self._least(TABLES_SHARE, lambda noise: [Mechanism(1.0, noise, sum(self.tables))])
-        return self._least(1, lambda noise: self._spent(0.0, noise))
+            number = sum(self.tables)
+            return self._least(TABLES_SHARE, lambda noise: [Mechanism(1.0, noise, number)])
+        return self._least(1, lambda noise: self._whole_run(0.0, noise))
 
     @cached_property
     def noise(self) -> float:
         """σ of DP-SGD: what ε leaves for all rounds."""
-        return self._least(1, lambda noise: self._spent(noise, self.table_noise)) if self.steps else 0.0
+        if not self.steps:
+            return 0.0
+        return self._least(1, lambda noise: self._whole_run(noise, self.table_noise))
 
     def of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
+        """What the answer to a round costs."""
         training = Mechanism(self.rate, self.noise, self.steps)
         table = Mechanism(1.0, self.table_noise, self.tables[number - 1])
-        return [cost for cost in (training, table, *self.of_evaluation() * evaluates) if cost.times]
+        costs = [training, table]
+        if evaluates:
+            costs += self.of_evaluation()
+        return [cost for cost in costs if cost.times]
 
     def of_evaluation(self) -> list[Mechanism]:
         return [Mechanism(1.0, self.figure_noise, 1)]
 
     def epsilon(self, rounds: int, final: bool = False, repeated: int = 0) -> float:
-        """ε at ``dp-delta`` after ``rounds`` rounds, some ``repeated`` after a stop, maybe the ``final`` evaluation."""
-        return epsilon(self._spent(self.noise, self.table_noise, rounds, final, repeated), self.privacy.dp_delta)
+        """ε at ``dp-delta`` after ``rounds``, of which some were ``repeated`` after a stop."""
+        costs = self._spent(self.noise, self.table_noise, rounds, int(final), repeated)
+        return epsilon(costs, self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
         return math.ceil(rounds / self.evaluate_every) if self.evaluate_every else 0
 
+    def _whole_run(self, noise: float, table_noise: float) -> list[Mechanism]:
+        """What all rounds cost with σ = ``noise`` for steps and ``table_noise`` for tables."""
+        return self._spent(noise, table_noise, len(self.tables), UNPLANNED, repeated=0)
+
     def _spent(
-        self, noise: float, table_noise: float, rounds: int | None = None, more: int = UNPLANNED, repeated: int = 0
+        self, noise: float, table_noise: float, rounds: int, further_evaluations: int, repeated: int
     ) -> list[Mechanism]:
-        """List the costs of all, or the first, ``rounds``, ``more`` evaluations, and ``repeated`` of the dearest."""
-        rounds = len(self.tables) if rounds is None else rounds
-        evaluations = self._evaluations(rounds) + more + repeated if self.evaluate_every else 0
-        training = Mechanism(self.rate, noise, (rounds + repeated) * self.steps)
-        table = Mechanism(1.0, table_noise, sum(self.tables[:rounds]) + repeated * max(self.tables))
-        return [cost for cost in (training, table, Mechanism(1.0, self.figure_noise, evaluations)) if cost.times]
+        """What the first ``rounds`` cost with ``further_evaluations``, the dearest ``repeated``."""
+        tables = sum(self.tables[:rounds]) + repeated * max(self.tables)
+        evaluations = 0
+        if self.evaluate_every:
+            evaluations = self._evaluations(rounds) + further_evaluations + repeated
+        costs = [
+            Mechanism(self.rate, noise, (rounds + repeated) * self.steps),
+            Mechanism(1.0, table_noise, tables),
+            Mechanism(1.0, self.figure_noise, evaluations),
+        ]
+        return [cost for cost in costs if cost.times]
 
     def _least(self, share: float, spent: Callable[[float], list[Mechanism]]) -> float:
+        """The least σ with which ``spent`` costs at most this ``share`` of ``dp-epsilon``."""
         most = self.privacy.dp_epsilon
         return least_noise(spent, self.privacy.dp_delta, share * most, f"dp-epsilon = {most:g}")
 
 
 @cache
 def plan_of(
-    privacy: PrivacySettings, samples: int, batch_size: int, epochs: int, tables: tuple[int, ...], evaluate_every: int
+    privacy: PrivacySettings,
+    samples: int,
+    batch_size: int,
+    epochs: int,
+    tables: tuple[int, ...],
+    evaluate_every: int,
 ) -> Plan:
+    """The plan of a client with so many training ``samples``; it is kept, for noise is searched."""
+    rate = min(1.0, batch_size / max(1, samples))
     batches = max(1, math.ceil(samples / batch_size))
-    return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables, evaluate_every)
+    return Plan(privacy, samples, rate, batches, epochs, tables, evaluate_every)

@@ -1,7 +1,8 @@
-"""Releases about classes and predictions: of enough samples, and with noise where it is asked for."""
+"""What may be said of classes and predictions: of enough samples, or with noise."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
-"""Class moments -> their part of a sample's squared length, and the power of ``clip`` in their unit."""
+"""Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
 
 
+# -- classes of enough samples -----------------------------------------------------------------
 def large_classes(labels_N: Ints, least: int) -> Ints:
     """Labels of the classes with ``least`` samples: nothing that leaves may name others."""
     labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
@@ -24,31 +26,40 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
 
 
 def tested_classes(labels_N: Ints, least: int) -> Ints:
-    """Labels of the classes of which metrics may leave: of enough samples each, and as many in all others, if any.
+    """Labels of the classes of which metrics may leave.
 
-    Fewer would show in the number of right predictions of all classes. ``least``: ``min-class-samples``, 1 for all.
+    Each has enough samples, and so have all the others together, if there are any: fewer would show
+    in the number of right predictions of all classes. So the smallest of the large classes is left
+    out, too, where they are too few.
     """
+    fewest = max(least, FEWEST_TESTED) if least > 1 else 1
     labels, counts = np.unique(labels_N, return_counts=True)
-    large = counts >= (fewest := max(least, FEWEST_TESTED) if least > 1 else 1)
+    large = counts >= fewest
     if 0 < counts[~large].sum() < fewest:
-        large[np.where(large, counts, counts.max() + 1).argmin()] = False
+        counts_of_large = np.where(large, counts, counts.max() + 1)
+        large[counts_of_large.argmin()] = False
     return np.asarray(labels[large])
 
 
 def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
-    """How many samples a client says that it has: none of small classes, but for ``dp``.
+    """How many samples a client says that it has: not those of small classes, but under ``dp`` all.
 
-    Its noise would not cover that one sample more or less makes a class large, and the number jump by all of them.
+    One sample more or less can make a class large, and this number jump by the whole class. Noise
+    for a single sample does not cover that.
     """
-    least = privacy.min_class_samples if privacy.dp == "none" else 1
-    return int(np.isin(labels_N, [*large_classes(labels_N, least), UNLABELLED]).sum()) if least > 1 else len(labels_N)
+    least = privacy.min_class_samples
+    if privacy.dp != "none" or least <= 1:
+        return len(labels_N)
+    counted = [*large_classes(labels_N, least), UNLABELLED]
+    return int(np.isin(labels_N, counted).sum())
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
     """The prototypes of at least ``least`` samples each, which must have counts.
 
-    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough. So a class of
-    enough samples retains a prototype. No prototype changes where all are large enough.
+    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough.
+    So a class of enough samples retains a prototype. No prototype changes where all are large
+    enough.
     """
     counts = prototypes.counts
     assert counts is not None
@@ -58,76 +69,118 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
     sets = [prototypes.only(~small)]
     for label in prototypes.labels[small].unique():
         rows = small & (prototypes.labels == label)
-        if int(total := counts[rows].sum()) >= least:
-            mean = (counts[rows].unsqueeze(1) * prototypes.means[rows]).sum(0, keepdim=True) / total
-            sets.append(Prototypes(mean, label.view(1), total.view(1)))
+        total = counts[rows].sum()
+        if int(total) >= least:
+            sums = (counts[rows].unsqueeze(1) * prototypes.means[rows]).sum(0, keepdim=True)
+            sets.append(Prototypes(sums / total, label.view(1), total.view(1)))
     merged = Prototypes.joined(sets)
     return merged.only(merged.labels.argsort(stable=True))
 
 
+def large_counts(counts_C: Tensor, least: int) -> Tensor:
+    """Counts of classes, with 0 for fewer than ``least``."""
+    return torch.where(counts_C < least, 0, counts_C)
+
+
+# -- the noise of papers, which guarantees nothing ---------------------------------------------
 def noised(values: Tensor, noise: str, seed: int) -> Tensor:
-    """(1 − P) · values + e, with e of scale S (FedPCL, Appendix A.4): ``noise`` is "gaussian S P" or "laplace S P"."""
+    """(1 − P) · values + e with e of scale S (FedPCL, Appendix A.4).
+
+    ``noise``: "gaussian S P" or "laplace S P".
+    """
     kind, scale, part = noise.split()
-    draw = getattr(np.random.default_rng(seed), "normal" if kind == "gaussian" else "laplace")
+    generator = np.random.default_rng(seed)
+    draw = generator.normal if kind == "gaussian" else generator.laplace
     drawn = torch.from_numpy(draw(0.0, float(scale), tuple(values.shape))).to(values)
     return (1 - float(part)) * values + drawn
 
 
+def noised_prototypes(prototypes: Prototypes, noise: str, seed: int) -> Prototypes:
+    return replace(prototypes, means=noised(prototypes.means, noise, seed))
+
+
 def noised_images(images: Inputs, noise: str, seed: int) -> Images:
-    """`noised` images [N, channels, H, W] of bytes, scaled to -1..1 as in FedPCL's code, and bytes again."""
+    """Images [N, channels, H, W] of bytes, `noised` on the scale -1..1 as in FedPCL's code."""
     if not are_images(images):
-        raise DataError(f"image-noise = {noise!r}: only images take it; a sample is {described(images)}; set none")
+        sample = described(images)
+        raise DataError(
+            f"image-noise = {noise!r}: only images take it; a sample is {sample}; set none"
+        )
     values = noised(torch.from_numpy(images / np.float32(127.5) - 1), noise, seed)
     return np.asarray(((values + 1) * 127.5).round().clamp(0, 255).byte().numpy())
 
 
+# -- differential privacy ----------------------------------------------------------------------
 def fresh_draw() -> np.random.Generator:
-    """Random numbers from the system's entropy, which no seed tells: private noise must not be repeatable."""
-    return np.random.Generator(np.random.Philox())  # PCG64's state follows from its numbers (Bouillaguet et al., 2020)
+    """Random numbers from the system's entropy: private noise must not follow from a seed.
+
+    Nor from other noise: PCG64's state follows from its numbers (Bouillaguet et al., 2020).
+    """
+    return np.random.Generator(np.random.Philox())
 
 
 def private_class_means(
-    features_ND: Tensor, labels_N: Tensor, num_classes: int, clip: float, noise: float, draw: np.random.Generator
+    features_ND: Tensor,
+    labels_N: Tensor,
+    num_classes: int,
+    clip: float,
+    noise: float,
+    draw: np.random.Generator,
 ) -> Prototypes:
-    """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
+    """Class means and counts, of a table [C, D + 1] of sums and counts with Gaussian noise.
 
-    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most;
-    features with NaN or infinity count as zeros.
-    What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
-    left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class,
+    of length 1 at most; features with NaN or infinity count as zeros. What follows looks at the
+    noisy table alone: classes whose count is not clear of the noise (twice its deviation) are left
+    out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
     """
-    spread = math.sqrt(2) * noise
+    deviation = math.sqrt(2) * noise
     unit_ND = _cut(features_ND.double() / clip)
     rows_NE = torch.cat([unit_ND, torch.ones(len(unit_ND), 1, dtype=torch.float64)], dim=1)
-    table_CE = torch.zeros(num_classes, rows_NE.shape[1], dtype=torch.float64).index_add_(0, labels_N, rows_NE)
-    table_CE += spread * torch.from_numpy(draw.standard_normal(tuple(table_CE.shape)))
-    counts_C = bounded_counts(table_CE[:, -1], len(labels_N))
-    clear_C = (counts_C > 0) & (table_CE[:, -1] >= 2 * spread)
+    table_CE = torch.zeros(num_classes, rows_NE.shape[1], dtype=torch.float64)
+    table_CE.index_add_(0, labels_N, rows_NE)
+    table_CE += deviation * torch.from_numpy(draw.standard_normal(tuple(table_CE.shape)))
+
+    sums_CD, noisy_C = table_CE[:, :-1], table_CE[:, -1]
+    counts_C = bounded_counts(noisy_C, len(labels_N))
+    clear_C = (counts_C > 0) & (noisy_C >= 2 * deviation)
     clear_C[counts_C.argmax()] = True
-    means_PD = clip * _cut(table_CE[clear_C, :-1] / table_CE[clear_C, -1:].clamp(min=1))
+    means_PD = clip * _cut(sums_CD[clear_C] / noisy_C[clear_C, None].clamp(min=1))
     return Prototypes(means_PD.float(), clear_C.nonzero().flatten(), counts_C[clear_C])
 
 
 def private_moments(
-    moments: ClassMoments, features_NF: Tensor, labels_N: Tensor, clip: float, noise: float, draw: np.random.Generator
+    moments: ClassMoments,
+    features_NF: Tensor,
+    labels_N: Tensor,
+    clip: float,
+    noise: float,
+    draw: np.random.Generator,
 ) -> None:
-    """Set ``moments`` to those of features cut to the length C = ``clip``, with noise of multiplier σ = ``noise``.
+    """Set ``moments`` to those of features cut to the length C = ``clip``, with noise.
 
-    A sample x of class c adds √p₀ to its class's count, √p₁ x/C to its sum and √p₂ xxᵀ/C² to the second moments, of
-    length √(p₀ + p₁ + p₂) = 1 at most, for ‖xxᵀ‖ = ‖x‖². Of the symmetric matrix one half travels: there a number
-    beside the diagonal stands for two, so √2 of it is what σ is added to. The number of samples is public.
+    A sample x of class c adds √p₀ to its class's count, √p₁ x/C to its sum and √p₂ xxᵀ/C² to the
+    second moments, of length √(p₀ + p₁ + p₂) = 1 at most, for ‖xxᵀ‖ = ‖x‖². Of the symmetric matrix
+    one half travels: there a number beside the diagonal stands for two, so √2 of it is what σ is
+    added to. The number of samples is public.
     """
     moments.measure(clip * _cut(features_NF.double() / clip), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
-        spread = noise * clip**power / (math.sqrt(part) * max(1, len(labels_N)))
-        parts = off_diagonal_parts(value.shape, features_NF.shape[1]) if name == "second" else 1.0
-        value += spread * parts * torch.from_numpy(draw.standard_normal(tuple(value.shape)))
+        deviation = noise * clip**power / (math.sqrt(part) * max(1, len(labels_N)))
+        parts: Tensor | float = 1.0
+        if name == "second":
+            parts = off_diagonal_parts(value.shape, features_NF.shape[1])
+        value += deviation * parts * torch.from_numpy(draw.standard_normal(tuple(value.shape)))
 
 
 def count_noise(noise: float) -> float:
-    """The deviation of the counts, and the largest of all numbers in units of C, in the sums of `private_moments`."""
-    return noise / math.sqrt(MOMENT_PARTS["shares"][0])
+    """The deviation of the counts in the sums of `private_moments`.
+
+    In units of C no number of these has a larger one.
+    """
+    part, _ = MOMENT_PARTS["shares"]
+    return noise / math.sqrt(part)
 
 
 def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
@@ -140,17 +193,28 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
     """Whole numbers from 0 that add up to ``samples`` at most; the largest is 1 at least."""
     positive_C = noisy_C.clamp(min=0)
     scaled_C = positive_C * min(1.0, samples / max(1.0, float(positive_C.sum())))
-    rounded_C = scaled_C.round()
-    counts_C = (rounded_C if float(rounded_C.sum()) <= samples else scaled_C.floor()).long()
-    counts_C[noisy_C.argmax()] = max(1, int(counts_C[noisy_C.argmax()]))
+    whole_C = scaled_C.round()
+    if float(whole_C.sum()) > samples:
+        whole_C = scaled_C.floor()
+    counts_C = whole_C.long()
+    largest = noisy_C.argmax()
+    counts_C[largest] = max(1, int(counts_C[largest]))
     return counts_C
 
 
-def private_hits(correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator) -> dict[str, int]:
-    """K numbers of right predictions, from 0 to ``samples``, with noise: a sample adds √K to their vector at most."""
-    spread = math.sqrt(len(correct)) * noise
-    noisy = {kind: hits + spread * draw.standard_normal() for kind, hits in correct.items()}
-    return {kind: round(min(max(value, 0.0), samples)) for kind, value in noisy.items()}
+def private_hits(
+    correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator
+) -> dict[str, int]:
+    """K numbers of right predictions with noise, from 0 to ``samples``.
+
+    A sample adds 1 to each at most, so √K to the length of their vector.
+    """
+    deviation = math.sqrt(len(correct)) * noise
+    hits = {}
+    for kind, exact in correct.items():
+        noisy = exact + deviation * draw.standard_normal()
+        hits[kind] = round(min(max(noisy, 0.0), samples))
+    return hits
 
 
 def _cut(rows_ND: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +15,27 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
+from torch.nn import functional
 
-from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app import training
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.protections.differential_privacy import DifferentialPrivacy, lacking
+from client_app.client import Client
+from client_app.ledger_audit import lacking
+from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Step
+from client_app.training import Step, make_optimizer
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.models.split import SplitModel
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.report.charts import spent as spent_on_page
@@ -117,9 +125,9 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
         taken.append("step")
         return one_step(self, *batch)
 
-    def table(self: DifferentialPrivacy, round_number: int) -> float:
+    def table(self: DifferentialPrivacy) -> float:
         tables.append("table")
-        return one_table(self, round_number)
+        return one_table(self)
 
     monkeypatch.setattr(PrivateStep, "__call__", step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
@@ -215,7 +223,70 @@ class TwoTables(FedProto):
         return super().upload()
 
 
-@pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables])
+class NoTable(FedProto):
+    """Sends what it was sent, or nothing, and leaves out the table that the ledger was charged for."""
+
+    def upload(self) -> Payload:
+        return Payload(prototypes=self.global_prototypes)
+
+
+def trained_beside(half: ClientAlgorithm[Any], model: SplitModel) -> None:
+    """Train by plain steps, in a loop that no base knows of."""
+    optimizer = make_optimizer([model], half.training)
+    training.train(Step([model], optimizer, half.loss), half.training_set, half.training, seed=1)
+
+
+class PlainBefore(FedAvg[Any]):
+    def fit(self) -> dict[str, float]:
+        trained_beside(self, self.model)
+        return super().fit()
+
+
+class PlainAfter(FedAvg[Any]):
+    def fit(self) -> dict[str, float]:
+        losses = super().fit()
+        trained_beside(self, self.model)
+        return losses
+
+
+class PlainBeforeTheTable(FedProto):
+    """Nothing noisy covers features of a model that single samples have shaped."""
+
+    def upload(self) -> Payload:
+        trained_beside(self, self.model)
+        return super().upload()
+
+
+class PlainTeacher(FedAvg[Any]):
+    """Learns from a model of its own, which never leaves, and which has learned from the samples without noise."""
+
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
+        self.teacher = deepcopy(self.model)
+
+    def fit(self) -> dict[str, float]:
+        trained_beside(self, self.teacher)
+        return super().fit()
+
+    def loss(self, batch: Batch) -> LossTerms:
+        with torch.no_grad():
+            wanted_BC = self.teacher(batch.inputs).softmax(1)
+        return {"cross-entropy": functional.cross_entropy(batch.logits, wanted_BC)}
+
+
+class ASecondLoop(FedAvg[Any]):
+    """Private steps, but more of them than were charged, in a loop that no base knows of."""
+
+    def fit(self) -> dict[str, float]:
+        training.train(self.step(), self.training_set, self.training, seed=1)
+        return super().fit()
+
+
+UNPAID = [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables, NoTable]
+UNPAID += [PlainBefore, PlainAfter, PlainBeforeTheTable, PlainTeacher, ASecondLoop]
+
+
+@pytest.mark.parametrize("half", UNPAID)
 def test_a_covered_row_pays_for_no_more(
     half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -229,6 +300,104 @@ def test_a_covered_row_pays_for_no_more(
         f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover"
         in str(result)
     )
+
+
+def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
+    """Make every table exact; with ``pays`` the noisy one is made as well, so that their number is right."""
+    noisy = {
+        name: getattr(DifferentialPrivacy, name)
+        for name in ("class_means", "class_counts", "measure")
+    }
+
+    def means(self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor) -> Prototypes:
+        if pays:
+            noisy["class_means"](self, features_ND, labels_N)
+        return class_means(features_ND, labels_N, self.client.num_classes)
+
+    def counts(self: DifferentialPrivacy, labels_N: Tensor) -> Tensor:
+        if pays:
+            noisy["class_counts"](self, labels_N)
+        return labels_N.bincount(minlength=self.client.num_classes)
+
+    def measure(
+        self: DifferentialPrivacy, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor
+    ) -> None:
+        if pays:
+            noisy["measure"](self, moments, features_NF, labels_N)
+        moments.measure(features_NF, labels_N)
+
+    monkeypatch.setattr(DifferentialPrivacy, "class_means", means)
+    monkeypatch.setattr(DifferentialPrivacy, "class_counts", counts)
+    monkeypatch.setattr(DifferentialPrivacy, "measure", measure)
+
+
+TABLES = {
+    algo: name
+    for algo in COVERED
+    for name, entry in CATALOG[algo].exchange.up.items()
+    if entry.of_classes
+}
+
+
+@pytest.mark.parametrize("pays", [False, True])
+@pytest.mark.parametrize("algo", TABLES)
+def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
+    algo: str, pays: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The private table of every row; the honest ones run in the test of steps and tables above."""
+    exact_in_place_of_noisy(monkeypatch, pays)
+    small = SMALL | {"fedsa__contrast": 0.0, "rounds": 1} | FROZEN.get(algo, {})
+    rows = rows_without_a_reply(run_config(tmp_path, algo=algo, **small), 2)
+    reasons = [why for row in rows for why in row["failed"].values()]
+    assert reasons
+    said = f"dp = 'sample': {algo} sends {TABLES[algo]} that the privacy ledger does not cover"
+    assert all(said in why for why in reasons)
+
+
+@pytest.mark.parametrize("what", ["counts", "one number of a mean", "weights"])
+def test_no_number_of_what_is_released_can_be_changed(
+    what: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    honest = ClientAlgorithm.upload
+
+    def upload(self: ClientAlgorithm[Any]) -> Payload:
+        sent = honest(self)
+        prototypes = sent.vectors()
+        assert prototypes is not None
+        if what == "counts":
+            sent.entries["prototypes"] = replace(prototypes, counts=prototypes.counts + 1)
+        elif what == "weights":
+            sent.entries["weights"] = {
+                name: value + self.client.train_set.in_memory.mean()
+                for name, value in self.weights().items()
+            }
+        else:
+            prototypes.means[0, 0] += self.client.train_set.in_memory.mean()
+        return sent
+
+    monkeypatch.setattr(ClientAlgorithm, "upload", upload)
+    config = run_config(tmp_path, algo="fedproto-avg", **SMALL | {"rounds": 1})
+    (row,) = rows_without_a_reply(config, 2)
+    entry = "weights" if what == "weights" else "prototypes"
+    said = f"fedproto-avg sends {entry} that the privacy ledger does not cover"
+    assert all(said in why for why in row["failed"].values())
+
+
+@pytest.mark.parametrize("figures", ["correct", "validation", "metrics"])
+def test_figures_without_noise_are_refused(
+    figures: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Whatever puts them into a report beside the evaluations that have passed the protection."""
+    pack = DifferentialPrivacy.report
+    exact = {"correct": {"head": 7}, "validation": {"head": 0.7}, "metrics": {"head/auc": 0.7}}
+    monkeypatch.setattr(
+        DifferentialPrivacy,
+        "report",
+        lambda self, report: pack(self, replace(report, **{figures: exact[figures]})),
+    )
+    config = run_config(tmp_path, algo="local", **SMALL | {"rounds": 1, "validation_fraction": 0.3})
+    (row,) = rows_without_a_reply(config, 2)
+    assert "the privacy ledger does not cover" in str(row["failed"])
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -324,7 +493,7 @@ def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(
     monkeypatch.setattr(
         DifferentialPrivacy,
         "measure",
-        lambda _, moments, features, labels, number: moments.measure(features, labels),
+        lambda _, moments, features, labels: moments.measure(features, labels),
     )
     config = run_config(tmp_path, algo="gaussian", **SMALL | BEHIND | {"rounds": 1})
     reasons = [why for row in rows_without_a_reply(config, 2) for why in row["failed"].values()]

@@ -6,6 +6,7 @@ import stat
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from html import unescape
 from pathlib import Path
 from threading import Thread
@@ -23,12 +24,19 @@ from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.app import app as client_app
 from client_app.introduction import card_of
 from client_app.protections import secure_sum as client_secagg
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SHARE, SIGNATURE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.wire.records import NEXT_SUM, SECAGG, pack_by_site
+from protofl_common.wire.records import (
+    NEXT_SUM,
+    SECAGG,
+    Instructions,
+    pack_by_site,
+    pack_instructions,
+)
 from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
 from server_app.network.membership import FederationError
@@ -44,6 +52,7 @@ from tests.support.harness import (
     LocalGrid,
     Outcome,
     Tamper,
+    client_of,
     refusal,
     run_config,
     run_federation,
@@ -643,6 +652,32 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
     } == {}
     assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
+
+
+def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
+    """It advertised keys and was lost before it shared, so its masks are in no upload of the sum."""
+    client = client_of(run_config(tmp_path, rounds=1, secagg=True, **SMALL), 0, CLIENTS)
+    every = [f"site-{number}" for number in range(CLIENTS)]
+    secure_sum_of = partial(client_secagg.SecureSum, client, final=False)
+
+    def asked_for(*sites: str) -> RecordDict:
+        asked = pack_instructions(Instructions(1, "run", RunHistory(client.run_id)))
+        return RecordDict({"round": asked, **pack_by_site(dict.fromkeys(sites, b""))})
+
+    client.content = asked_for(*every)
+    progress = client_secagg._Progress(
+        client.run_id,
+        sum=2,
+        sent=2,
+        stage="mask",
+        keys=dict.fromkeys(every, bytes(PUBLIC + SIGNATURE)),
+        shares=dict.fromkeys(every[:3], bytes(2 * SHARE)),
+    )
+    secure_sum_of()._write(progress)
+    with pytest.raises(RefusedMessage, match="an unmasking for 4 sites"):
+        secure_sum_of().unmask()
+    client.content = asked_for(*every[:3])
+    assert {*secure_sum_of().unmask()[SECAGG]} == {*every[:3]}
 
 
 @pytest.mark.parametrize("during", ["pack", "_remember"])

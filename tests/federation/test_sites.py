@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from client_app.answers import reason_of
 from client_app.client import Client
-from client_app.protections.differential_privacy import charge, ledgers_of
+from client_app.privacy_ledger import ledgers_of
+from client_app.protections.differential_privacy import charge
 from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError

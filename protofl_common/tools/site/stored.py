@@ -47,7 +47,8 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
     from client_app.consent import unknown_site
-    from client_app.protections.differential_privacy import lacking, spent
+    from client_app.ledger_audit import lacking
+    from client_app.privacy_ledger import spent
 
     if lost := lacking(site_folders(node)[0], site_name(node)) or unknown_site(node):
         yield f"{WRONG}: {lost}"

@@ -57,6 +57,7 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
     } == {*PROTECTIONS}
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
+    assert PROTECTIONS[-1].name == "differential privacy"  # it sees what leaves, as it leaves
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
 

@@ -1,0 +1,115 @@
+"""The arrays that one message may carry under differential privacy.
+
+An array is known by its content, not by a mark on an object. A mark would stay when somebody
+changes the numbers in place, and get lost when a tensor moves to another device; and weights lie in
+modules, which carry no marks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from protofl_common.config.options import SettingsError
+from protofl_common.maths.prototypes import Prototypes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Released:
+    """What a client has released for one message, and how much more its ledger was charged for.
+
+    Three kinds of arrays are in it: those of the modules as they were before a sample was looked
+    at, those that steps and tables with noise have made, and those that `post_processed` has made
+    of such arrays.
+    """
+
+    def __init__(self, algo: str) -> None:
+        self.algo = algo
+        self.tables_left = 0
+        self.steps_left = 0
+        self.evaluations_left = 0
+        self._digests: set[bytes] = set()
+
+    def allow(self, *, tables: int = 0, steps: int = 0, evaluations: int = 0) -> None:
+        """Allow what the ledger has just been charged for."""
+        self.tables_left += tables
+        self.steps_left += steps
+        self.evaluations_left += evaluations
+
+    def use_table(self) -> None:
+        """Count a table of classes; SettingsError for one more than was charged."""
+        self.check(self.tables_left > 0)
+        self.tables_left -= 1
+
+    def use_step(self) -> None:
+        self.check(self.steps_left > 0)
+        self.steps_left -= 1
+
+    def use_evaluation(self) -> None:
+        self.check(self.evaluations_left > 0)
+        self.evaluations_left -= 1
+
+    def add(self, value: object) -> None:
+        """Let all arrays of a tensor, of prototypes, of a module, or of several of these leave."""
+        self._digests.update(_digest(tensor) for tensor in _tensors_in(value))
+
+    def covers(self, value: object) -> bool:
+        return all(_digest(tensor) in self._digests for tensor in _tensors_in(value))
+
+    def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
+        """Return ``function(*inputs)``, which may leave as all arrays of the inputs may.
+
+        What is computed from private values alone is as private (Dwork and Roth, "The Algorithmic
+        Foundations of Differential Privacy", 2014, Proposition 2.1). So the function must stand in
+        a module: a method, or a function within another, could look at the samples as well.
+        TypeError for these.
+        """
+        if "." in function.__qualname__ or function.__name__ == "<lambda>":
+            why = "is no function of a module, so it may know more than its inputs"
+            raise TypeError(f"{function.__qualname__} {why}")
+        self.check(self.covers([inputs, named]))
+        result = function(*inputs, **named)
+        self.add(result)
+        return result
+
+    def check(self, covered: bool) -> None:
+        """SettingsError unless the ledger covers what this client is about to do."""
+        if not covered:
+            does = f"{self.algo} makes use of training data that the privacy ledger does not cover"
+            raise SettingsError(f"dp = 'sample': {does}")
+
+    def check_entries(self, entries: Mapping[str, object]) -> None:
+        """SettingsError that names an entry of an upload with an array that is not released."""
+        for name, value in entries.items():
+            if not self.covers(value):
+                made = "neither private steps nor tables with noise have made them"
+                sends = f"{self.algo} sends {name} that the privacy ledger does not cover: {made}"
+                raise SettingsError(f"dp = 'sample': {sends}")
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    match value:
+        case Tensor():
+            yield value
+        case Prototypes():
+            yield from _tensors_in([value.means, value.labels, value.counts])
+        case nn.Module():
+            yield from value.state_dict().values()
+        case Mapping():
+            yield from _tensors_in([*value.values()])
+        case list() | tuple():
+            for part in value:
+                yield from _tensors_in(part)
+        case None | str() | int() | float() | set() | frozenset():
+            return  # names and settings say nothing of samples
+        case _:
+            raise TypeError(f"{type(value).__name__}: nobody knows here which arrays are in it")
+
+
+def _digest(tensor: Tensor) -> bytes:
+    values = tensor.detach().cpu().contiguous()
+    header = f"{values.dtype} {tuple(values.shape)} "
+    return sha256(header.encode() + values.numpy().tobytes()).digest()

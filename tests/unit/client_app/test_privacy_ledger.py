@@ -1,0 +1,58 @@
+"""The privacy ledger: whose spending counts for a run, its file, and what it amounts to."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from client_app.privacy_ledger import (
+    charges_in,
+    read_ledger,
+    spending_of,
+    spent,
+    spent_by,
+    write_ledger,
+)
+from client_app.state import LedgerError
+from protofl_common.privacy.plan import Mechanism, epsilon
+
+STEPS, TABLE = (0.1, 2.0), (1.0, 5.0)
+LEDGER = {
+    "heart 1": Counter({STEPS: 4, TABLE: 1}),
+    "heart 2": Counter({STEPS: 2}),
+    "lungs 1": Counter({TABLE: 3}),
+    "lungs 11": Counter({TABLE: 100}),
+    "of the heart 3": Counter({TABLE: 100}),
+}
+
+
+@pytest.mark.parametrize(("run_name", "run_id", "wanted"), [
+    ("heart", 9, {STEPS: 6, TABLE: 1}),  # the name that it had before
+    ("liver", 1, {STEPS: 4, TABLE: 4}),  # the Flower run that it was before
+    ("heart", 1, {STEPS: 6, TABLE: 4}),  # each once
+    ("liver", 9, {}),
+])  # fmt: skip
+def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
+    run_name: str, run_id: int, wanted: dict[tuple[float, float], int]
+) -> None:
+    assert spent_by(LEDGER, run_name, run_id) == wanted
+
+
+def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "privacy" / "north.json"
+    assert read_ledger(file) == {}
+    write_ledger(file, LEDGER)
+    assert read_ledger(file) == LEDGER
+    assert charges_in(LEDGER) == 4 + 1 + 2 + 3 + 100 + 100
+    mechanisms = [Mechanism(*STEPS, 6), Mechanism(*TABLE, 204)]
+    assert spent(file, 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
+    file.write_text('{"heart 1": 3}')
+    with pytest.raises(
+        LedgerError, match=r"north\.json cannot be read .*: what was spent is not known"
+    ):
+        read_ledger(file)
+
+
+def test_costs_of_one_kind_are_added() -> None:
+    costs = [Mechanism(*STEPS, 4), Mechanism(*TABLE, 1), Mechanism(*TABLE, 1)]
+    assert spending_of(costs) == {STEPS: 4, TABLE: 2}
