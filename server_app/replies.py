@@ -129,8 +129,8 @@ class Channel:
         """Return the sites that are asked for an upload, each with the records that its message must have for that."""
         return {site: {} for site in sites}
 
-    def payload(self, site: str, common: RecordDict, own: RecordDict) -> RecordDict:
-        """Return what a site receives: its ``own`` payload, which is the ``common`` one where all receive the same."""
+    def content(self, site: str, common: Records, own: Records) -> Records:
+        """Return what a site receives: its ``own`` records, which are the ``common`` ones where all receive the same."""
         return own
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:

@@ -83,12 +83,14 @@ def _uploads(
 
 def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel) -> dict[str, Records]:
     """The records for each of the ``sites``: its channel's, and the payload, which is packed once for all."""
-    down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, Records]()
-    shared = pack_payload(common, down)
+    down = strategy.settings.exchange.down
+    common_payload = strategy.payload_down()
+    common = {**pack_payload(common_payload, down), **more}
+    contents = dict[str, Records]()
     for site, records in sites.items():
-        own = strategy.payload_for(site, common)
-        payload = channel.payload(site, shared, shared if own is common else pack_payload(own, down))
-        contents[site] = {**payload, **records, **more}
+        payload = strategy.payload_for(site, common_payload)
+        own = common if payload is common_payload else {**pack_payload(payload, down), **more}
+        contents[site] = {**channel.content(site, common, own), **records}
     return contents
 
 

@@ -38,7 +38,9 @@ class OneReply(Protection):
         number = self.client.instructions.round
         with self._answers() as answers:
             last, final = answers.get(self.key, (0, 0))
-            answers[self.key] = (number, final) if self.client.trains_now else (last, max(1, number))
+            answers[self.key] = (
+                (number, final) if self.client.trains_now else (last, max(1, number))
+            )
 
     @contextmanager
     def _answers(self) -> Iterator[dict[str, tuple[int, int]]]:
@@ -46,6 +48,12 @@ class OneReply(Protection):
         number, training = self.client.instructions.round, self.client.trains_now
         with record_in(self.file, "what was answered") as answers:
             last, final = map(int, answers.get(self.key, (0, 0)))
+            history = self.client.instructions.run_history
+            if last and not history.counts(self.client.run_id, last):
+                said = f"round.run_history is {history.text!r}, in which round {last} of the Flower run"
+                raise RefusedMessage(
+                    f"{said} {self.client.run_id} does not count, but this site has answered it"
+                )
             if final or (training and number <= last):
                 asked = f"training in round {number}" if training else "the final evaluation"
                 answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
