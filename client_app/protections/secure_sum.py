@@ -6,13 +6,15 @@
                 and upload goes, and the secret is forgotten
     unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
-The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
-Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
-sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. So would some pairs of sums (`_remember`). The symbols, and what is added: `privacy/masks.py`.
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites
+are in it. Between them the secret lies in the site's own folder, for its user alone. Every stage is
+passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one
+secret, or both shares of one peer, would reveal what they hide. So would some pairs of sums
+(`_remember`). The symbols, and what is added: `privacy/masks.py`.
 
-A site whose figures or upload have NaN or infinity sends no vector, so that it counts as lost. Did it send zeros, a sum
-of three sites could be one site's upload: a server can choose what it sends so that the training of some diverges.
+A site whose figures or upload have NaN or infinity sends no vector, so that it counts as lost. Did
+it send zeros, a sum of three sites could be one site's upload: a server can choose what it sends so
+that the training of some diverges.
 """
 
 import re
@@ -72,7 +74,10 @@ _STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
-    """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
+    """One site in one sum.
+
+    RefusedMessage for a stage out of turn, and for what would reveal an upload.
+    """
 
     def __init__(self, client: Client, final: bool) -> None:
         self.client = client
@@ -107,7 +112,10 @@ class SecureSum:
         return self._shared(self._passed("advertise"), SECAGG)
 
     def open_shares(self) -> None:
-        """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
+        """Before the work: whose masks are in the sum, those who shared.
+
+        Who sealed badly has no share here.
+        """
         progress = self._passed("share")
         sealed = unpack_by_site(self.client.content, masks.SEALED)
         sites = {self.name, *sealed}
@@ -158,28 +166,23 @@ class SecureSum:
             content.update(self._keys(following, self.next_sum, NEXT_SUM))
         with self.alone():
             self._passed("share")  # As when it was opened, before the work
-            self._write(
-                replace(
-                    progress, sent=self.sum_number, stage="mask", secret=b"", following=following
-                )
-            )
+            progress = replace(progress, stage="mask", secret=b"", following=following)
+            self._write(replace(progress, sent=self.sum_number))
         return content, sums.without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
         progress = self._passed("mask")
         sent = unpack_by_site(self.client.content, 0).keys()
-        if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(
-            progress.keys
-        ):
-            raise RefusedMessage(
-                f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum"
-            )
+        with_it = {self.name} <= sent <= progress.shares.keys()
+        if not with_it or len(sent) < self._threshold(progress.keys):
+            odd = "not this one, too few, or not all of the sum"
+            raise RefusedMessage(f"an unmasking for {len(sent)} sites: {odd}")
         self._remember({*sent, *(f"-{site}" for site in progress.shares.keys() - sent)})
 
         revealed = {}
         for site, both in progress.shares.items():
-            pair, own = both[: masks.SHARE], both[masks.SHARE :]
+            pair, own = both[: shares.SHARE], both[shares.SHARE :]
             if both:
                 revealed[site] = own if site in sent else pair
         answer = pack_by_site(revealed)
@@ -205,7 +208,10 @@ class SecureSum:
         return pack_by_site({self.name: public + signature}, record)
 
     def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
-        """Seal shares of the secret of ``progress`` for each peer; a ``record`` of the message has all sites' keys."""
+        """Seal shares of the secret of ``progress`` for each peer.
+
+        A ``record`` of the message has all sites' keys.
+        """
         keys = unpack_by_site(self.client.content, masks.SIGNED, record)
         self._check_keys(keys, progress)
         secret = progress.secret
@@ -227,29 +233,28 @@ class SecureSum:
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
         """RefusedMessage for keys of a sum that are not those of as many sites as there are names."""
-        if keys.get(self.name, b"")[: masks.PUBLIC] != masks.public_of(
-            progress.secret
-        ) or masks.sharing_a_key(keys):
-            raise RefusedMessage(
-                "keys of which this site's are not its own, or two sites' are the same"
-            )
+        study = self.client.settings.study
+        shown = keys.get(self.name, b"")[: masks.PUBLIC]
+        if shown != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
+            mixed = "keys of which this site's are not its own, or two sites' are the same"
+            raise RefusedMessage(mixed)
         for site, both in keys.items():
             if not masks.are_keys(both):
                 raise RefusedMessage(f"keys of {site} for a sum, which are none")
             purpose = masks.introducing(self.algo, progress.sum, both)
-            if not is_from_site(
-                self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]
-            ):
-                raise RefusedMessage(
-                    f"keys of {site} for a sum, which the key that the study names has not signed"
-                )
+            if not is_from_site(study, site, self.run_id, purpose, both[masks.PUBLIC :]):
+                unsigned = "which the key that the study names has not signed"
+                raise RefusedMessage(f"keys of {site} for a sum, {unsigned}")
         if len(keys) < masks.FEWEST_SUMMED:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
 
     def _vector(
         self, upload: Payload, report: Report, limits: Limits, clients: int
     ) -> NDArray[np.uint64]:
-        """The figures of the report and the upload [L], not masked yet; NotFinite where one has no place in a sum."""
+        """The figures of the report and the upload [L], not masked yet.
+
+        NotFinite where one has no place in a sum.
+        """
         settings = self.client.settings
         samples = len(self.client.data.train_labels)
         due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
@@ -271,12 +276,14 @@ class SecureSum:
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
 
-        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
-        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
-        settings change uploads by little. So do most algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer
-        are the same numbers. A client that trains nothing would send the same in every round, so it is asked for one
-        only. ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or beside another
-        that makes the difference: a sum must be the same in this, whatever else is different.
+        The server has every earlier sum of the same uploads. If one or two sites make the
+        difference, it shows what they sent. Sums of one kind of upload in one round count as the
+        same, whatever the study or the settings: most settings change uploads by little. So do most
+        algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer are the same numbers. A
+        client that trains nothing would send the same in every round, so it is asked for one only.
+        ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or
+        beside another that makes the difference: a sum must be the same in this, whatever else is
+        different.
         """
         settings = self.client.settings
         if (
@@ -310,10 +317,8 @@ class SecureSum:
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
         """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        settings = self.client.settings
-        return masks.needed(
-            max(len(keys), len(settings.named_sites)), settings.privacy.secagg_threshold
-        )
+        named = len(self.client.settings.named_sites)
+        return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
 
     # -- the file
     def _passed(self, stage: str) -> _Progress:
@@ -326,7 +331,8 @@ class SecureSum:
     def _last(self) -> _Progress | None:
         """Return how far this site is in this Flower run; RefusedMessage where the server changes the run's history.
 
-        It says which states of a private model count, so another history could put another model in a sum.
+        It says which states of a private model count, so another history could put another model in
+        a sum.
         """
         progress = self._read()
         if progress is None or progress.run_id != self.run_id:
@@ -376,7 +382,10 @@ def _called(number: int) -> str:
 
 
 def sum_of(client: Client) -> SecureSum | None:
-    """The sum in which an upload leaves, to which its message has the peers' shares; None where it leaves by itself."""
+    """The sum in which an upload leaves, to which its message has the peers' shares.
+
+    None where it leaves by itself.
+    """
     if not client.settings.privacy.secagg:
         return None
     secure_sum = SecureSum(client, final=not client.trains_now)
@@ -397,7 +406,10 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
 
 
 def blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    """Blank what sums that were broken off have left.
+
+    Which sums a site has been in stays, lest it be asked again.
+    """
     for file in folder.glob("*.secagg"):
         with record_in(file, "which sum it is of (remove it if its run is over)") as rows:
             rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}

@@ -1,20 +1,23 @@
 """Masks that cancel in a sum (Bonawitz et al., "Practical Secure Aggregation", CCS 2017).
 
-Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that is u's own; PRG a
-stream of numbers mod 2^64; r_u all that u received from the server: the whole message, and whose keys and shares.
-Masks of clients that received different things do not cancel. Else a server could send all but u a model that no
-training changes, or tell them that another of their own models counts, and read u's vector in the sum (Pasquini,
-Francati and Ateniese, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", 2022), or show u more
-keys, so that its numbers have another scale.
+Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that
+is u's own; PRG a stream of numbers mod 2^64; r_u all that u received from the server: the whole
+message, and whose keys and shares. Masks of clients that received different things do not cancel.
+Else a server could send all but u a model that no training changes, or tell them that another of
+their own models counts, and read u's vector in the sum (Pasquini, Francati and Ateniese, "Eluding
+Secure Aggregation in Federated Learning via Model Inconsistency", 2022), or show u more keys, so
+that its numbers have another scale.
 
-Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod 2^64
-Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
+Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod
+2^64 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is
+lost its masks with them
 
-A client's secret is three private keys of X25519, anew in every sum: for shares under way to a peer (AES-GCM), for
-the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. No key is used as it was
-agreed on: all are derived for one sum, one use and the names of both ends (`SumName`), so that a client that copies
-another's public key has other masks with its peers. PRG is AES in counter mode; Flower's folds its key to 32 bits, all
-of which can be tried. Lost keys come back by secret sharing (`shares.py`).
+A client's secret is three private keys of X25519, anew in every sum: for shares under way to a peer
+(AES-GCM), for the s_uv, and b_u, whose public key serves only to prove that the shares of it are
+right. No key is used as it was agreed on: all are derived for one sum, one use and the names of
+both ends (`SumName`), so that a client that copies another's public key has other masks with its
+peers. PRG is AES in counter mode; Flower's folds its key to 32 bits, all of which can be tried.
+Lost keys come back by secret sharing (`shares.py`).
 """
 
 import hashlib
@@ -89,8 +92,8 @@ def introducing(algo: str, number: int, keys: bytes) -> str:
 def are_keys(keys: bytes) -> bool:
     """Return whether one can agree on a secret with the owner of three public keys.
 
-    X25519 ignores a key's highest bit and takes it mod p: of several spellings of one key only the shortest is one, so
-    that two keys which differ are not the same.
+    X25519 ignores a key's highest bit and takes it mod p: of several spellings of one key only the
+    shortest is one, so that two keys which differ are not the same.
     """
     publics = [part(keys, which) for which in (SEALING, PAIR, OWN)]
     if any(int.from_bytes(public, "little") >= FIELD for public in publics):
@@ -135,7 +138,10 @@ def seal(
 def opened(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, sealed: bytes
 ) -> bytes:
-    """The inverse of `seal`, by the receiver; cryptography's InvalidTag if anything does not belong together."""
+    """The inverse of `seal`, by the receiver.
+
+    Cryptography's InvalidTag if anything does not belong together.
+    """
     return _sealing(name, secret, public, sender, receiver).decrypt(
         sealed[:NONCE], sealed[NONCE:], None
     )
@@ -160,7 +166,10 @@ def masked(
     keys: Mapping[str, bytes],
     received: str,
 ) -> np.ndarray:
-    """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
+    """y_u [L] of ``vector`` [L] uint64.
+
+    ``keys``: the public keys of all whose masks shall cancel, its own too.
+    """
     total: np.ndarray = vector + own_mask(name, part(secret, OWN), site, len(vector))
     for peer in keys.keys() - {site}:
         total += pair_mask(name, part(secret, PAIR), site, peer, keys[peer], len(vector), received)
@@ -175,7 +184,10 @@ def own_mask(name: SumName, secret: bytes, site: str, length: int) -> np.ndarray
 def pair_mask(
     name: SumName, secret: bytes, site: str, peer: str, public: bytes, length: int, received: str
 ) -> np.ndarray:
-    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; what its ``peer`` adds is the negative of it."""
+    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it.
+
+    What its ``peer`` adds is the negative of it.
+    """
     agreed = _agreed(secret, part(public, PAIR))
     stream = _stream(name.key(agreed, "pair mask", *sorted((site, peer)), received), length)
     return stream if site < peer else 0 - stream

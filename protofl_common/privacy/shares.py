@@ -1,16 +1,19 @@
 """Shamir's secret sharing ("How to Share a Secret", CACM 1979), and how wrong shares are found.
 
-Symbols: p = 2^256 + 297, the least prime above all secrets; f a random polynomial mod p of degree t − 1, f(0) the
-secret; f(x) the share at the point x; k how many shares have come back, n how many were dealt.
+Symbols: p = 2^256 + 297, the least prime above all secrets; f a random polynomial mod p of degree t
+− 1, f(0) the secret; f(x) the share at the point x; k how many shares have come back, n how many
+were dealt.
 
-Any t shares give the secret, fewer tell nothing of it. The shares are a word of a Reed-Solomon code, so some may be
-wrong and the secret still be found: up to (k − t) // 2 always (Gao, "A New Algorithm for Decoding Reed-Solomon Codes",
-2003), and up to k − t where there are few enough choices of t shares to try them all. Whoever recovers a secret can
-check it (by its public key), so what is found is right, however many shares were wrong.
+Any t shares give the secret, fewer tell nothing of it. The shares are a word of a Reed-Solomon
+code, so some may be wrong and the secret still be found: up to (k − t) // 2 always (Gao, "A New
+Algorithm for Decoding Reed-Solomon Codes", 2003), and up to k − t where there are few enough
+choices of t shares to try them all. Whoever recovers a secret can check it (by its public key), so
+what is found is right, however many shares were wrong.
 
-**Which shares are wrong** is certain only as long as at most (k − t + 1) // 2 are. Liars who know which points are used
-could add the values of a polynomial that is 0 at 0, and so make honest shares look wrong: such a polynomial has at most
-t − 2 zeros among the honest. Where more shares than that do not fit, the secret is used and nobody is named.
+**Which shares are wrong** is certain only as long as at most (k − t + 1) // 2 are. Liars who know
+which points are used could add the values of a polynomial that is 0 at 0, and so make honest shares
+look wrong: such a polynomial has at most t − 2 zeros among the honest. Where more shares than that
+do not fit, the secret is used and nobody is named.
 """
 
 import math
@@ -48,7 +51,10 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
 
 class Recovery:
-    """Recovers secrets that were dealt to the same points; what depends on the points alone is computed once."""
+    """Recovers secrets that were dealt to the same points.
+
+    What depends on the points alone is computed once.
+    """
 
     def __init__(self, threshold: int) -> None:
         self.threshold = threshold
@@ -58,7 +64,10 @@ class Recovery:
     def secret_of(
         self, shares: Mapping[int, bytes], is_right: Callable[[bytes], bool]
     ) -> Recovered:
-        """Recover a secret of its ``shares``, of which some may be wrong; Unrecoverable where that fails."""
+        """Recover a secret of its ``shares``, of which some may be wrong.
+
+        Unrecoverable where that fails.
+        """
         values = {point: int.from_bytes(share) for point, share in sorted(shares.items())}
         if len(values) < self.threshold:
             raise Unrecoverable(0)
@@ -146,7 +155,10 @@ class _Code:
         return self._total(self._weights_at_zero, values)
 
     def fits(self, values: Mapping[int, int]) -> bool:
-        """Return whether the values are of one polynomial of degree below t; of t values that is always so."""
+        """Return whether the values are of one polynomial of degree below t.
+
+        Of t values that is always so.
+        """
         return self._total(self._weights_of_test, values) == 0
 
     def _total(self, weights: Sequence[int], values: Mapping[int, int]) -> int:
@@ -167,8 +179,9 @@ class _Code:
     def decoded(self, values: Mapping[int, int]) -> Polynomial | None:
         """f, if at most (k − t) // 2 values are wrong; else None, or a polynomial that is not f.
 
-        Symbols of Gao: g_0 is 0 at all points, g_1 goes through the values. Where f · v − g_1 is a multiple of g_0, v is
-        0 at the points of the wrong values. The steps of Euclid's algorithm keep that.
+        Symbols of Gao: g_0 is 0 at all points, g_1 goes through the values. Where f · v − g_1 is a
+        multiple of g_0, v is 0 at the points of the wrong values. The steps of Euclid's algorithm
+        keep that.
         """
         before, remainder = self._zeros(), self.interpolated(values)
         cofactor_before: Polynomial = []

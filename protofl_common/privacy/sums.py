@@ -6,11 +6,11 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n:
-the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
-only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
-A client one of whose numbers is not finite has no vector (`NotFinite`): it must not be counted among those whose sum
-hides a single one.
+So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples,
+adds n · f and n: the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale,
+mod 2^64. The bounds hold at the client only: the server never sees a single vector, and can only
+refuse sums that no honest clients can have. A client one of whose numbers is not finite has no
+vector (`NotFinite`): it must not be counted among those whose sum hides a single one.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ class NotFinite(ValueError):
 def digest_of(content: Mapping[str, Any]) -> str:
     """Return a digest of the message in which a site is asked for its vector, less its peers' shares.
 
-    All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the run or the round,
-    masks of sites that were told different things do not cancel.
+    All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the
+    run or the round, masks of sites that were told different things do not cancel.
     """
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
@@ -90,7 +90,10 @@ def length(declared: Declared, limits: Limits) -> int:
 def to_sums(
     payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int
 ) -> np.ndarray:
-    """The upload of a client with ``samples`` training samples as a vector [L] uint64; NotFinite for NaN or infinity."""
+    """The upload of a client with ``samples`` training samples as a vector [L] uint64.
+
+    NotFinite for NaN or infinity.
+    """
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
@@ -100,7 +103,10 @@ def to_sums(
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
-    """Numbers of one of ``clients`` as whole ones, which can be added; NotFinite for NaN or infinity."""
+    """Numbers of one of ``clients`` as whole ones, which can be added.
+
+    NotFinite for NaN or infinity.
+    """
     if not np.isfinite(numbers).all():
         raise NotFinite("NaN or infinity in what would be sent")
     return np.rint(numbers * scale(clients)).astype(np.int64).view(np.uint64)

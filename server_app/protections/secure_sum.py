@@ -1,12 +1,14 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The last two also begin the next sum, which then takes only two if all its sites were in this one. The client's half
-is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long as the threshold
-of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask.
+The last two also begin the next sum, which then takes only two if all its sites were in this one.
+The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs
+only itself, as long as the threshold of sites stays: before its upload the sum goes on without it,
+and afterwards the others' shares reveal its mask.
 
-A site that is caught lying is asked nothing more in the run. What counts as caught: an honest one would need more liars
-around it than there may be for a sum to keep its promises at all (`masks.most_liars`). A single wrong share proves
-nothing, for the one that dealt it may have sealed it so, nor do some that do not give a key together.
+A site that is caught lying is asked nothing more in the run. What counts as caught: an honest one
+would need more liars around it than there may be for a sum to keep its promises at all
+(`masks.most_liars`). A single wrong share proves nothing, for the one that dealt it may have sealed
+it so, nor do some that do not give a key together.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +21,7 @@ from flwr.app import RecordDict
 
 from protofl_common.experiment.study import is_from_site
 from protofl_common.privacy import masks
-from protofl_common.privacy.shares import Recovery, Unrecoverable
+from protofl_common.privacy.shares import SHARE, Recovery, Unrecoverable
 from protofl_common.privacy.sums import (
     MASKED,
     digest_of,
@@ -97,7 +99,10 @@ class SecureSum(Channel):
         return self._true_shares(self._unpacked(answers, masks.SEALED), self.keys)
 
     def content(self, site: str, common: Records, own: Records) -> Records:
-        """Return what all receive, on whose digest their masks depend; FederationError for another payload."""
+        """Return what all receive, on whose digest their masks depend.
+
+        FederationError for another payload.
+        """
         if own is not common:
             title = self.settings.row.title
             raise FederationError(f"secure aggregation: {title} sends {site} a payload of its own")
@@ -150,12 +155,13 @@ class SecureSum(Channel):
         }
         sealed = self._unpacked(begun, masks.SEALED, NEXT_SUM)
         self.exchange.begun = self.next_number, keys, self._true_shares(sealed, keys)
-        return self._unpacked(answers, masks.SHARE)
+        return self._unpacked(answers, SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
         """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
 
-        No site goes on with a key that two have: this is the two sites' own doing, for nobody sees others' before.
+        No site goes on with a key that two have: this is the two sites' own doing, for nobody sees
+        others' before.
         """
         run_id = self.federation.run_history.run_id
         own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
@@ -185,7 +191,10 @@ class SecureSum(Channel):
         )
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
-        """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
+        """Return the rest of the sum beside the uploads, [L] uint64.
+
+        RefusedMessage where too many shares are wrong.
+        """
         study = self.settings.study.study_signature
         name = masks.SumName(
             study, self.federation.run_history.run_id, self.settings.run.algo, self.number
@@ -238,7 +247,8 @@ class SecureSum(Channel):
     def _refuse_unrecoverable(self, owner: str, fewest_liars: int) -> NoReturn:
         """RefusedMessage for shares that do not give a key, though none of ``fewest_liars`` sites may have lied.
 
-        If as many may not lie, the key's owner has dealt the wrong ones, and is out. If they may, nobody is.
+        If as many may not lie, the key's owner has dealt the wrong ones, and is out. If they may,
+        nobody is.
         """
         lie = f"the shares of {owner}'s keys do not give them: it, or others that have them, lie"
         if fewest_liars > masks.most_liars(len(self.keys), self.threshold):
@@ -253,7 +263,10 @@ class SecureSum(Channel):
     def _unpacked(
         self, answers: Mapping[str, RecordDict], size: int, record: str = SECAGG
     ) -> BySite:
-        """Return what each site has sent for itself or others; one that has sent other things is expelled."""
+        """Return what each site has sent for itself or others.
+
+        One that has sent other things is expelled.
+        """
         values = {}
         for site, content in answers.items():
             try:

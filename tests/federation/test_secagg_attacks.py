@@ -15,12 +15,14 @@ from flwr.app import ConfigRecord, Message
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.protections import secure_sum as client_secagg
-from protofl_common.privacy.masks import KEY, SHARE
+from protofl_common.privacy.masks import KEY
+from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.records import SECAGG
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import FederationError
 from tests.federation.test_secagg import SMALL
-from tests.support.attacks import both, by, silent
+from tests.support.accidents import Killed, on_message
+from tests.support.attacks import both, by, silent, when
 from tests.support.given import Patch
 from tests.support.harness import RUN_ID, Outcome, Tamper, run_config, run_federation
 from tests.support.sites import real_sites
@@ -38,7 +40,7 @@ def rows_of(folder: Path, nodes: Any = CLIENTS, tamper: Tamper | None = None, **
     return [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").open()]
 
 
-# -- masks depend on all that a site was sent --------------------------------------------------------------------------
+# -- masks depend on all that a site was sent
 def tell(
     monkeypatch: Patch, node: int | None, number: int, change: Callable[[Message], None]
 ) -> None:
@@ -68,7 +70,7 @@ NO_STATE_COUNTS = f"999:1,{RUN_ID}"
 def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Its peers' models may be dead from a poisoned round: then the sum would be its upload alone."""
+    """Its peers' models may be dead from a poisoned round: the sum would be its upload alone."""
     tell(monkeypatch, VICTIM, 2, history(NO_STATE_COUNTS))
     rows = rows_of(tmp_path, real_sites(CLIENTS, tmp_path / "disk"))
     (said,) = set(rows[1]["failed"].values())
@@ -78,6 +80,43 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
     )
     assert said == f"round.run_history is '{NO_STATE_COUNTS}', {counts} it"
     assert not rows[1]["void"]  # of the three others
+
+
+@pytest.mark.parametrize(("algo", "said"), [
+    ("fedavg", f"in the Flower run {RUN_ID}, which had '{RUN_ID}'"),
+    ("fedproto", "has models of earlier rounds, and begins with no new one"),
+])  # fmt: skip
+def test_a_site_goes_by_whatever_is_on_record(
+    algo: str, said: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Also where its record of answers was lost: by how far it is in the sum, or by its models."""
+    disk = tmp_path / "disk"
+
+    def lose(message: Message, reply: Message) -> Message:
+        (tmp_path / "disk-3" / "privacy" / "site-3.answered").unlink()
+        return reply
+
+    tell(monkeypatch, VICTIM, 2, history(NO_STATE_COUNTS))
+    lost = when(lose, "query.unmask", VICTIM, 1)
+    rows = rows_of(tmp_path, real_sites(CLIENTS, disk), lost, algo=algo)
+    assert said in rows[1]["failed"]["site-3"]
+
+
+def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path) -> None:
+    late = when(silent, "query.advertise", VICTIM, 1)
+    rows = rows_of(tmp_path, real_sites(CLIENTS, tmp_path / "disk"), late)
+    assert [list(row["failed"]) for row in rows] == [["site-3"], [], []]
+    assert not any(row["void"] for row in rows)
+
+
+def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(tmp_path: Path) -> None:
+    nodes = real_sites(CLIENTS, tmp_path / "disk")
+    config = run_config(tmp_path, rounds=3, secagg=True, run_name="mine", **SMALL)
+    with pytest.raises(Killed):
+        run_federation(config, nodes=nodes, tamper=on_message("train", 3))
+    rows = run_federation(config | {"resume": True}, nodes=nodes, run_id=RUN_ID + 1).rows
+    assert len(rows) == 4
+    assert not any(row["failed"] or row["void"] for row in rows)
 
 
 def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
@@ -105,16 +144,16 @@ def test_masks_depend_on_every_instruction(key: str, tmp_path: Path, monkeypatch
 def test_masks_depend_on_which_round_was_the_best(tmp_path: Path, monkeypatch: Patch) -> None:
     def change(message: Message) -> None:
         if "best" in message.content:
-            message.content["best"] = ConfigRecord({"after": 7, "on": ""})  # the others share theirs
+            message.content["best"] = ConfigRecord({"after": 7, "on": ""})  # the others share one
 
     tell(monkeypatch, VICTIM, 1, change)
     more: dict[str, Any] = {"keep_best": True, "validation_fraction": 0.3, "rounds": 3}
     assert rows_of(tmp_path, **more)[2]["void"]
 
 
-# -- every key is one site's ------------------------------------------------------------------------------------------
+# -- every key is one site's
 def copied(which: int, twiddle: bool = False) -> Tamper:
-    """site-2 advertises one of its three keys as site-1 has it, or with the bit set that X25519 ignores."""
+    """site-2 advertises one of site-1's three keys, or that with the bit that X25519 ignores."""
     seen: list[bytes] = []
 
     def note(message: Message, reply: Message) -> Message:
@@ -156,7 +195,7 @@ def test_a_site_shares_nothing_where_two_have_a_key(
     assert all(why in failed[site] for site in ("site-0", "site-1", "site-3"))
 
 
-# -- a site that diverged is lost before its upload ---------------------------------------------------------------------
+# -- a site that diverged is lost before its upload
 def diverging(monkeypatch: Patch, *names: str) -> None:
     """What these sites would send is NaN."""
     honest = ClientAlgorithm.upload
@@ -185,16 +224,26 @@ def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
 def test_a_site_that_diverges_in_every_round_costs_only_itself(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Its reply is that of any failure. No secret of the sum stays with it, and it is asked again in the next."""
+    """Its reply is that of any failure. No secret of the sum stays; it is asked again in the next."""
     diverging(monkeypatch, "site-1")
     nodes = real_sites(CLIENTS, tmp_path / "disk")
-    rows = rows_of(tmp_path, nodes, algo="fedavg", rounds=3)
+    left: list[dict[str, Any]] = []
+
+    def look(message: Message, reply: Message) -> Message:
+        (file,) = (tmp_path / "disk-1" / "privacy").glob("*.secagg")
+        left.append(json.loads(file.read_text()))
+        return reply
+
+    rows = rows_of(tmp_path, nodes, when(look, "train", 1001), algo="fedavg", rounds=3)
+    assert [(one["stage"], one["secret"], one["sent"]) for one in left] == [
+        ("left", "", 2 * number) for number in (1, 2, 3)
+    ]
     said = "an unexpected error; the log of the site says more"
     assert [row["failed"] for row in rows] == 3 * [{"site-1": said}] + [{}]
     assert [(row["asked"], row["void"]) for row in rows] == 4 * [(4, False)]
 
 
-# -- shares that are wrong -----------------------------------------------------------------------------------------------
+# -- shares that are wrong
 def wrong_share_of(owners: set[str]) -> Callable[[Message, Message], Message]:
     def change(message: Message, reply: Message) -> Message:
         record = reply.content.config_records[SECAGG]
@@ -212,7 +261,7 @@ def outcome_of_ten(folder: Path, owners: set[str], *liars: int, number: int = 10
 
 
 def test_two_liars_do_not_get_a_third_site_expelled(tmp_path: Path) -> None:
-    """Each gives one wrong share of site-3's key: the sum is right, and it may as well have been site-3."""
+    """Each gives one wrong share of site-3's key. The sum is right; site-3 may have dealt them."""
     outcome = outcome_of_ten(tmp_path, {"site-3"}, 1000, 1005)
     train, final = outcome.rows
     assert not train["void"]
