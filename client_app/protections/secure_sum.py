@@ -1,10 +1,11 @@
-"""Secure aggregation at the client: four stages of a sum, each a message (Bonawitz et al., CCS 2017).
+"""Secure aggregation at the client: a sum in four stages, each a message (Bonawitz et al., 2017).
 
     advertise   a secret for this sum is drawn; its public keys go to the server
     share       everybody's keys come; shares of the secret go, sealed, to every peer
-    mask        with a round's training, or the final evaluation: the peers' shares come; the masked vector of figures
-                and upload goes, and the secret is forgotten
-    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
+    mask        with a round's training, or the final evaluation: the peers' shares come; the masked
+                vector of figures and upload goes, and the secret is forgotten
+    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or
+                of a lost one's key
 
 The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites
 are in it. Between them the secret lies in the site's own folder, for its user alone. Every stage is
@@ -91,7 +92,7 @@ class SecureSum:
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Let one message at a time pass a stage at a real site: the same may have come twice at the same time."""
+        """Let one message at a time pass a stage at a real site: it may have come twice at once."""
         return locked(self.path) if self.client.node.is_site else nullcontext()
 
     # -- the stages
@@ -141,7 +142,7 @@ class SecureSum:
         self._opened = replace(progress, shares=opened)
 
     def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
-        """The figures of the report and the upload, masked; and the part of the report that stays in the clear.
+        """Return the figures of the report and the upload, masked, and what of the report is not.
 
         UntoldError where a number is not finite: this site has left the sum then.
         """
@@ -171,7 +172,7 @@ class SecureSum:
         return content, sums.without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
-        """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
+        """A share for each in the sum: of its own mask if it sent a vector, else of its key."""
         progress = self._passed("mask")
         sent = unpack_by_site(self.client.content, 0).keys()
         with_it = {self.name} <= sent <= progress.shares.keys()
@@ -232,7 +233,7 @@ class SecureSum:
         return pack_by_site(sealed, record)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
-        """RefusedMessage for keys of a sum that are not those of as many sites as there are names."""
+        """RefusedMessage for keys that are not those of as many sites as there are names."""
         study = self.client.settings.study
         shown = keys.get(self.name, b"")[: masks.PUBLIC]
         if shown != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
@@ -268,13 +269,13 @@ class SecureSum:
         return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, clients)])
 
     def _leave(self) -> None:
-        """Forget the secret of this sum, which can have no upload any more: the others' shares reveal its masks."""
+        """Forget the secret of this sum, so that no vector can follow: others reveal its masks."""
         with self.alone():
             self._passed("share")
             self._write(self._over("left"))
 
     def _remember(self, sites: set[str]) -> None:
-        """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
+        """Record whom this site is summed with; RefusedMessage where that would show a few uploads.
 
         The server has every earlier sum of the same uploads. If one or two sites make the
         difference, it shows what they sent. Sums of one kind of upload in one round count as the
@@ -308,15 +309,16 @@ class SecureSum:
             for few in (sites.symmetric_difference(cohort) for sets in alike for cohort in sets):
                 if 0 < len(few) < masks.FEWEST_SUMMED or any(site.startswith("-") for site in few):
                     who = " and ".join(sorted({site.removeprefix("-") for site in few}))
-                    shown = f"a sum that would show what {who} sent, beside an earlier one of other sites"
+                    shown = f"a sum that would show what {who} sent"
+                    page = "Two sums over different clients in docs/secure-aggregation.md"
                     raise RefusedMessage(
-                        f"{shown}; see Two sums over different clients in docs/secure-aggregation.md"
+                        f"{shown}, beside an earlier one of other sites; see {page}"
                     )
             if sorted(sites) not in same:
                 same.append(sorted(sites))
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
-        """Return how many sites must stay: of those that the study names, however few of them the server shows."""
+        """How many sites must stay: of those that the study names, however few the server shows."""
         named = len(self.client.settings.named_sites)
         return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
 
@@ -329,7 +331,7 @@ class SecureSum:
         return progress
 
     def _last(self) -> _Progress | None:
-        """Return how far this site is in this Flower run; RefusedMessage where the server changes the run's history.
+        """How far this site is in this Flower run; RefusedMessage for another history of the run.
 
         It says which states of a private model count, so another history could put another model in
         a sum.
@@ -372,7 +374,7 @@ class SecureSum:
 
 
 def _kinds(use: str) -> set[str]:
-    """Return which kinds of numbers are in uploads of these words, of which some differ in records of before."""
+    """Which kinds of numbers are in uploads of these words, some of which older records have."""
     words = use.replace("share", "samples").replace("mean output", "prototype")
     return {*re.findall("weights|prototype|samples", words)}
 

@@ -61,7 +61,7 @@ class SumName:
     number: int  # as in `sums.sum_after`
 
     def key(self, agreed: bytes, use: str, *names: str) -> bytes:
-        """Derive the key for one use, between these sites, of what was agreed on (HKDF, RFC 5869)."""
+        """Derive the key for one use, between these sites, of what they agree on (HKDF)."""
         about = ["protofl", self.study, self.run_id, self.algo, self.number, use, *names]
         return HKDF(SHA256(), KEY, salt=None, info=json.dumps(about).encode()).derive(agreed)
 
@@ -85,7 +85,7 @@ def is_secret_of(public: bytes, secret: bytes) -> bool:
 
 
 def introducing(algo: str, number: int, keys: bytes) -> str:
-    """Return what a site signs of its public keys, the first bytes of ``keys``, for a sum of a run or its baseline."""
+    """Return what a site signs of its public keys, with which ``keys`` begin, for a sum."""
     return f"keys {keys[:PUBLIC].hex()} for sum {number} of {algo}"
 
 
@@ -107,7 +107,7 @@ def are_keys(keys: bytes) -> bool:
 
 
 def sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
-    """Return the sites one of whose three public keys occurs a second time, at another site or its own."""
+    """Return the sites one of whose three public keys occurs twice, at two sites or one."""
     publics = {
         site: [part(its, which) for which in (SEALING, PAIR, OWN)] for site, its in keys.items()
     }
@@ -130,7 +130,7 @@ def _agreed(secret: bytes, public: bytes) -> bytes:
 def seal(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, text: bytes
 ) -> bytes:
-    """Encrypt ``text`` of the ``sender`` of this ``secret`` for the ``receiver``, whose ``public`` keys are given."""
+    """Encrypt ``text``; the ``secret`` is the sender's, the ``public`` keys the receiver's."""
     nonce = secrets.token_bytes(NONCE)
     return nonce + _sealing(name, secret, public, sender, receiver).encrypt(nonce, text, None)
 
@@ -154,7 +154,7 @@ def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver:
 
 # -- masks
 def received(message: str, keys: Iterable[str], shared: Iterable[str]) -> str:
-    """r_u, of the digest of the ``message``, and the names of those whose keys and whose shares u was shown."""
+    """r_u, of the digest of a ``message`` and the sites whose keys and whose shares u was shown."""
     return hashlib.sha256(json.dumps([message, sorted(keys), sorted(shared)]).encode()).hexdigest()
 
 
@@ -206,7 +206,7 @@ def needed(clients: int, fraction: float) -> int:
 
 
 def most_liars(clients: int, threshold: int) -> int:
-    """How many of the clients may lie, or help a server that does, without breaking what a sum promises: c < 2t − n."""
+    """How many of n clients may lie, or help a server that does, and a sum be safe: c < 2t − n."""
     return max(1, 2 * threshold - clients - 1)
 
 

@@ -37,7 +37,7 @@ class Recovered:
 
 
 class Unrecoverable(Exception):
-    """No shares give the secret: its owner has dealt wrong ones, or ``fewest_liars`` of the others, if not more, lie."""
+    """No shares give the secret: its owner dealt wrong ones, or at least ``fewest_liars`` lie."""
 
     def __init__(self, fewest_liars: int) -> None:
         super().__init__(fewest_liars)
@@ -45,7 +45,7 @@ class Unrecoverable(Exception):
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of the 32 bytes of ``secret`` at ``points`` of at least 1: ``threshold`` of them give it back."""
+    """Shares of the 32 bytes of a secret at ``points`` of at least 1: t of them give it back."""
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     return {x: _value(polynomial, x).to_bytes(SHARE) for x in points}
 
@@ -96,7 +96,7 @@ class Recovery:
         return self._of_some(values, is_right)
 
     def _of_some(self, values: Mapping[int, int], is_right: Callable[[bytes], bool]) -> Recovered:
-        """Recover a secret by trying every choice of t shares, until it is certain which others are wrong."""
+        """Try every choice of t shares, until it is certain which others are wrong."""
         recovered = None
         for points in combinations(values, self.threshold):
             code = _Code(points, self.threshold)
@@ -129,12 +129,12 @@ class Recovery:
 
 
 class _Code:
-    """The shares at k ``points``: what their polynomial is at 0, and whether they are of one of degree below t."""
+    """What depends on the k ``points`` of shares alone, and what can be said of values there."""
 
     def __init__(self, points: Sequence[int], threshold: int) -> None:
         self.points, self.threshold = points, threshold
         self.spare = len(points) - threshold
-        # Σ w_x · f(x) over the points is the highest coefficient of f, if its degree is k − 1, and 0 if it is less
+        # Σ w_x · f(x) over the points is the coefficient of x^(k − 1) of f, if no higher ones exist
         self._weights = []
         self._weights_at_zero = []
         for x in points:
@@ -142,8 +142,9 @@ class _Code:
             weight = pow(math.prod(x - other for other in others), -1, PRIME)
             self._weights.append(weight)
             self._weights_at_zero.append(weight * math.prod(-other for other in others) % PRIME)
-        # f times any polynomial of degree below k − t has a degree below k − 1. One that is drawn at random, after the
-        # shares have come, gives 0 for wrong shares with a probability of 1 / p
+        # f times any polynomial of degree below k − t has a degree below k − 1, so that this sum is
+        # 0. With one that is drawn at random, after the shares have come, wrong shares give 0
+        # with a probability of 1 / p
         test = [secrets.randbelow(PRIME) for _ in range(self.spare)]
         self._weights_of_test = [
             weight * _value(test, x) % PRIME

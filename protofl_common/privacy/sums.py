@@ -1,9 +1,9 @@
-"""An upload as a vector of fixed length whose sum over the clients is all that a server which averages needs.
+"""An upload as a vector of fixed length whose sum is all that a server which averages needs.
 
     n                           training samples
     of `Weights`                n · w of every array
-    of `Vectors`  [C, W + 1]    k · mean and k of every class, zeros for classes that the client does not hold; k is the
-                                number of samples where counts are declared, else 1
+    of `Vectors`  [C, W + 1]    k · mean and k of every class, zeros for classes that it has not;
+                                k is the number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
 So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples,
@@ -47,7 +47,7 @@ class NotFinite(ValueError):
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return a digest of the message in which a site is asked for its vector, less its peers' shares.
+    """Return a digest of the message that asks a site for its vector, less its peers' shares.
 
     All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the
     run or the round, masks of sites that were told different things do not cancel.
@@ -68,9 +68,9 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def sum_after(number: int, rounds: int) -> int:
-    """Return the sum that follows another, 0 after the last: 2 r is round r's, 2 r + 1 the final evaluation's after it.
+    """Return the sum after another, 0 after the last: 2 r is round r's, 2 r + 1 an evaluation's.
 
-    A run that stops early has its final evaluation instead.
+    That is the final evaluation's after round r; a run that stops early has it instead.
     """
     if number % 2:
         return 0
@@ -78,7 +78,7 @@ def sum_after(number: int, rounds: int) -> int:
 
 
 def scale(clients: int) -> float:
-    """Steps per 1, so many that the sum over ``clients`` cannot overflow: a power of two, so that counts are exact."""
+    """Steps per 1, a power of two (counts stay exact): no sum over ``clients`` overflows."""
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
 
 
@@ -142,7 +142,7 @@ def from_sums(
 
 
 def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str, ...]:
-    """``correct.head`` …: all figures that a report may hold, in the order in which they are summed."""
+    """``correct.head`` …: all figures that a report may hold, in the order of their sums."""
     groups = report_names(losses, metrics)
     return tuple(
         sorted(f"{group}.{name}" for group in groups.keys() - {"seconds"} for name in groups[group])
@@ -152,9 +152,9 @@ def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str
 def weighted_figures(
     report: Report, train_samples: int, names: Sequence[str]
 ) -> NDArray[np.float64]:
-    """n · f and n of each figure [2 F], zeros for a figure that this site does not have; bounded like an upload.
+    """n · f and n of each figure [2 F], zeros for one that this site does not have.
 
-    NotFinite for NaN or infinity.
+    They are bounded like an upload. NotFinite for NaN or infinity.
     """
     samples = {"losses": train_samples, "validation": report.validation_samples}
     addends: list[float] = []

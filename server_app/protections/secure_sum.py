@@ -1,4 +1,4 @@
-"""Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
+"""Secure aggregation at the server: four exchanges, after which it knows a sum and no more.
 
 The last two also begin the next sum, which then takes only two if all its sites were in this one.
 The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs
@@ -139,7 +139,7 @@ class SecureSum(Channel):
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:
-        """Ask the sites for their shares of each other's masks, and those that have sent keys to begin the next sum."""
+        """Ask the sites for shares of each other's masks, and to begin the next sum."""
         able = {site: self.next_keys[site] for site in sent if site in self.next_keys}
         next_keys = self._unpacked(able, masks.SIGNED, NEXT_SUM)
         keys = self._true_keys(next_keys, self.next_number) if self.next_number else {}
@@ -158,7 +158,7 @@ class SecureSum(Channel):
         return self._unpacked(answers, SHARE)
 
     def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum with which one can agree on secrets, signed where a study names their sites.
+        """Return the keys for a sum that are keys, and signed where a study names their sites.
 
         No site goes on with a key that two have: this is the two sites' own doing, for nobody sees
         others' before.
@@ -185,7 +185,7 @@ class SecureSum(Channel):
         return true
 
     def _needed(self, sites: Collection[str]) -> int:
-        """Return how many must stay to the end: each site asks for its share of all that the study names."""
+        """How many must stay to the end: each site asks so, of all that the study names."""
         return masks.needed(
             max(len(sites), len(self.settings.named_sites)), self.settings.privacy.secagg_threshold
         )
@@ -212,7 +212,7 @@ class SecureSum(Channel):
         return total
 
     def _secrets(self, sent: Collection[str], shares: BySite) -> dict[str, bytes]:
-        """Recover a private key of each site: of its own mask if it has sent an upload, else of those with others.
+        """Recover a key of each site: of its own mask if it has sent a vector, else of its pairs'.
 
         RefusedMessage where the shares of one do not give it.
         """
@@ -245,10 +245,10 @@ class SecureSum(Channel):
         return secrets
 
     def _refuse_unrecoverable(self, owner: str, fewest_liars: int) -> NoReturn:
-        """RefusedMessage for shares that do not give a key, though none of ``fewest_liars`` sites may have lied.
+        """RefusedMessage for shares that do not give a key.
 
-        If as many may not lie, the key's owner has dealt the wrong ones, and is out. If they may,
-        nobody is.
+        Its owner has dealt wrong ones, or at least ``fewest_liars`` others lie. It is out only if
+        so many cannot be.
         """
         lie = f"the shares of {owner}'s keys do not give them: it, or others that have them, lie"
         if fewest_liars > masks.most_liars(len(self.keys), self.threshold):
@@ -284,5 +284,6 @@ class SecureSum(Channel):
 
     def _check_enough(self, left: Collection[str], sent: str) -> None:
         if len(left) < self.threshold:
-            few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
+            few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}"
+            few += f", fewer than the {self.threshold} needed"
             raise VoidRound(f"secure aggregation: {few} (secagg-threshold)")
