@@ -68,7 +68,13 @@ class SumName:
 
 # -- keys
 def new_secret() -> bytes:
-    return secrets.token_bytes(3 * KEY)
+    """Three private keys."""
+    return b"".join(_clamped(secrets.token_bytes(KEY)) for _ in (SEALING, PAIR, OWN))
+
+
+def _clamped(private: bytes) -> bytes:
+    """Set the five bits of a private key that X25519 ignores as it would use them (RFC 7748, 5)."""
+    return bytes([private[0] & 248, *private[1:-1], private[-1] & 127 | 64])
 
 
 def public_of(secret: bytes) -> bytes:
@@ -80,8 +86,12 @@ def public_of(secret: bytes) -> bytes:
 
 
 def is_secret_of(public: bytes, secret: bytes) -> bool:
-    """Return whether this is the private key of one ``public`` key."""
-    return public_of(secret) == public
+    """Return whether this is the private key of one ``public`` key.
+
+    Only one is: a wrong share could else give a secret with other bits where X25519 ignores them,
+    whose masks would be others.
+    """
+    return secret == _clamped(secret) and public_of(secret) == public
 
 
 def introducing(algo: str, number: int, keys: bytes) -> str:

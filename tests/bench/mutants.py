@@ -82,6 +82,9 @@ a copied key gives the masks of its owner | -k copies
 keys are for any sum
 - self.number, use
 + use
+a wrong share gives a secret with other masks | -k one_private_key
+- secret == _clamped(secret) and public_of(secret) == public
++ public_of(secret) == public
 a key of two sites is spelt in two ways
 - >= FIELD for
 + < 0 for

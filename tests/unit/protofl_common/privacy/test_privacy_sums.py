@@ -106,6 +106,18 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     assert not masks.are_keys(nine + keys[masks.KEY :])
 
 
+def test_a_public_key_has_one_private_key() -> None:
+    """Whatever X25519 ignores: masks are made of all bits."""
+    secret = masks.part(masks.new_secret(), masks.OWN)
+    public = masks.public_of(secret)
+    assert masks.is_secret_of(public, secret)
+    for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
+        same = bytearray(secret)
+        same[place] ^= bit
+        assert masks.public_of(bytes(same)) == public
+        assert not masks.is_secret_of(public, bytes(same))
+
+
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     keys = {site: masks.public_of(secret) for site, secret in secrets_of(3).items()}
