@@ -47,6 +47,10 @@ KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
 UNEXPECTED = "an unexpected error"
 
 
+class UntoldError(Exception):
+    """An error that a site answers like one that nobody expects: which it was would tell of its data."""
+
+
 def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
     """Make a handler that replies with what ``work`` returns, or with the reason why it did not."""
 
@@ -64,7 +68,8 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
             return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
         except Exception as error:
-            reason = reason_of(error, at_site, asked, config.get("dp") != "none")
+            private = config.get("dp") != "none" or bool(config.get("secagg"))
+            reason = reason_of(error, at_site, asked, private)
             try:
                 if at_site:
                     waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
@@ -114,13 +119,13 @@ def _sent(content: RecordDict) -> str:
 def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
     """Log ``error``, and what was ``asked``; the reason for the server: one line, nothing of a site's files.
 
-    With ``private`` (dp) a site does not say of which kind an unexpected error is: single samples may cause it.
+    With ``private`` (dp, secagg) a site does not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)
     elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # of NumPy, of PyTorch on a CPU
         error = TrainingError(FULL_MACHINE)
-    expected = isinstance(error, (*OPEN, *KINDS))
+    expected = isinstance(error, (*OPEN, *KINDS, UntoldError))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     if not (isinstance(error, RefusedMessage) and text.startswith(WAITING)):
         (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
@@ -131,7 +136,9 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         key = re.match(r"[a-z-]*", str(error))
         about = f" ({key[0]})" if key and key[0] in {*known_keys(), *NODE_KEYS} else ""  # with which its text begins
         kind = f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"
-        text = f"{kind if expected or not private else UNEXPECTED}; the log of the site says more"
+        if isinstance(error, UntoldError) or (private and not expected):
+            kind = UNEXPECTED
+        text = f"{kind}; the log of the site says more"
     return printable(without_paths(text))
 
 

@@ -22,6 +22,7 @@ from protofl_common.maths.prototypes import chosen
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
+from protofl_common.wire.schema import RefusedMessage
 
 app = ClientApp()
 
@@ -114,6 +115,10 @@ class Visit(AbstractContextManager["Visit"]):
         if state := client.states.load(first_without, client.arch, client.device):
             algorithm.restore(*state)
         elif first_without > 1 and client.node.is_site:
+            if client.settings.privacy.secagg and client.states.uncounted(first_without):
+                history = f"round.run_history is {instructions.run_history.text!r}"
+                why = "this site has models of earlier rounds, and begins with no new one under secure aggregation"
+                raise RefusedMessage(f"{history}, by which none counts: {why}")
             log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
 
     def evaluate(self) -> Evaluated:

@@ -93,6 +93,18 @@ class StateFolder:
             raise StateError(f"{path} was stored under {facts['use']}, and is not for {self.use}")
         return tensors, key[0]
 
+    def uncounted(self, before: int) -> Path | None:
+        """A state for this use of a round before that one, of a Flower run in the history, whatever the run's name was.
+
+        For where no state counts: then none of them does, though the history has the Flower runs of which they are.
+        """
+        for run_id in self.run_history.known:
+            for path in self.folder.parents[2].glob(f"*/clients/{escape(self.folder.name)}/*-{run_id}.safetensors"):
+                name = _NAME.fullmatch(path.name)
+                if name and int(name[1]) < before and read_tensors(path, torch.device("cpu"))[1]["use"] == self.use:
+                    return path
+        return None
+
     def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:
         """Keep a round's state beside the one that it started from, and the one before; StateError leaves these."""
         start = self._last(after)

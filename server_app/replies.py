@@ -169,8 +169,8 @@ class Channel:
         """Return the sites that are asked for an upload, with records for each one's message."""
         return {site: {} for site in sites}
 
-    def payload(self, site: str, common: RecordDict, own: RecordDict) -> RecordDict:
-        """Return what a site receives: its ``own`` payload, which may be the ``common`` one."""
+    def content(self, site: str, common: Records, own: Records) -> Records:
+        """Return what a site receives: ``own``, or ``common`` where all receive the same."""
         return own
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:

@@ -129,18 +129,20 @@ def _uploads(
 def _contents(
     strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel
 ) -> dict[str, Records]:
-    """Return the records for each of the ``sites``: the payload, its channel's, and ``more``.
+    """Return the records for each of the ``sites``: the payload, ``more``, and its channel's.
 
     A payload that all sites receive is packed only once.
     """
     declared = strategy.settings.exchange.down
-    common = strategy.payload_down()
-    packed_common = pack_payload(common, declared)
+    common_payload = strategy.payload_down()
+    common = {**pack_payload(common_payload, declared), **more}
     contents: dict[str, Records] = {}
     for site, records in sites.items():
-        own = strategy.payload_for(site, common)
-        packed = packed_common if own is common else pack_payload(own, declared)
-        contents[site] = {**channel.payload(site, packed_common, packed), **records, **more}
+        payload = strategy.payload_for(site, common_payload)
+        own = common
+        if payload is not common_payload:
+            own = {**pack_payload(payload, declared), **more}
+        contents[site] = {**channel.content(site, common, own), **records}
     return contents
 
 

@@ -61,6 +61,7 @@ class OneReply(Protection):
         """Open the record; RefusedMessage where this question, or a later one, was answered."""
         with record_in(self.file, "what was answered") as answers:
             trained, evaluated = map(int, answers.get(self.key, (0, 0)))
+            self._refuse_another_history(trained)
             self._refuse_if_answered(trained, evaluated)
             yield answers
 
@@ -74,3 +75,11 @@ class OneReply(Protection):
         last = "the final evaluation" if evaluated else f"round {trained}"
         answered = f"the reply to {last}: one for each"
         raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+
+    def _refuse_another_history(self, trained: int) -> None:
+        """Refuse a run history without a round that this site has answered."""
+        run_id = self.client.run_id
+        history = self.client.instructions.run_history
+        if trained and not history.counts(run_id, trained):
+            said = f"round.run_history is {history.text!r}, in which round {trained} of the Flower run"
+            raise RefusedMessage(f"{said} {run_id} does not count, but this site has answered it")

@@ -1,15 +1,21 @@
-"""Secure aggregation at the client: four stages of a sum, each a message (Bonawitz et al., CCS 2017).
+"""Secure aggregation at the client: a sum in four stages, each a message (Bonawitz et al., 2017).
 
     advertise   a secret for this sum is drawn; its public keys go to the server
     share       everybody's keys come; shares of the secret go, sealed, to every peer
-    mask        with a round's training, or the final evaluation: the peers' shares come; the masked vector of figures
-                and upload goes, and the secret is forgotten
-    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
+    mask        with a round's training, or the final evaluation: the peers' shares come; the masked
+                vector of figures and upload goes, and the secret is forgotten
+    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or
+                of a lost one's key
 
-The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites are in it.
-Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
-sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
-what they hide. So would some pairs of sums (`_remember`). The symbols, and what is added: `privacy/masks.py`.
+The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites
+are in it. Between them the secret lies in the site's own folder, for its user alone. Every stage is
+passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one
+secret, or both shares of one peer, would reveal what they hide. So would some pairs of sums
+(`_remember`). The symbols, and what is added: `privacy/masks.py`.
+
+A site whose figures or upload have NaN or infinity sends no vector, so that it counts as lost. Did
+it send zeros, a sum of three sites could be one site's upload: a server can choose what it sends so
+that the training of some diverges.
 """
 
 import re
@@ -23,16 +29,24 @@ import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from client_app.answers import log
+from client_app.answers import UntoldError
 from client_app.client import Client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site
-from protofl_common.privacy import masks, sums
-from protofl_common.wire.payloads import Payload, pack_payload, summary_of
-from protofl_common.wire.records import FINAL, NEXT_SUM, SECAGG, Report, pack_by_site, unpack_by_site
+from protofl_common.privacy import masks, shares, sums
+from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.records import (
+    FINAL,
+    NEXT_SUM,
+    SECAGG,
+    Report,
+    pack_by_site,
+    unpack_by_site,
+)
 from protofl_common.wire.schema import Limits, RefusedMessage
 
 
@@ -44,178 +58,323 @@ class _Progress:
 
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
-    sent: int  # The last sum for which an upload was sent, -1 for none
+    sent: int  # The last sum for which an upload was sent, or that this site has left; -1 for none
     stage: str  # The last one passed
+    run_history: str = ""  # As the server told it; one Flower run has one
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
-    shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
-    following: bytes = b""  # The secret of the next sum, once its keys have gone with the upload of this one
+    shares: dict[str, bytes] = field(
+        default_factory=dict
+    )  # Site -> shares of its PAIR and of its OWN key
+    following: bytes = (
+        b""  # The secret of the next sum, once its keys have gone with the upload of this one
+    )
 
 
 _STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
-    """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
+    """One site in one sum.
+
+    RefusedMessage for a stage out of turn, and for what would reveal an upload.
+    """
 
     def __init__(self, client: Client, final: bool) -> None:
-        self.client, self.name, self.run_id = client, client.name, client.run_id
-        self.sum_number, self.algo = 2 * client.instructions.round + final, client.settings.run.algo
+        self.client = client
+        self.name = client.name
+        self.run_id = client.run_id
+        self.algo = client.settings.run.algo
+        self.sum_number = 2 * client.instructions.round + final
         self.next_sum = sums.sum_after(self.sum_number, client.settings.run.rounds)
         self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Let one message at a time pass a stage at a real site: the same may have come twice at the same time."""
+        """Let one message at a time pass a stage at a real site: it may have come twice at once."""
         return locked(self.path) if self.client.node.is_site else nullcontext()
 
+    # -- the stages
     def advertise(self) -> dict[str, ConfigRecord]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
-        last = self._read()
-        sent = last.sent if last and last.run_id == self.run_id else -1
+        last = self._last()
+        sent = last.sent if last else -1
         if sent >= self.sum_number:
-            raise RefusedMessage(f"keys asked for {_called(self.sum_number)}, after the upload of {_called(sent)}")
+            raise RefusedMessage(
+                f"keys asked for {_called(self.sum_number)}, after the upload of {_called(sent)}"
+            )
         secret = masks.new_secret()
-        self._write(_Progress(self.run_id, self.sum_number, sent, "advertise", secret))
+        self._write(self._begun(self.sum_number, sent, secret))
         return self._keys(secret, self.sum_number)
-
-    def _keys(self, secret: bytes, sum_number: int, record: str = SECAGG) -> dict[str, ConfigRecord]:
-        public = masks.public_of(secret)
-        signature = self.client.signature(masks.introducing(self.algo, sum_number, public)) or bytes(masks.SIGNATURE)
-        return pack_by_site({self.name: public + signature}, record)
 
     def share(self) -> dict[str, ConfigRecord]:
         """For each peer its shares of the secret, sealed."""
         return self._shared(self._passed("advertise"), SECAGG)
 
-    def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
-        """Seal shares of the secret of ``progress`` for each peer; a ``record`` of the message has all sites' keys."""
-        keys = unpack_by_site(self.client.content, masks.SIGNED, record)
-        publics = {site: both[: masks.PUBLIC] for site, both in keys.items()}
-        if publics.get(self.name) != masks.public_of(progress.secret) or len(set(publics.values())) < len(keys):
-            raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
-        for site, both in keys.items():
-            purpose = masks.introducing(self.algo, progress.sum, both)
-            if not is_from_site(self.client.settings.study, site, self.run_id, purpose, both[masks.PUBLIC :]):
-                raise RefusedMessage(f"keys of {site} for a sum, which the key that the study names has not signed")
-        if len(keys) < masks.FEWEST_SUMMED:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
-        secret, threshold, points = progress.secret, self._threshold(keys), masks.points_of(keys)
-        halves = (masks.part(secret, which) for which in (masks.PAIR, masks.OWN))
-        pair, own = (masks.split(half, threshold, points.values()) for half in halves)
-        shares = {peer: pair[point] + own[point] for peer, point in points.items()}
-        self._write(replace(progress, stage="share", keys=keys, shares={self.name: shares.pop(self.name)}))
-        sealed = {peer: masks.seal(secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
-        return pack_by_site(sealed, record)
-
     def open_shares(self) -> None:
-        """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
-        progress, sealed = self._passed("share"), unpack_by_site(self.client.content, masks.SEALED)
-        sites, fewest = {self.name, *sealed}, self._threshold(progress.keys)
+        """Before the work: whose masks are in the sum, those who shared.
+
+        Who sealed badly has no share here.
+        """
+        progress = self._passed("share")
+        sealed = unpack_by_site(self.client.content, masks.SEALED)
+        sites = {self.name, *sealed}
+        fewest = self._threshold(progress.keys)
         if len(sites) < fewest or not sites <= progress.keys.keys():
-            raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
-        shares = dict(progress.shares)
+            raise RefusedMessage(
+                f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones"
+            )
+
+        opened = dict(progress.shares)
         for peer, text in sealed.items():
             try:
-                shares[peer] = masks.opened(progress.secret, progress.keys[peer], f"{peer} {self.name}", text)
+                opened[peer] = masks.opened(
+                    self._name_of(progress.sum),
+                    progress.secret,
+                    progress.keys[peer],
+                    peer,
+                    self.name,
+                    text,
+                )
             except InvalidTag:
-                shares[peer] = b""
-        self._progress = replace(progress, shares=shares)
+                opened[peer] = b""
+        self._opened = replace(progress, shares=opened)
 
     def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
-        """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
-        progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
-        due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
-        if upload.entries.keys() != due.keys():
-            raise ValueError(f"uploaded: {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}")
-        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        names, clients = sums.figure_names(settings.row.reported_losses, self.client.metrics), len(progress.keys)
-        addends = sums.to_sums(upload, due, bounded, samples, clients)
-        if not addends[0]:
-            log("ERROR", f"run {self.run_id}: NaN or infinity in its upload; it sent zeros to hide it from the server")
-        vector = np.concatenate([sums.to_whole(sums.weighted_figures(report, samples, names), clients), addends])
+        """Return the figures of the report and the upload, masked, and what of the report is not.
+
+        UntoldError where a number is not finite: this site has left the sum then.
+        """
+        progress = self._opened
+        try:
+            vector = self._vector(upload, report, limits, len(progress.keys))
+        except sums.NotFinite as error:
+            self._leave()
+            raise UntoldError(
+                f"{error}: this site has left the sum of {_called(self.sum_number)}"
+            ) from error
+
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        received = masks.received(summary_of(self.client.content.array_records)["sha256"], progress.keys, peers)
-        sent = masks.masked(vector, progress.secret, self.name, peers, received).view(np.int64)
+        received = masks.received(sums.digest_of(self.client.content), progress.keys, peers)
+        name = self._name_of(self.sum_number)
+        sent = masks.masked(name, vector, progress.secret, self.name, peers, received).view(
+            np.int64
+        )
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
         following = masks.new_secret() if self.next_sum else b""
         if following:
             content.update(self._keys(following, self.next_sum, NEXT_SUM))
         with self.alone():
             self._passed("share")  # As when it was opened, before the work
-            self._write(replace(progress, sent=self.sum_number, stage="mask", secret=b"", following=following))
+            progress = replace(progress, stage="mask", secret=b"", following=following)
+            self._write(replace(progress, sent=self.sum_number))
         return content, sums.without_figures(report)
 
     def unmask(self) -> dict[str, ConfigRecord]:
-        """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
-        progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
-        if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress.keys):
-            raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
+        """A share for each in the sum: of its own mask if it sent a vector, else of its key."""
+        progress = self._passed("mask")
+        sent = unpack_by_site(self.client.content, 0).keys()
+        with_it = {self.name} <= sent <= progress.shares.keys()
+        if not with_it or len(sent) < self._threshold(progress.keys):
+            odd = "not this one, too few, or not all of the sum"
+            raise RefusedMessage(f"an unmasking for {len(sent)} sites: {odd}")
         self._remember({*sent, *(f"-{site}" for site in progress.shares.keys() - sent)})
-        pairs = {site: (share[: masks.SHARE], share[masks.SHARE :]) for site, share in progress.shares.items() if share}
-        shares = pack_by_site({site: own if site in sent else pair for site, (pair, own) in pairs.items()})
+
+        revealed = {}
+        for site, both in progress.shares.items():
+            pair, own = both[: shares.SHARE], both[shares.SHARE :]
+            if both:
+                revealed[site] = own if site in sent else pair
+        answer = pack_by_site(revealed)
         if self.next_sum:
-            begun = _Progress(self.run_id, self.next_sum, self.sum_number, "advertise", progress.following)
+            begun = self._begun(self.next_sum, self.sum_number, progress.following)
             self._write(begun)
-            return shares | (self._shared(begun, NEXT_SUM) if NEXT_SUM in self.client.content else {})
-        self._write(_Progress(self.run_id, self.sum_number, self.sum_number, "unmask"))
+            return answer | (
+                self._shared(begun, NEXT_SUM) if NEXT_SUM in self.client.content else {}
+            )
+        self._write(self._over("unmask"))
         if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
-        return shares
+        return answer
 
-    def _remember(self, sites: set[str]) -> None:
-        """Record whom this site's upload is summed with; RefusedMessage where the sum would show a few sites' uploads.
+    # -- what they are made of
+    def _keys(
+        self, secret: bytes, sum_number: int, record: str = SECAGG
+    ) -> dict[str, ConfigRecord]:
+        public = masks.public_of(secret)
+        signature = self.client.signature(
+            masks.introducing(self.algo, sum_number, public)
+        ) or bytes(masks.SIGNATURE)
+        return pack_by_site({self.name: public + signature}, record)
 
-        The server has every earlier sum of the same uploads. If one or two sites make the difference, it shows what
-        they sent. Sums of one kind of upload in one round count as the same, whatever the study or the settings: most
-        settings change uploads by little. So do most algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer
-        are the same numbers. A client that trains nothing would send the same in every round, so it is asked for one
-        only. ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or beside another
-        that makes the difference: a sum must be the same in this, whatever else is different.
+    def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
+        """Seal shares of the secret of ``progress`` for each peer.
+
+        A ``record`` of the message has all sites' keys.
+        """
+        keys = unpack_by_site(self.client.content, masks.SIGNED, record)
+        self._check_keys(keys, progress)
+        secret = progress.secret
+        threshold = self._threshold(keys)
+        points = masks.points_of(keys)
+        pair_shares = shares.split(masks.part(secret, masks.PAIR), threshold, points.values())
+        own_shares = shares.split(masks.part(secret, masks.OWN), threshold, points.values())
+        dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
+        self._write(
+            replace(progress, stage="share", keys=keys, shares={self.name: dealt.pop(self.name)})
+        )
+
+        name = self._name_of(progress.sum)
+        sealed = {
+            peer: masks.seal(name, secret, keys[peer], self.name, peer, text)
+            for peer, text in dealt.items()
+        }
+        return pack_by_site(sealed, record)
+
+    def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
+        """RefusedMessage for keys that are not those of as many sites as there are names."""
+        study = self.client.settings.study
+        shown = keys.get(self.name, b"")[: masks.PUBLIC]
+        if shown != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
+            mixed = "keys of which this site's are not its own, or two sites' are the same"
+            raise RefusedMessage(mixed)
+        for site, both in keys.items():
+            if not masks.are_keys(both):
+                raise RefusedMessage(f"keys of {site} for a sum, which are none")
+            purpose = masks.introducing(self.algo, progress.sum, both)
+            if not is_from_site(study, site, self.run_id, purpose, both[masks.PUBLIC :]):
+                unsigned = "which the key that the study names has not signed"
+                raise RefusedMessage(f"keys of {site} for a sum, {unsigned}")
+        if len(keys) < masks.FEWEST_SUMMED:
+            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
+
+    def _vector(
+        self, upload: Payload, report: Report, limits: Limits, clients: int
+    ) -> NDArray[np.uint64]:
+        """The figures of the report and the upload [L], not masked yet.
+
+        NotFinite where one has no place in a sum.
         """
         settings = self.client.settings
-        if self.client.study is None or settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
+        samples = len(self.client.data.train_labels)
+        due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
+        if upload.entries.keys() != due.keys():
+            raise ValueError(
+                f"uploaded: {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}"
+            )
+        names = sums.figure_names(settings.row.reported_losses, self.client.metrics)
+        figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
+        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
+        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, clients)])
+
+    def _leave(self) -> None:
+        """Forget the secret of this sum, so that no vector can follow: others reveal its masks."""
+        with self.alone():
+            self._passed("share")
+            self._write(self._over("left"))
+
+    def _remember(self, sites: set[str]) -> None:
+        """Record whom this site is summed with; RefusedMessage where that would show a few uploads.
+
+        The server has every earlier sum of the same uploads. If one or two sites make the
+        difference, it shows what they sent. Sums of one kind of upload in one round count as the
+        same, whatever the study or the settings: most settings change uploads by little. So do most
+        algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer are the same numbers. A
+        client that trains nothing would send the same in every round, so it is asked for one only.
+        ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or
+        beside another that makes the difference: a sum must be the same in this, whatever else is
+        different.
+        """
+        settings = self.client.settings
+        if (
+            self.client.study is None or settings.privacy.dp != "none"
+        ):  # with noise, drawn anew, no two are the same
             return
         up, number = settings.exchange.up.values(), f": {self.sum_number}"
         use = str(["weights: " * bool(getattr(entry, "meaning", "")) + entry.words for entry in up])
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
             same: list[list[str]] = cohorts.setdefault(use + number, [])
-            of_round = {other.removesuffix(number): sets for other, sets in cohorts.items() if other.endswith(number)}
-            alike = [sets for other, sets in of_round.items() if other == use or _kinds(other) & _kinds(use)]
+            of_round = {
+                other.removesuffix(number): sets
+                for other, sets in cohorts.items()
+                if other.endswith(number)
+            }
+            alike = [
+                sets
+                for other, sets in of_round.items()
+                if other == use or _kinds(other) & _kinds(use)
+            ]
             for few in (sites.symmetric_difference(cohort) for sets in alike for cohort in sets):
                 if 0 < len(few) < masks.FEWEST_SUMMED or any(site.startswith("-") for site in few):
                     who = " and ".join(sorted({site.removeprefix("-") for site in few}))
-                    shown = f"a sum that would show what {who} sent, beside an earlier one of other sites"
-                    raise RefusedMessage(f"{shown}; see Two sums over different clients in docs/secure-aggregation.md")
+                    shown = f"a sum that would show what {who} sent"
+                    page = "Two sums over different clients in docs/secure-aggregation.md"
+                    raise RefusedMessage(
+                        f"{shown}, beside an earlier one of other sites; see {page}"
+                    )
             if sorted(sites) not in same:
                 same.append(sorted(sites))
 
     def _threshold(self, keys: Mapping[str, bytes]) -> int:
-        """Return how many sites must stay: of those that the study names, however few of them the server shows."""
-        settings = self.client.settings
-        return masks.needed(max(len(keys), len(settings.named_sites)), settings.privacy.secagg_threshold)
+        """How many sites must stay: of those that the study names, however few the server shows."""
+        named = len(self.client.settings.named_sites)
+        return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
 
+    # -- the file
     def _passed(self, stage: str) -> _Progress:
-        progress = self._read()
-        if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum_number, stage):
+        progress = self._last()
+        if progress is None or (progress.sum, progress.stage) != (self.sum_number, stage):
             last = f"{stage!r} of {_called(self.sum_number)}"
             raise RefusedMessage(f"a stage of secure aggregation that does not follow {last}")
         return progress
+
+    def _last(self) -> _Progress | None:
+        """How far this site is in this Flower run; RefusedMessage for another history of the run.
+
+        It says which states of a private model count, so another history could put another model in
+        a sum.
+        """
+        progress = self._read()
+        if progress is None or progress.run_id != self.run_id:
+            return None
+        told = self._run_history
+        if progress.run_history not in ("", told):
+            before = f"in the Flower run {self.run_id}, which had {progress.run_history!r}"
+            raise RefusedMessage(f"round.run_history is {told!r} {before}")
+        return progress
+
+    @property
+    def _run_history(self) -> str:
+        return self.client.instructions.run_history.text
+
+    def _begun(self, sum_number: int, sent: int, secret: bytes) -> _Progress:
+        return _Progress(self.run_id, sum_number, sent, "advertise", self._run_history, secret)
+
+    def _over(self, stage: str) -> _Progress:
+        """Progress of this sum in which nothing can follow."""
+        return _Progress(self.run_id, self.sum_number, self.sum_number, stage, self._run_history)
 
     def _read(self) -> _Progress | None:
         try:
             return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
         except ValidationError as error:  # whose text would quote secrets
-            raise ValueError(f"{self.path}: {error.errors(include_input=False)[0]['msg']}") from None
+            raise ValueError(
+                f"{self.path}: {error.errors(include_input=False)[0]['msg']}"
+            ) from None
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
 
+    def _name_of(self, sum_number: int) -> masks.SumName:
+        return masks.SumName(
+            self.client.settings.study.study_signature, self.run_id, self.algo, sum_number
+        )
+
 
 def _kinds(use: str) -> set[str]:
-    """Return which kinds of numbers are in uploads of these words, of which some differ in records of before."""
+    """Which kinds of numbers are in uploads of these words, some of which older records have."""
     words = use.replace("share", "samples").replace("mean output", "prototype")
     return {*re.findall("weights|prototype|samples", words)}
 
@@ -225,7 +384,10 @@ def _called(number: int) -> str:
 
 
 def sum_of(client: Client) -> SecureSum | None:
-    """The sum in which an upload leaves, to which its message has the peers' shares; None where it leaves by itself."""
+    """The sum in which an upload leaves, to which its message has the peers' shares.
+
+    None where it leaves by itself.
+    """
     if not client.settings.privacy.secagg:
         return None
     secure_sum = SecureSum(client, final=not client.trains_now)
@@ -237,14 +399,19 @@ def _stage(name: str, final: bool, message: Message, context: Context) -> Record
     """A stage without training, in a round or in the final evaluation."""
     client = Client(context, message)
     if not client.settings.privacy.secagg:
-        raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
+        raise RefusedMessage(
+            "a stage of secure aggregation, which the run's settings do not ask for"
+        )
     secure_sum = SecureSum(client, final)
     with secure_sum.alone():
         return RecordDict(getattr(secure_sum, name)())
 
 
 def blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    """Blank what sums that were broken off have left.
+
+    Which sums a site has been in stays, lest it be asked again.
+    """
     for file in folder.glob("*.secagg"):
         with record_in(file, "which sum it is of (remove it if its run is over)") as rows:
             rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}

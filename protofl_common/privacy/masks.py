@@ -1,25 +1,32 @@
 """Masks that cancel in a sum (Bonawitz et al., "Practical Secure Aggregation", CCS 2017).
 
-Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that is u's own; PRG a
-stream of numbers mod 2^64; r_u all that u received from the server: the model's digest, and whose keys and shares.
-Masks of clients that received different things do not cancel. Else a server could send all but u a model that no
-training changes, and read u's vector in the sum (Pasquini, Francati and Ateniese, "Eluding Secure Aggregation in
-Federated Learning via Model Inconsistency", 2022), or show u more keys, so that its numbers have another scale.
+Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that
+is u's own; PRG a stream of numbers mod 2^64; r_u all that u received from the server: the whole
+message, and whose keys and shares. Masks of clients that received different things do not cancel.
+Else a server could send all but u a model that no training changes, or tell them that another of
+their own models counts, and read u's vector in the sum (Pasquini, Francati and Ateniese, "Eluding
+Secure Aggregation in Federated Learning via Model Inconsistency", 2022), or show u more keys, so
+that its numbers have another scale.
 
-Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod 2^64
-Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
+Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod
+2^64 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is
+lost its masks with them
 
-A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
-the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode;
-Flower's folds its key to 32 bits, all of which can be tried. Lost keys come back by Shamir's secret sharing ("How to
-Share a Secret", CACM 1979): a secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share
-f(x): any t shares give the secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
+A client's secret is three private keys of X25519, anew in every sum: for shares under way to a peer
+(AES-GCM), for the s_uv, and b_u, whose public key serves only to prove that the shares of it are
+right. No key is used as it was agreed on: all are derived for one sum, one use and the names of
+both ends (`SumName`), so that a client that copies another's public key has other masks with its
+peers. PRG is AES in counter mode; Flower's folds its key to 32 bits, all of which can be tried.
+Lost keys come back by secret sharing (`shares.py`).
 """
 
+import hashlib
+import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -28,86 +35,172 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-PRIME = 2**256 + 297
-SHARE = 33  # bytes of a share
+from protofl_common.privacy.shares import SHARE
+
 FEWEST_SUMMED = 3  # clients whose sum hides one of them from the others
 KEY, NONCE = 32, 12
-SEALED = NONCE + 2 * SHARE + 16  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
-PUBLIC, SIGNATURE = 3 * KEY, 64  # bytes of a site's public keys, and of the signature of them, which follows
+SEALED = (
+    NONCE + 2 * SHARE + 16
+)  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
+PUBLIC, SIGNATURE = (
+    3 * KEY,
+    64,
+)  # bytes of a site's public keys, and of the signature of them, which follows
 SIGNED = PUBLIC + SIGNATURE
 SEALING, PAIR, OWN = range(3)  # which of the three keys
+FIELD = 2**255 - 19  # X25519's field; a public key is a number below
 
 
+@dataclass(frozen=True)
+class SumName:
+    """Which sum keys are for; no two sums of any runs have the same name."""
+
+    study: str  # its signature, "" for a run without a study
+    run_id: int
+    algo: str  # the run's, or its baseline's
+    number: int  # as in `sums.sum_after`
+
+    def key(self, agreed: bytes, use: str, *names: str) -> bytes:
+        """Derive the key for one use, between these sites, of what they agree on (HKDF)."""
+        about = ["protofl", self.study, self.run_id, self.algo, self.number, use, *names]
+        return HKDF(SHA256(), KEY, salt=None, info=json.dumps(about).encode()).derive(agreed)
+
+
+# -- keys
 def new_secret() -> bytes:
-    return secrets.token_bytes(3 * KEY)
+    """Three private keys."""
+    return b"".join(_clamped(secrets.token_bytes(KEY)) for _ in (SEALING, PAIR, OWN))
+
+
+def _clamped(private: bytes) -> bytes:
+    """Set the five bits of a private key that X25519 ignores as it would use them (RFC 7748, 5)."""
+    return bytes([private[0] & 248, *private[1:-1], private[-1] & 127 | 64])
 
 
 def public_of(secret: bytes) -> bytes:
     """The public keys of as many private ones as are given."""
-    privates = (X25519PrivateKey.from_private_bytes(part(secret, i)) for i in range(len(secret) // KEY))
+    privates = (
+        X25519PrivateKey.from_private_bytes(part(secret, i)) for i in range(len(secret) // KEY)
+    )
     return b"".join(private.public_key().public_bytes_raw() for private in privates)
 
 
+def is_secret_of(public: bytes, secret: bytes) -> bool:
+    """Return whether this is the private key of one ``public`` key.
+
+    Only one is: a wrong share could else give a secret with other bits where X25519 ignores them,
+    whose masks would be others.
+    """
+    return secret == _clamped(secret) and public_of(secret) == public
+
+
 def introducing(algo: str, number: int, keys: bytes) -> str:
-    """Return what a site signs of its public keys, the first bytes of ``keys``, for a sum of a run or its baseline."""
+    """Return what a site signs of its public keys, with which ``keys`` begin, for a sum."""
     return f"keys {keys[:PUBLIC].hex()} for sum {number} of {algo}"
 
 
-def are_keys(public: bytes) -> bool:
-    """Return whether one can agree on a secret with the owner of three public keys."""
+def are_keys(keys: bytes) -> bool:
+    """Return whether one can agree on a secret with the owner of three public keys.
+
+    X25519 ignores a key's highest bit and takes it mod p: of several spellings of one key only the
+    shortest is one, so that two keys which differ are not the same.
+    """
+    publics = [part(keys, which) for which in (SEALING, PAIR, OWN)]
+    if any(int.from_bytes(public, "little") >= FIELD for public in publics):
+        return False
     try:
-        return all(_agreed(part(new_secret(), which), part(public, which)) for which in (SEALING, PAIR, OWN))
+        for public in publics:
+            _agreed(new_secret()[:KEY], public)
     except ValueError:
         return False
+    return True
+
+
+def sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
+    """Return the sites one of whose three public keys occurs twice, at two sites or one."""
+    publics = {
+        site: [part(its, which) for which in (SEALING, PAIR, OWN)] for site, its in keys.items()
+    }
+    times = Counter(public for its in publics.values() for public in its)
+    return {site for site, its in publics.items() if any(times[public] > 1 for public in its)}
 
 
 def part(keys: bytes, which: int) -> bytes:
     return keys[which * KEY : (which + 1) * KEY]
 
 
-def seal(secret: bytes, public: bytes, way: str, text: bytes) -> bytes:
-    """``text`` for the owner of the keys ``public``; ``way``: from whom to whom, which the receiver must know."""
+def _agreed(secret: bytes, public: bytes) -> bytes:
+    """ValueError for a public key that would make the result known to everybody."""
+    return X25519PrivateKey.from_private_bytes(secret).exchange(
+        X25519PublicKey.from_public_bytes(public)
+    )
+
+
+# -- shares under way
+def seal(
+    name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, text: bytes
+) -> bytes:
+    """Encrypt ``text``; the ``secret`` is the sender's, the ``public`` keys the receiver's."""
     nonce = secrets.token_bytes(NONCE)
-    return nonce + AESGCM(_agreed(part(secret, SEALING), part(public, SEALING))).encrypt(nonce, text, way.encode())
+    return nonce + _sealing(name, secret, public, sender, receiver).encrypt(nonce, text, None)
 
 
-def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
-    """The inverse of `seal`; cryptography's InvalidTag if anything does not belong together."""
-    key = _agreed(part(secret, SEALING), part(public, SEALING))
-    return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], way.encode())
+def opened(
+    name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, sealed: bytes
+) -> bytes:
+    """The inverse of `seal`, by the receiver.
+
+    Cryptography's InvalidTag if anything does not belong together.
+    """
+    return _sealing(name, secret, public, sender, receiver).decrypt(
+        sealed[:NONCE], sealed[NONCE:], None
+    )
 
 
-def received(payload: str, keys: Iterable[str], shared: Iterable[str]) -> str:
-    """r_u, of the digest of the ``payload``, and the names of those whose keys and whose shares u was shown."""
-    return f"{payload} {sorted(keys)} {sorted(shared)}"
+def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver: str) -> AESGCM:
+    agreed = _agreed(part(secret, SEALING), part(public, SEALING))
+    return AESGCM(name.key(agreed, "share", sender, receiver))
 
 
-def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes], received: str) -> np.ndarray:
-    """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
-    total: np.ndarray = vector + own_mask(part(secret, OWN), len(vector))
+# -- masks
+def received(message: str, keys: Iterable[str], shared: Iterable[str]) -> str:
+    """r_u, of the digest of a ``message`` and the sites whose keys and whose shares u was shown."""
+    return hashlib.sha256(json.dumps([message, sorted(keys), sorted(shared)]).encode()).hexdigest()
+
+
+def masked(
+    name: SumName,
+    vector: np.ndarray,
+    secret: bytes,
+    site: str,
+    keys: Mapping[str, bytes],
+    received: str,
+) -> np.ndarray:
+    """y_u [L] of ``vector`` [L] uint64.
+
+    ``keys``: the public keys of all whose masks shall cancel, its own too.
+    """
+    total: np.ndarray = vector + own_mask(name, part(secret, OWN), site, len(vector))
     for peer in keys.keys() - {site}:
-        total += pair_mask(part(secret, PAIR), site, peer, keys[peer], len(vector), received)
+        total += pair_mask(name, part(secret, PAIR), site, peer, keys[peer], len(vector), received)
     return total
 
 
-def own_mask(secret: bytes, length: int) -> np.ndarray:
+def own_mask(name: SumName, secret: bytes, site: str, length: int) -> np.ndarray:
     """PRG(b_u) [L] uint64."""
-    return _stream(_derived(secret), length)
+    return _stream(name.key(secret, "own mask", site), length)
 
 
-def pair_mask(secret: bytes, site: str, peer: str, public: bytes, length: int, received: str) -> np.ndarray:
-    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; what its ``peer`` adds is the negative of it."""
-    stream = _stream(_derived(_agreed(secret, part(public, PAIR)) + received.encode()), length)
+def pair_mask(
+    name: SumName, secret: bytes, site: str, peer: str, public: bytes, length: int, received: str
+) -> np.ndarray:
+    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it.
+
+    What its ``peer`` adds is the negative of it.
+    """
+    agreed = _agreed(secret, part(public, PAIR))
+    stream = _stream(name.key(agreed, "pair mask", *sorted((site, peer)), received), length)
     return stream if site < peer else 0 - stream
-
-
-def _agreed(secret: bytes, public: bytes) -> bytes:
-    """ValueError for a public key that would make the result known to everybody."""
-    return _derived(X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public)))
-
-
-def _derived(secret: bytes) -> bytes:
-    return HKDF(SHA256(), KEY, salt=None, info=b"protofl").derive(secret)
 
 
 def _stream(key: bytes, length: int) -> np.ndarray:
@@ -116,42 +209,17 @@ def _stream(key: bytes, length: int) -> np.ndarray:
     return np.frombuffer(stream, "<u8").astype(np.uint64)
 
 
-# -- shares of a secret
+# -- how many share, and where
 def needed(clients: int, fraction: float) -> int:
     """t, the threshold of so many clients."""
     return max(FEWEST_SUMMED, math.ceil(fraction * clients))
 
 
-def points_of(sites: Iterable[str]) -> dict[str, int]:
+def most_liars(clients: int, threshold: int) -> int:
+    """How many of n clients may lie, or help a server that does, and a sum be safe: c < 2t − n."""
+    return max(1, 2 * threshold - clients - 1)
+
+
+def points_of(sites: Collection[str]) -> dict[str, int]:
     """At which point each site has its share, for everybody alike."""
     return {site: point for point, site in enumerate(sorted(sites), start=1)}
-
-
-def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of the 32 bytes of ``secret`` at ``points`` of at least 1: ``threshold`` of them give it back."""
-    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    values = {x: reduce(lambda value, factor: (value * x + factor) % PRIME, reversed(polynomial), 0) for x in points}
-    return {x: value.to_bytes(SHARE) for x, value in values.items()}
-
-
-def recovered(shares: Mapping[int, bytes], threshold: int, public: bytes) -> tuple[bytes, set[int]] | None:
-    """The secret of the ``public`` key, and at which points the shares are wrong; None if no shares give it.
-
-    Tried are ``threshold`` shares in a row, from every share on: with one share more, one may be wrong, and so on.
-    """
-    points, values = list(shares), {x: int.from_bytes(share) for x, share in shares.items()}
-    for start in range(len(points) if len(points) >= threshold else 0):
-        chosen = {x: values[x] for x in (points[start:] + points[:start])[:threshold]}
-        secret = _at(0, chosen)
-        if secret < 2**256 and public_of(secret.to_bytes(32)) == public:
-            return secret.to_bytes(32), {x for x in points if x not in chosen and _at(x, chosen) != values[x]}
-    return None
-
-
-def _at(point: int, values: Mapping[int, int]) -> int:
-    total = 0
-    for x, value in values.items():
-        others = [other for other in values if other != x]
-        above, below = (math.prod(start - other for other in others) for start in (point, x))
-        total += value * above * pow(below, -1, PRIME)
-    return total % PRIME

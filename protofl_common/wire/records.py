@@ -39,7 +39,8 @@ class Instructions:
     round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
     run_history: RunHistory  # which states of a client count, where the run was resumed
-    counted: int = 0  # the last round into whose result this client's reply went; 0: none
+    # the last round into whose result this client's reply went; 0: none, and always with secagg
+    counted: int = 0
     part: float = 1.0  # of the change that it sent then; below 1 where the server cut it
 
 

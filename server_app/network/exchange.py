@@ -6,14 +6,23 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
 from server_app.log import tell_silence
-from server_app.network.flower_compat import TRIES, ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
+from server_app.network.flower_compat import (
+    TRIES,
+    ErrorCode,
+    copy_for,
+    id_of,
+    is_simulated,
+    pull_each,
+    push_each,
+)
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Records, RoundResult
 
@@ -45,11 +54,9 @@ class MessageExchange:
     ) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation; its ``result`` takes the bytes, and who could not answer."""
         federation = self.federation
-        baseline, about = pack_baseline(federation.baseline), (result.number, self.run_name, federation.run_history)
         messages, answers = dict[str, Message](), dict[str, RecordDict]()
         for site, records in contents.items():
-            instructions = Instructions(*about, *federation.counted.get(site, (0, 1.0)))
-            content = RecordDict({**records, "round": pack_instructions(instructions), **baseline})
+            content = RecordDict({**records, **self.about(result, site)})
             result.bytes_down += payload_bytes(content)
             messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
         for site, reply in self._replies_to(messages, result).items():
@@ -61,6 +68,18 @@ class MessageExchange:
                 result.bytes_up += payload_bytes(reply.content)
                 answers[site] = reply.content
         return answers
+
+    def about(self, result: RoundResult, site: str = "") -> dict[str, ConfigRecord]:
+        """Return the records that say what a message is about: of a secure sum, whose uploads have no author, to all.
+
+        Otherwise a ``site`` also learns whether its last upload counted.
+        """
+        federation = self.federation
+        instructions = Instructions(result.number, self.run_name, federation.run_history)
+        if site in federation.counted and not federation.settings.privacy.sums_only:
+            counted, part = federation.counted[site]
+            instructions = replace(instructions, counted=counted, part=part)
+        return {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
 
     def _replies_to(self, messages: Mapping[str, Message], result: RoundResult) -> dict[str, Message]:
         """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late."""

@@ -1,13 +1,15 @@
-"""Secret sharing, masks, and uploads as vectors: what secure aggregation is made of."""
+"""Masks, and uploads as vectors: what secure aggregation is made of, beside `test_shares.py`."""
 
 import hashlib
-import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cryptography.exceptions import InvalidTag
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -16,39 +18,12 @@ from protofl_common.maths.aggregation import merge_by_class, merge_weights
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import masks
 from protofl_common.privacy import sums as summing
+from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.payloads import Payload, template_of
-from protofl_common.wire.records import Report
+from protofl_common.wire.records import SECAGG, Report
 from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
 
-SECRET = bytes(range(32))
-PUBLIC = masks.public_of(SECRET)
-
-
-# -- secret sharing ----------------------------------------------------------------------------------------------------
-def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """f(x) = 7 + 5x + 5x²."""
-    monkeypatch.setattr("secrets.randbelow", lambda below: 5)
-    shares = masks.split((7).to_bytes(32), 3, (1, 2, 10))
-    assert {x: int.from_bytes(share) for x, share in shares.items()} == {1: 17, 2: 37, 10: 557}
-
-
-def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
-    shares = masks.split(SECRET, 3, range(1, 6))
-    for chosen in itertools.combinations(shares, 3):
-        assert masks.recovered({x: shares[x] for x in chosen}, 3, PUBLIC) == (SECRET, set())
-    assert masks.recovered({x: shares[x] for x in (1, 2)}, 3, PUBLIC) is None
-    assert masks.recovered({x: shares[x] for x in (1, 2)}, 2, PUBLIC) is None
-    assert pow(3, masks.PRIME - 1, masks.PRIME) == 1  # Fermat: it is no prime otherwise
-    assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
-
-
-@pytest.mark.parametrize("liar", range(1, 5))
-def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
-    shares = masks.split(SECRET, 3, range(1, 5))
-    shares[liar] = bytes(32) + b"\1"
-    assert masks.recovered(shares, 3, PUBLIC) == (SECRET, {liar})
-    del shares[1 if liar != 1 else 2]
-    assert masks.recovered(shares, 3, PUBLIC) is None
+THIS = masks.SumName("signature", 4711, "fedavg", 2)
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
@@ -61,15 +36,18 @@ def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
     secrets = secrets_of(4)
     keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
     sent = {
-        site: masks.masked(v, secrets[site], site, keys, "r")
+        site: masks.masked(THIS, v, secrets[site], site, keys, "r")
         for v, site in zip(vectors, secrets, strict=True)
     }
-    own = [masks.own_mask(masks.part(secret, masks.OWN), 50) for secret in secrets.values()]
+    own = [
+        masks.own_mask(THIS, masks.part(secret, masks.OWN), site, 50)
+        for site, secret in secrets.items()
+    ]
     assert np.array_equal(
         np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0)
     )
     other = masks.masked(
-        vectors[0], secrets["site-0"], "site-0", keys, "s"
+        THIS, vectors[0], secrets["site-0"], "site-0", keys, "s"
     )  # of one that has received something else
     assert not (
         other - own[0] + np.add.reduce(list(sent.values())[1:]) - sum(own[1:])
@@ -78,7 +56,7 @@ def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
     without = np.add.reduce([sent[f"site-{i}"] for i in range(3)]) - np.add.reduce(own[:3])
     for peer in list(secrets)[:3]:
         without += masks.pair_mask(
-            masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r"
+            THIS, masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r"
         )
     assert np.array_equal(without, vectors[:3].sum(axis=0))
 
@@ -94,8 +72,8 @@ def test_a_masked_vector_looks_uniform() -> None:
         )
 
     secret = masks.part(secrets["site-0"], masks.PAIR)
-    pair = masks.pair_mask(secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
-    found = [masks.masked(vector, secrets[site], site, keys, "r") for site in secrets]
+    pair = masks.pair_mask(THIS, secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
+    found = [masks.masked(THIS, vector, secrets[site], site, keys, "r") for site in secrets]
     assert all(p(values) > 0.01 for values in (*found, pair))
     assert p(vector) < 1e-9
     assert len({values.tobytes() for values in found}) == 3
@@ -105,14 +83,99 @@ def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with
     None
 ):
     one, other, third = secrets_of(3).values()
-    sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * masks.SHARE))
+    text = bytes(2 * SHARE)
+    sealed = masks.seal(THIS, one, masks.public_of(other), "a", "b", text)
     assert len(sealed) == masks.SEALED
-    assert masks.opened(other, masks.public_of(one), "a b", sealed) == bytes(2 * masks.SHARE)
-    for secret, way in ((third, "a b"), (other, "b a")):
+    assert masks.opened(THIS, other, masks.public_of(one), "a", "b", sealed) == text
+    next_sum = replace(THIS, number=4)
+    for name, secret, way in ((THIS, third, "ab"), (THIS, other, "ba"), (next_sum, other, "ab")):
         with pytest.raises(InvalidTag):
-            masks.opened(secret, masks.public_of(one), way, sealed)
-    assert masks.are_keys(masks.public_of(secrets_of(1)["site-0"]))
+            masks.opened(name, secret, masks.public_of(one), *way, sealed)
+
+
+def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
+    keys = masks.public_of(secrets_of(1)["site-0"])
+    assert masks.are_keys(keys)
     assert not masks.are_keys(bytes(96))
+    for which in range(3):
+        start = which * masks.KEY
+        same = int.from_bytes(masks.part(keys, which), "little") + 2**255  # X25519 ignores the bit
+        spelt = same.to_bytes(masks.KEY, "little")
+        assert not masks.are_keys(keys[:start] + spelt + keys[start + masks.KEY :])
+    nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
+    assert not masks.are_keys(nine + keys[masks.KEY :])
+
+
+def test_a_public_key_has_one_private_key() -> None:
+    """Whatever X25519 ignores: masks are made of all bits."""
+    secret = masks.part(masks.new_secret(), masks.OWN)
+    public = masks.public_of(secret)
+    assert masks.is_secret_of(public, secret)
+    for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
+        same = bytearray(secret)
+        same[place] ^= bit
+        assert masks.public_of(bytes(same)) == public
+        assert not masks.is_secret_of(public, bytes(same))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_two_sites_with_one_key_are_both_named(which: int) -> None:
+    keys = {site: masks.public_of(secret) for site, secret in secrets_of(3).items()}
+    assert masks.sharing_a_key(keys) == set()
+    start = which * masks.KEY
+    copy = masks.part(keys["site-0"], which)
+    keys["site-2"] = keys["site-2"][:start] + copy + keys["site-2"][start + masks.KEY :]
+    assert masks.sharing_a_key(keys) == {"site-0", "site-2"}
+    twice = {"site-1": 3 * masks.part(keys["site-1"], 0)}
+    assert masks.sharing_a_key(twice) == {"site-1"}
+
+
+def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
+    """The one in the middle of three adds one mask and subtracts one: equal ones would cancel."""
+    secrets = secrets_of(3)
+    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
+    keys["site-2"] = keys["site-0"]
+    vector = np.arange(50, dtype=np.uint64)
+    sent = masks.masked(THIS, vector, secrets["site-1"], "site-1", keys, "r")
+    own = masks.own_mask(THIS, masks.part(secrets["site-1"], masks.OWN), "site-1", 50)
+    assert not (sent - own == vector).any()
+
+
+@pytest.mark.parametrize("other", [
+    {"study": "another"}, {"run_id": 12}, {"algo": "local"}, {"number": 4},
+])  # fmt: skip
+def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
+    secrets = secrets_of(2)
+    secret, public = masks.part(secrets["site-0"], masks.PAIR), masks.public_of(secrets["site-1"])
+    name = replace(THIS, **other)
+    pair, own = (
+        [masks.pair_mask(one, secret, "site-0", "site-1", public, 50, "r") for one in (THIS, name)],
+        [masks.own_mask(one, secret, "site-0", 50) for one in (THIS, name)],
+    )
+    assert not (pair[0] == pair[1]).any()
+    assert not (own[0] == own[1]).any()
+
+
+def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire() -> None:
+    array = Array(dtype="float32", shape=(2, 1), stype="protofl.raw", data=bytes(8))
+    content = RecordDict({
+        "weights": ArrayRecord({"w": array}),
+        "round": ConfigRecord({"round": 2, "run_history": "4711", "part": 1.0}),
+        SECAGG: ConfigRecord({"site-0": b"share"}),
+    })  # fmt: skip
+    digest = summing.digest_of(content)
+    assert summing.digest_of(recorddict_from_proto(recorddict_to_proto(content))) == digest
+    assert summing.digest_of({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
+    others: list[dict[str, Any]] = [
+        {"weights": ArrayRecord({"w": Array("float32", (1, 2), "protofl.raw", bytes(8))})},
+        {"weights": ArrayRecord({"w": Array("int64", (2, 1), "protofl.raw", bytes(8))})},
+        {"weights": ArrayRecord({"w": Array("float32", (2, 1), "protofl.raw", b"1" + bytes(7))})},
+        {"round": ConfigRecord({"round": 2, "run_history": "999:1,4711", "part": 1.0})},
+        {"round": ConfigRecord({"round": 2, "run_history": "4711", "part": 0.5})},
+        {"best": ConfigRecord({})},
+        {"next-sum": ConfigRecord({"site-0": b"key"})},
+    ]
+    assert len({summing.digest_of({**content, **other}) for other in others} | {digest}) == 8
 
 
 # -- uploads as vectors ------------------------------------------------------------------------------------------------
@@ -156,8 +219,8 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
         [summing.to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent]
     )
     assert len(sums) == summing.length(UP, LIMITS)
-    found, total, finite = summing.from_sums(sums, UP, LIMITS, len(sent))
-    assert (total, finite) == (sum(n for _, n in sent), len(sent))
+    found, total = summing.from_sums(sums, UP, LIMITS, len(sent))
+    assert total == sum(n for _, n in sent)
     wanted = merge_weights(
         [one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2
     )
@@ -180,8 +243,8 @@ def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int
     one = summing.to_sums(
         Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients
     )
-    found, *numbers = summing.from_sums(one * np.uint64(clients), up, limits, clients)
-    assert numbers == [clients * summing.MOST_SAMPLES, clients]
+    found, total = summing.from_sums(one * np.uint64(clients), up, limits, clients)
+    assert total == clients * summing.MOST_SAMPLES
     assert (found.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
 
 
@@ -195,11 +258,12 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     sums = summing.to_sums(
         Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3
     )
-    assert np.array_equal(sums[2:], np.zeros(20, np.uint64))
+    assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
     for odd in (torch.nan, torch.inf):
         broken = Payload(weights=BN | {"w": torch.full((2, 3), odd)})
-        assert not summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3).any()
+        with pytest.raises(summing.NotFinite, match="NaN or infinity"):
+            summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3)
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
@@ -207,13 +271,10 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
     (0, 2.5, "sums of 2.5 training samples"),
     (0, -3.0, "sums of -3 training samples"),
     (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
-    (1, 0.0, "sums of 1 training samples of 0 sites"),
-    (1, 1.5, "sums of 1 training samples of 1.5 sites"),
-    (1, 4.0, "sums of 1 training samples of 4 sites"),
-    (3, -1.0, "weights bn.running_var: below 0"),
-    (14, 0.5, "prototypes of less than one sample of a class"),
-    (14, -2.0, "prototypes of less than one sample of a class"),
-    (11, 1e9, "above 10000"),
+    (2, -1.0, "weights bn.running_var: below 0"),
+    (13, 0.5, "prototypes of less than one sample of a class"),
+    (13, -2.0, "prototypes of less than one sample of a class"),
+    (10, 1e9, "above 10000"),
     (-1, -2.0, "label_counts below 0"),
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
@@ -233,7 +294,7 @@ def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> Non
     sums = summing.to_sums(
         Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3
     )
-    sums[5] = summing.to_whole(np.array([k]), 3)[0]
+    sums[4] = summing.to_whole(np.array([k]), 3)[0]
     with pytest.raises(
         RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"
     ):
@@ -282,9 +343,10 @@ def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> No
         1 / 3, abs=1e-6
     )
     for odd in (torch.nan, torch.inf):
-        assert not summing.weighted_figures(
-            Report(4, 0, 9, losses={"total": odd}), 9, ["losses.total"]
-        ).any()
+        with pytest.raises(summing.NotFinite, match=r"losses\.total is (nan|inf)"):
+            summing.weighted_figures(
+                Report(4, 0, 9, losses={"total": float(odd)}), 9, ["losses.total"]
+            )
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [

@@ -1,0 +1,248 @@
+"""Shamir's secret sharing ("How to Share a Secret", CACM 1979), and how wrong shares are found.
+
+Symbols: p = 2^256 + 297, the least prime above all secrets; f a random polynomial mod p of degree t
+− 1, f(0) the secret; f(x) the share at the point x; k how many shares have come back, n how many
+were dealt.
+
+Any t shares give the secret, fewer tell nothing of it. The shares are a word of a Reed-Solomon
+code, so some may be wrong and the secret still be found: up to (k − t) // 2 always (Gao, "A New
+Algorithm for Decoding Reed-Solomon Codes", 2003), and up to k − t where there are few enough
+choices of t shares to try them all. Whoever recovers a secret can check it (by its public key), so
+what is found is right, however many shares were wrong.
+
+**Which shares are wrong** is certain only as long as at most (k − t + 1) // 2 are. Liars who know
+which points are used could add the values of a polynomial that is 0 at 0, and so make honest shares
+look wrong: such a polynomial has at most t − 2 zeros among the honest. Where more shares than that
+do not fit, the secret is used and nobody is named.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+
+PRIME = 2**256 + 297
+SHARE = 33  # bytes of a share
+MOST_CHOICES = 1000  # of t shares that are tried one by one
+
+Polynomial = list[int]  # its coefficients mod p, that of x^0 first; the last one is not 0
+
+
+@dataclass(frozen=True)
+class Recovered:
+    secret: bytes
+    wrong: frozenset[int] = frozenset()  # At which points the shares are certainly wrong
+
+
+class Unrecoverable(Exception):
+    """No shares give the secret: its owner dealt wrong ones, or at least ``fewest_liars`` lie."""
+
+    def __init__(self, fewest_liars: int) -> None:
+        super().__init__(fewest_liars)
+        self.fewest_liars = fewest_liars
+
+
+def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
+    """Shares of the 32 bytes of a secret at ``points`` of at least 1: t of them give it back."""
+    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    return {x: _value(polynomial, x).to_bytes(SHARE) for x in points}
+
+
+class Recovery:
+    """Recovers secrets that were dealt to the same points.
+
+    What depends on the points alone is computed once.
+    """
+
+    def __init__(self, threshold: int) -> None:
+        self.threshold = threshold
+        self._codes: dict[tuple[int, ...], _Code] = {}
+        self._liars: set[int] = set()  # Points at which a share of an earlier secret was wrong
+
+    def secret_of(
+        self, shares: Mapping[int, bytes], is_right: Callable[[bytes], bool]
+    ) -> Recovered:
+        """Recover a secret of its ``shares``, of which some may be wrong.
+
+        Unrecoverable where that fails.
+        """
+        values = {point: int.from_bytes(share) for point, share in sorted(shares.items())}
+        if len(values) < self.threshold:
+            raise Unrecoverable(0)
+        code = self._code(values)
+        if code.fits(values):
+            if secret := _checked(code.at_zero(values), is_right):
+                return Recovered(secret)
+            raise Unrecoverable(
+                code.spare + 1
+            )  # as many can replace all other shares of a polynomial by another's
+
+        trusted = values.keys() - self._liars
+        if self.threshold <= len(trusted) < len(values):
+            code_of_trusted = self._code(trusted)
+            if code_of_trusted.fits(values) and (
+                secret := _checked(code_of_trusted.at_zero(values), is_right)
+            ):
+                return self._recovered(secret, code_of_trusted.interpolated(values), values)
+
+        polynomial = code.decoded(values)
+        if polynomial and (secret := _checked(polynomial[0], is_right)):
+            return self._recovered(secret, polynomial, values)
+
+        if math.comb(len(values), self.threshold) > MOST_CHOICES:
+            raise Unrecoverable(code.spare // 2 + 1)
+        return self._of_some(values, is_right)
+
+    def _of_some(self, values: Mapping[int, int], is_right: Callable[[bytes], bool]) -> Recovered:
+        """Try every choice of t shares, until it is certain which others are wrong."""
+        recovered = None
+        for points in combinations(values, self.threshold):
+            code = _Code(points, self.threshold)
+            if secret := _checked(code.at_zero(values), is_right):
+                recovered = self._recovered(secret, code.interpolated(values), values)
+                if recovered.wrong:
+                    return recovered
+        if recovered is None:
+            raise Unrecoverable(
+                len(values) - self.threshold + 1
+            )  # among fewer liars, t shares would be honest
+        return recovered
+
+    def _recovered(
+        self, secret: bytes, polynomial: Polynomial, values: Mapping[int, int]
+    ) -> Recovered:
+        wrong = frozenset(
+            x for x, value in values.items() if _value(polynomial, x) != value % PRIME
+        )
+        if len(wrong) > (len(values) - self.threshold + 1) // 2:
+            return Recovered(secret)
+        self._liars |= wrong
+        return Recovered(secret, wrong)
+
+    def _code(self, points: Iterable[int]) -> "_Code":
+        chosen = tuple(sorted(points))
+        if chosen not in self._codes:
+            self._codes[chosen] = _Code(chosen, self.threshold)
+        return self._codes[chosen]
+
+
+class _Code:
+    """What depends on the k ``points`` of shares alone, and what can be said of values there."""
+
+    def __init__(self, points: Sequence[int], threshold: int) -> None:
+        self.points, self.threshold = points, threshold
+        self.spare = len(points) - threshold
+        # Σ w_x · f(x) over the points is the coefficient of x^(k − 1) of f, if no higher ones exist
+        self._weights = []
+        self._weights_at_zero = []
+        for x in points:
+            others = [other for other in points if other != x]
+            weight = pow(math.prod(x - other for other in others), -1, PRIME)
+            self._weights.append(weight)
+            self._weights_at_zero.append(weight * math.prod(-other for other in others) % PRIME)
+        # f times any polynomial of degree below k − t has a degree below k − 1, so that this sum is
+        # 0. With one that is drawn at random, after the shares have come, wrong shares give 0
+        # with a probability of 1 / p
+        test = [secrets.randbelow(PRIME) for _ in range(self.spare)]
+        self._weights_of_test = [
+            weight * _value(test, x) % PRIME
+            for x, weight in zip(points, self._weights, strict=True)
+        ]
+
+    def at_zero(self, values: Mapping[int, int]) -> int:
+        """f(0), if the values are all right."""
+        return self._total(self._weights_at_zero, values)
+
+    def fits(self, values: Mapping[int, int]) -> bool:
+        """Return whether the values are of one polynomial of degree below t.
+
+        Of t values that is always so.
+        """
+        return self._total(self._weights_of_test, values) == 0
+
+    def _total(self, weights: Sequence[int], values: Mapping[int, int]) -> int:
+        return (
+            sum(weight * values[x] for x, weight in zip(self.points, weights, strict=True)) % PRIME
+        )
+
+    def interpolated(self, values: Mapping[int, int]) -> Polynomial:
+        """The polynomial of degree below k through the values at all points (Lagrange)."""
+        total = [0] * len(self.points)
+        zeros = self._zeros()
+        for x, weight in zip(self.points, self._weights, strict=True):
+            factor = weight * values[x] % PRIME
+            for power, coefficient in enumerate(_divided(zeros, [-x % PRIME, 1])[0]):
+                total[power] += factor * coefficient
+        return _stripped(total)
+
+    def decoded(self, values: Mapping[int, int]) -> Polynomial | None:
+        """f, if at most (k − t) // 2 values are wrong; else None, or a polynomial that is not f.
+
+        Symbols of Gao: g_0 is 0 at all points, g_1 goes through the values. Where f · v − g_1 is a
+        multiple of g_0, v is 0 at the points of the wrong values. The steps of Euclid's algorithm
+        keep that.
+        """
+        before, remainder = self._zeros(), self.interpolated(values)
+        cofactor_before: Polynomial = []
+        cofactor: Polynomial = [1]
+        while 2 * (len(remainder) - 1) >= len(self.points) + self.threshold:
+            quotient, rest = _divided(before, remainder)
+            before, remainder = remainder, rest
+            cofactor_before, cofactor = cofactor, _less(cofactor_before, quotient, cofactor)
+        polynomial, rest = _divided(remainder, cofactor)
+        return polynomial if not rest and len(polynomial) <= self.threshold else None
+
+    def _zeros(self) -> Polynomial:
+        """Π (x − point)."""
+        product = [1]
+        for point in self.points:
+            shifted = [0, *product]
+            for power, coefficient in enumerate(product):
+                shifted[power] -= point * coefficient
+            product = [coefficient % PRIME for coefficient in shifted]
+        return product
+
+
+# -- polynomials mod p
+def _value(polynomial: Sequence[int], x: int) -> int:
+    return reduce(
+        lambda value, coefficient: (value * x + coefficient) % PRIME, reversed(polynomial), 0
+    )
+
+
+def _stripped(coefficients: Iterable[int]) -> Polynomial:
+    polynomial = [coefficient % PRIME for coefficient in coefficients]
+    while polynomial and not polynomial[-1]:
+        polynomial.pop()
+    return polynomial
+
+
+def _divided(polynomial: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+    """Quotient and remainder."""
+    rest = list(polynomial)
+    degree, inverse = len(divisor) - 1, pow(divisor[-1], -1, PRIME)
+    quotient = [0] * max(0, len(rest) - degree)
+    for power in reversed(range(len(quotient))):
+        factor = quotient[power] = rest[power + degree] * inverse % PRIME
+        for place, coefficient in enumerate(divisor):
+            rest[power + place] = (rest[power + place] - factor * coefficient) % PRIME
+    return quotient, _stripped(rest)
+
+
+def _less(polynomial: Polynomial, one: Polynomial, other: Polynomial) -> Polynomial:
+    """``polynomial`` less the product of the two others."""
+    result = [*polynomial, *[0] * max(0, len(one) + len(other) - 1 - len(polynomial))]
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            result[i + j] -= a * b
+    return _stripped(result)
+
+
+def _checked(secret: int, is_right: Callable[[bytes], bool]) -> bytes:
+    """The bytes of the secret, b"" if it is not the right one."""
+    if secret >= 2**256:
+        return b""
+    text = secret.to_bytes(32)
+    return text if is_right(text) else b""

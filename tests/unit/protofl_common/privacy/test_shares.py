@@ -1,0 +1,117 @@
+"""Secret sharing: any t shares give the secret, fewer do not, and wrong ones are found."""
+
+import itertools
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofl_common.privacy import masks, shares
+from protofl_common.privacy.shares import PRIME, Recovered, Recovery, Unrecoverable
+
+SECRET = bytes(range(32))
+
+
+def is_right(secret: bytes) -> bool:
+    return secret == SECRET
+
+
+def dealt(clients: int, threshold: int, liars: Collection[int] = ()) -> dict[int, bytes]:
+    """Shares at 1 to ``clients``; each liar's is another number."""
+    honest = shares.split(SECRET, threshold, range(1, clients + 1))
+    return honest | {liar: bytes(24) + liar.to_bytes(9) for liar in liars}
+
+
+def recovered(given: dict[int, bytes], threshold: int) -> Recovered:
+    return Recovery(threshold).secret_of(given, is_right)
+
+
+def fewest_liars(given: dict[int, bytes], threshold: int) -> int:
+    with pytest.raises(Unrecoverable) as failure:
+        recovered(given, threshold)
+    return failure.value.fewest_liars
+
+
+def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """f(x) = 7 + 5x + 5x²."""
+    monkeypatch.setattr("secrets.randbelow", lambda below: 5)
+    found = shares.split((7).to_bytes(32), 3, (1, 2, 10))
+    assert {x: int.from_bytes(share) for x, share in found.items()} == {1: 17, 2: 37, 10: 557}
+
+
+def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
+    all_shares = dealt(5, 3)
+    for chosen in itertools.combinations(all_shares, 3):
+        assert recovered({x: all_shares[x] for x in chosen}, 3) == Recovered(SECRET)
+    assert recovered(all_shares, 3) == Recovered(SECRET)
+    two = {x: all_shares[x] for x in (1, 2)}
+    assert fewest_liars(two, 3) == 0
+    assert fewest_liars(two, 2) == 1  # they fit; one that lies, or the owner, is enough
+    assert pow(3, PRIME - 1, PRIME) == 1  # Fermat: it is no prime otherwise
+    assert [masks.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
+    assert [masks.most_liars(n, masks.needed(n, 0.67)) for n in (3, 4, 10, 100)] == [2, 1, 3, 33]
+
+
+@pytest.mark.parametrize("liar", range(1, 5))
+def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
+    found = dealt(4, 3, [liar])
+    assert recovered(found, 3) == Recovered(SECRET, frozenset({liar}))
+    del found[1 if liar != 1 else 2]
+    assert fewest_liars(found, 3) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_as_many_wrong_shares_as_half_of_those_to_spare_are_named(data: st.DataObject) -> None:
+    """Whoever lies, and however many shares came."""
+    clients = data.draw(st.integers(3, 24))
+    threshold = data.draw(st.integers(2, clients))
+    most = (clients - threshold) // 2
+    points = st.integers(1, clients)
+    liars = data.draw(st.sets(points, max_size=most) if most else st.just(set[int]()))
+    assert recovered(dealt(clients, threshold, liars), threshold) == Recovered(
+        SECRET, frozenset(liars)
+    )
+
+
+def test_opposite_liars_leave_no_clean_row_and_are_named() -> None:
+    """Of twenty on a circle, two: no fourteen in a row are honest."""
+    assert recovered(dealt(20, 14, [1, 11]), 14) == Recovered(SECRET, frozenset({1, 11}))
+
+
+def test_where_all_choices_are_tried_as_many_may_lie_as_are_to_spare() -> None:
+    """Of ten, three; only two are certain to be named rightly, so three are not named."""
+    assert recovered(dealt(10, 7, [1, 6]), 7) == Recovered(SECRET, frozenset({1, 6}))
+    assert recovered(dealt(10, 7, [1, 6, 8]), 7) == Recovered(SECRET)
+    assert fewest_liars(dealt(10, 7, [1, 6, 8, 9]), 7) == 4
+    assert fewest_liars(dealt(30, 20, [*range(1, 8)]), 20) == 6  # more than 5; all would take days
+
+
+def test_liars_who_know_the_points_do_not_make_honest_shares_look_wrong() -> None:
+    """What they add is 0 at 0 and at one honest point, so that three of five give the secret."""
+    honest, false = dealt(5, 3), {}
+    for liar in (1, 2):
+        added = liar * (liar - 3)
+        false[liar] = ((int.from_bytes(honest[liar]) + added) % PRIME).to_bytes(shares.SHARE)
+    found = recovered(honest | false, 3)
+    assert found.secret == SECRET
+    assert not found.wrong & {3, 4, 5}
+
+
+def test_shares_of_another_secret_take_more_liars_than_are_to_spare() -> None:
+    other = shares.split(bytes(32), 3, range(1, 6))
+    assert fewest_liars(other, 3) == 3
+
+
+def test_who_lied_about_one_secret_is_left_out_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding, which is slow, takes place once."""
+    recovery, decoded = Recovery(14), list[int]()
+    honest = shares._Code.decoded
+    monkeypatch.setattr(
+        shares._Code, "decoded", lambda self, values: decoded.append(1) or honest(self, values)
+    )
+    for _ in range(5):
+        found = recovery.secret_of(dealt(20, 14, [3, 9]), is_right)
+        assert found == Recovered(SECRET, frozenset({3, 9}))
+    assert len(decoded) == 1
