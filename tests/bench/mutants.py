@@ -160,6 +160,9 @@ keys for a second upload | -k tries
 the next sum forgets what was sent | -k tries
 - self.next_sum, self.sum_number, progress.following
 + self.next_sum, -1, progress.following
+unmasking a site that gave no shares | -k without_shares
+- <= sent <= progress.shares.keys()
++ <= sent <= progress.keys.keys()
 unmasking a site alone | -k tries
 - or len(sent) < self._threshold(progress.keys)
 figures in the clear | -k no_single
