@@ -1,7 +1,7 @@
 """From a data set to each client's training, test and validation samples.
 
-The seed alone decides: every process divides alike. Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set
-validation aside.
+The seed alone decides: every process divides alike. Steps: choose the pool (``test-from``,
+``total-samples``), divide it, split and cap each share, set validation aside.
 
 ``test-from`` decides what a client is tested on, and when that is decided:
 
