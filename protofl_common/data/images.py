@@ -71,41 +71,28 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     """
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
+    folders = domains or _folders(root)
+    trees = folders if by_domain else [root]
     names = class_names(settings.classes)
-    trees: Sequence[Path] = [root]
-    if by_domain:
-        trees = domains or _folders(root)
     found = _images_in(trees, names if by_domain else ())
     if not found:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         none = f"no images laid out as {layout} in {root}"
         raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
 
-    folders = {composed(folder.name): folder for folder in domains or _folders(root)}
-    present = {image.class_name for image in found}
-    if not by_domain and not names:
-        _check_none_empty(folders, present, root)
-    if by_domain or not names:
-        _check_no_parts(folders, root, "domains" if by_domain else "classes")
-    classes = names or tuple(sorted(present))
-    if not names:
-        labels_of_names = [int(name) if name.isdecimal() else name for name in classes]
-        check_classes(labels_of_names, math.inf, str(root))
-    for image in found:
-        if image.class_name not in classes:
-            unlisted = f"the folder {image.class_name!r} (of {image.file})"
-            raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
-    absent = [name for name in classes if name not in present]
-    if by_domain and absent:
-        _check_absent(absent, classes, trees, root, settings)
-
+    folder_of = {composed(folder.name): folder for folder in folders}
+    if by_domain:
+        _check_no_parts(folder_of, root, "domains")
+        classes = _classes_of_domains(found, trees, root, settings)
+        domain_names = tuple(folder_of)
+        domain_of = [domain_names.index(image.domain) for image in found]
+    else:
+        classes = _classes_of_folders(found, folder_of, root, settings)
+        domain_names = ()
+        domain_of = [0] * len(found)
     images = read_images([image.file for image in found], settings)
     labels = np.array([classes.index(image.class_name) for image in found], dtype=np.int64)
-    numbers = np.zeros(len(found), dtype=np.int64)
-    domain_names: tuple[str, ...] = ()
-    if by_domain:
-        domain_names = tuple(folders)
-        numbers[:] = [domain_names.index(image.domain) for image in found]
+    numbers = np.array(domain_of, dtype=np.int64)
     official = np.zeros(len(found), dtype=np.uint8)
     return RawData(images, labels, numbers, official, classes, domain_names)
 
@@ -123,13 +110,66 @@ def _images_in(trees: Sequence[Path], names: tuple[str, ...]) -> list[_Found]:
     return found
 
 
-def _check_none_empty(folders: Mapping[str, Path], present: set[str], root: Path) -> None:
-    """DataError for a folder of a class without an image."""
-    for name in folders:
-        if name not in present:
-            kinds = ", ".join(sorted(EXTENSIONS))
-            without = f"the folder {name!r} in {root} is a class without an image there ({kinds})"
-            raise DataError(f"classes = '': {without}; add some, remove it, or name the classes")
+def _classes_of_folders(
+    found: list[_Found], folder_of: Mapping[str, Path], root: Path, settings: DataSettings
+) -> tuple[str, ...]:
+    """The classes of an ``image-folder``: those in the setting, or else every folder."""
+    names = class_names(settings.classes)
+    if not names:
+        present = {image.class_name for image in found}
+        for name in folder_of:
+            if name not in present:
+                kinds = ", ".join(sorted(EXTENSIONS))
+                without = f"is a class without an image there ({kinds})"
+                cure = "add some, remove it, or name the classes"
+                raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
+        _check_no_parts(folder_of, root, "classes")
+        return _classes_present(found, root)
+    for image in found:
+        if image.class_name not in names:
+            unlisted = f"the folder {image.class_name!r} (of {image.file})"
+            raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
+    return names
+
+
+def _classes_of_domains(
+    found: list[_Found], trees: Sequence[Path], root: Path, settings: DataSettings
+) -> tuple[str, ...]:
+    """The classes of a ``domain-folder``: those that the setting picks, or all that have images.
+
+    DataError where one that is picked has none: its folder may be spelt in another way.
+    """
+    names = class_names(settings.classes)
+    if not names:
+        return _classes_present(found, root)
+    present = {image.class_name for image in found}
+    absent = [name for name in names if name not in present]
+    if not absent:
+        return names
+
+    unlisted = {}
+    for tree in trees:
+        for folder in _folders(tree):
+            name = composed(folder.name)
+            if name not in names:
+                unlisted[_letters(name)] = folder
+    for name in absent:
+        folder_alike = unlisted.get(_letters(name))
+        if folder_alike:
+            without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
+            raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
+    if settings.partition != "own":
+        without = f"no domain in {root} has images in a folder {absent[0]!r}"
+        raise DataError(f"classes = {settings.classes!r}: {without}")
+    return names
+
+
+def _classes_present(found: list[_Found], root: Path) -> tuple[str, ...]:
+    """The names of the folders, sorted; DataError where they are no classes."""
+    names = tuple(sorted({image.class_name for image in found}))
+    labels = [int(name) if name.isdecimal() else name for name in names]
+    check_classes(labels, math.inf, str(root))
+    return names
 
 
 def _check_no_parts(folders: Mapping[str, Path], root: Path, kind: str) -> None:
@@ -149,30 +189,6 @@ def _check_no_parts(folders: Mapping[str, Path], root: Path, kind: str) -> None:
 
 def _has_one_of(names: Mapping[str, Path], folder: Path) -> bool:
     return any(composed(below.name) in names for below in _folders(folder))
-
-
-def _check_absent(
-    absent: list[str],
-    classes: tuple[str, ...],
-    trees: Sequence[Path],
-    root: Path,
-    settings: DataSettings,
-) -> None:
-    """DataError for a class without images: a folder may be spelt in another way."""
-    unlisted = {}
-    for tree in trees:
-        for folder in _folders(tree):
-            name = composed(folder.name)
-            if name not in classes:
-                unlisted[_letters(name)] = folder
-    for name in absent:
-        folder_alike = unlisted.get(_letters(name))
-        if folder_alike:
-            without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
-            raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
-    if settings.partition != "own":
-        without = f"no domain in {root} has images in a folder {absent[0]!r}"
-        raise DataError(f"classes = {settings.classes!r}: {without}")
 
 
 def _letters(name: str) -> str:

@@ -137,19 +137,18 @@ def read_text(settings: DataSettings) -> RawData:
         raise DataError(f"{where}: only one of its files has a column {names}")
 
     annotations = [rows.annotations("label") for rows in parts]
-    texts = list(chain.from_iterable([rows.texts(joined) for rows in parts]))
-    arrays: dict[str, Any] = {
-        key: list(chain.from_iterable(part[key] for part in annotations)) for key in annotations[0]
-    }
-    columns = {
-        name: list(chain.from_iterable(rows.columns[name] for rows in parts)) for name in joined
-    }
-    check_no_label(
-        columns, arrays["labels"], where
-    )  # in all files: a few texts may say it by chance
+    texts = [rows.texts(joined) for rows in parts]
+    arrays: dict[str, Any] = {}
+    for key in annotations[0]:
+        arrays[key] = list(chain.from_iterable(part[key] for part in annotations))
+    columns = {}
+    for name in joined:
+        columns[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
+    # in all files together: a few texts may say it by chance
+    check_no_label(columns, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
-    arrays["inputs"] = tokens(texts, settings.text_length)
+    arrays["inputs"] = tokens(chain.from_iterable(texts), settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
     data = from_arrays(arrays, where, settings.classes, places.__getitem__)
     return replace(data, columns=joined if parts[0].has_header else ())
@@ -169,7 +168,7 @@ def check_no_label(
 ) -> None:
     """DataError where one of several columns of texts says the label in other words.
 
-    For ``numbers``, where it may be by chance, only a warning, and also of a single column.
+    For ``numbers``, where that may be by chance, only a warning, of a single column too.
     """
     if len(columns) < 2 and not numbers:
         return
@@ -187,11 +186,10 @@ def check_no_label(
 def _renames(values: Sequence[Any], labels: list[str]) -> bool:
     """True where each value stands for one label, and each label for one value."""
     kinds = len(set(labels))
-    if kinds == 1 or kinds == len(labels):
+    if kinds in (1, len(labels)):
         return False
-    if len(set(values[:10_000])) > kinds:  # so most columns are done with soon
-        return False
-    if len(set(values)) != kinds:
+    # most columns are done with after a part
+    if len(set(values[:10_000])) > kinds or len(set(values)) != kinds:
         return False
     return len(set(zip(values, labels, strict=True))) == kinds
 
@@ -205,9 +203,8 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
     words_of = [_WORD.findall(text.lower())[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
     for row, words in enumerate(words_of):
-        result[row, : len(words)] = [
-            1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in words
-        ]
+        hashes = [zlib.crc32(word.encode()) for word in words]
+        result[row, : len(words)] = [1 + code % (VOCABULARY - 1) for code in hashes]
     return result
 
 
@@ -228,8 +225,8 @@ def _with_label(file: Path) -> Rows:
 def _npz(file: Path) -> dict[str, Any]:
     """The arrays of the file.
 
-    ``x_train``, ``y_train``, the same with ``test`` and perhaps ``validation`` are a split data
-    set.
+    With ``x_train`` and ``y_train``, the same of ``test`` and perhaps of ``validation``, it is a
+    split data set.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:
@@ -357,7 +354,7 @@ def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str]
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
-    """What each part is for; DataError for one that has a name like a test part's, but another."""
+    """What each part is for; DataError for one that is nearly called like a test part."""
     for part in parts:
         if part not in SPLITS and re.match("test|val|dev|eval", part.lower()):
             cure = "call it test, validation or train_…"
@@ -369,12 +366,11 @@ def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """The folder NAME in ``data-dir``; nothing where the data set is in the hub's cache."""
     if not settings.data_dir:
         return ()
-    inside = Path(name.removeprefix("hf:"))
+    folder_name = name.removeprefix("hf:")
+    inside = Path(folder_name)
     folder = data_dir_of(settings) / inside
     if inside.is_absolute() or ".." in inside.parts or not folder.is_dir():
-        raise DataError(
-            f"dataset = {name!r}: there is no folder {name.removeprefix('hf:')!r} in data-dir"
-        )
+        raise DataError(f"dataset = {name!r}: there is no folder {folder_name!r} in data-dir")
     return (folder,)
 
 
@@ -384,8 +380,7 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         with patch.object(datasets.config, "HF_HUB_OFFLINE", not settings.download):
             return datasets.load_dataset(name.removeprefix("hf:"))
     (folder,) = locate_hugging_face(name, settings)
-    saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
-    if saved:
+    if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
         return datasets.load_from_disk(str(folder))
     return datasets.load_dataset(str(folder), cache_dir=scratch)
 

@@ -154,11 +154,7 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
 
 def definition_problems(settings: DataSettings) -> Iterator[str]:
     """Yield a line for each ``columns``, ``drop`` and ``one-hot`` that makes no definition."""
-    definition = {
-        "columns": settings.columns,
-        "drop": settings.drop,
-        "one-hot": settings.one_hot,
-    }
+    definition = {"columns": settings.columns, "drop": settings.drop, "one-hot": settings.one_hot}
     for key, value in definition.items():
         if value and settings.dataset != "arrays":
             yield f"{key} = {value!r}: only for a table of your own, with dataset = 'arrays'"
@@ -220,6 +216,14 @@ def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
     return name.strip(), tuple(value.strip() for value in values.split("|"))
 
 
+class _Column(NamedTuple):
+    """A column to read: numbers, or the ``categories`` if there are some."""
+
+    name: str
+    categories: tuple[str, ...]
+    values: Sequence[Any]
+
+
 class _Problem(NamedTuple):
     """Why a column cannot be used, and the setting that would do."""
 
@@ -243,22 +247,20 @@ def read_columns(
     """
     parts: list[Floats] = []
     problems: list[_Problem] = []
-    for column in chosen:
-        name, categories = name_and_categories(column)
-        values = columns[name]
-        exact: NDArray[Any] = _one_hot(values, categories) if categories else _numbers(values)
+    for name, categories in map(name_and_categories, chosen):
+        column = _Column(name, categories, columns[name])
+        exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)
         with np.errstate(over="ignore"):
             part = exact.astype(np.float32)
 
         is_wrong = ~np.isfinite(part).all(axis=1)
         if is_wrong.any():
-            is_missing = np.array([_is_gap(value) for value in values])
+            is_missing = np.array([_is_gap(value) for value in column.values])
             part[is_missing] = 0.0 if categories else np.nan
-            problems += _problems(name, categories, values, is_wrong, is_missing, place, gaps)
-        if problems:
-            continue
-        _warn_of_rounding(name, values, exact, part, where, place)
-        parts.append(part)
+            problems += _problems(column, is_wrong, is_missing, place, gaps)
+        if not problems:
+            _warn_of_rounding(column, exact, part, where, place)
+            parts.append(part)
     if problems:
         raise DataError(_together(where, problems))
     return np.concatenate(parts, axis=1)
@@ -269,9 +271,7 @@ def _is_gap(value: Any) -> bool:
 
 
 def _problems(
-    name: str,
-    categories: Sequence[str],
-    values: Sequence[Any],
+    column: _Column,
     is_wrong: NDArray[np.bool_],
     is_missing: NDArray[np.bool_],
     place: Place,
@@ -279,32 +279,22 @@ def _problems(
 ) -> Iterator[_Problem]:
     """Yield what is wrong with the values of a column; with ``gaps`` some may be missing."""
     is_unusable = is_wrong & ~is_missing
-    if is_unusable.any():
-        counted = is_unusable
-    elif not gaps:
-        counted = is_missing
-    else:
+    any_unusable = is_unusable.any()
+    if gaps and not any_unusable:
         return
+    counted = is_unusable if any_unusable else is_missing
     row = int(counted.argmax())
-    value = np.asarray(values[row]).tolist()  # no np.float64
-    if is_unusable.any():
-        present = [str(values[i]).strip() for i in np.flatnonzero(~is_missing)]
-        why, cure = _diagnosis(name, value, present, bool(categories))
-    else:
-        why, cure = GAP
-    many = f"{counted.sum()} of {len(values)} values"
-    yield _Problem(f"{place(row)}, column {name!r}: {value!r} {why} ({many}): {cure}", cure)
+    value = np.asarray(column.values[row]).tolist()  # no np.float64
+    why, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
+    many = f"{counted.sum()} of {len(column.values)} values"
+    where = f"{place(row)}, column {column.name!r}"
+    yield _Problem(f"{where}: {value!r} {why} ({many}): {cure}", cure)
     if is_missing.any():
         yield _Problem("", GAP[1])
 
 
 def _warn_of_rounding(
-    name: str,
-    values: Sequence[Any],
-    exact: NDArray[Any],
-    part: Floats,
-    where: str,
-    place: Place,
+    column: _Column, exact: NDArray[Any], part: Floats, where: str, place: Place
 ) -> None:
     """Print a line where float32 loses the digits in which the numbers of a column differ."""
     finite = exact[np.isfinite(exact)]
@@ -313,28 +303,28 @@ def _warn_of_rounding(
     change = np.nan_to_num(np.abs(exact - part))
     if change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
         row = int(change.argmax())
-        seen = f"{values[row]} is {part[row, 0]:.17g} to a model (float32)"
+        seen = f"{column.values[row]} is {part[row, 0]:.17g} to a model (float32)"
         cure = "drop an id, or subtract what all share"
-        message = f"{where}, {place(row)}, column {name!r}: {seen}; {cure}"
+        message = f"{where}, {place(row)}, column {column.name!r}: {seen}; {cure}"
         print(f"protofl: {message}", file=sys.stderr, flush=True)
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    """float64 [N, 1]; NaN for a value that is no number."""
     try:
-        return np.fromiter(values, dtype=np.float64)[
-            :, None
-        ]  # of a list ValueError, as it is no number
-    except (ValueError, TypeError):
-        numbers = [value if is_number(value) else math.nan for value in values]
-        return np.array(numbers, dtype=np.float64)[:, None]
+        numbers = np.fromiter(values, dtype=np.float64)
+    except (ValueError, TypeError):  # ValueError for a list, as it is no number
+        usable = [value if is_number(value) else math.nan for value in values]
+        numbers = np.array(usable, dtype=np.float64)
+    return numbers[:, None]
 
 
-def _one_hot(values: Sequence[Any], categories: Sequence[str]) -> Floats:
+def _one_hot(column: _Column) -> Floats:
     """float32 [N, categories] of 0 and 1; NaN for a value that is none of them."""
-    known = [_category(category) for category in categories]
-    rows = dict(zip(known, np.eye(len(categories), dtype=np.float32), strict=True))
+    categories = [_category(category) for category in column.categories]
+    rows = dict(zip(categories, np.eye(len(categories), dtype=np.float32), strict=True))
     unknown = np.full(len(categories), np.nan, dtype=np.float32)
-    return np.stack([rows.get(_category(value), unknown) for value in values])
+    return np.stack([rows.get(_category(value), unknown) for value in column.values])
 
 
 def _category(value: Any) -> str | float:
@@ -342,13 +332,10 @@ def _category(value: Any) -> str | float:
     return float(value) if is_number(value) else composed(str(value).strip())
 
 
-def _diagnosis(name: str, value: Any, present: list[str], is_listed: bool) -> tuple[str, str]:
-    """Say what is wrong with a ``value`` of a column, of those ``present``, and what would do.
-
-    ``is_listed``: the column has categories.
-    """
-    drop = f'drop="{name}"'
-    if is_listed:
+def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, str]:
+    """Say what is wrong with a ``value`` of a column, and the setting that would do."""
+    drop = f'drop="{column.name}"'
+    if column.categories:
         why = "is none of the categories in one-hot; where it is one, add it at all sites alike"
         return why, drop
     if is_number(value):
@@ -356,12 +343,13 @@ def _diagnosis(name: str, value: Any, present: list[str], is_listed: bool) -> tu
     if _DATE.fullmatch(str(value)):
         why = "is not a finite number but a date; make it one, such as days, or leave it out"
         return why, drop
+    present = [str(column.values[row]).strip() for row in np.flatnonzero(is_present)]
     kinds = sorted(set(present))
-    # more kinds are the names of the samples
+    # where they are more, they may be the names of the samples
     are_few = 2 <= len(kinds) <= min(MOST_CATEGORIES, len(present) / 2)
     if are_few and not any(is_number(text) or set(text) & _SIGNS for text in kinds):
         why = "is not a finite number but text; name its categories"
-        return why, f'one-hot="{name}:{"|".join(kinds)}"'
+        return why, f'one-hot="{column.name}:{"|".join(kinds)}"'
     why = f"is not a finite number ({len(kinds)} different values); correct it, or leave it out"
     return why, drop
 
