@@ -86,7 +86,7 @@ def open_client_data(
     client, clients = placed(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
-        fill = ()
+        fill = Floats()
         mean = data.mean
         std = data.std
     elif shared_scale or settings.standardise == "pooled":
@@ -97,9 +97,9 @@ def open_client_data(
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = _rows(data.labels, share.train)
     rows = np.concatenate(share) if settings.partition == "own" else share.train
-    found = len(data.labels)
+    samples = len(data.labels)
     if domain:
-        found = int((data.domains == data.domain_names.index(domain)).sum())
+        samples = int((data.domains == data.domain_names.index(domain)).sum())
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(train_labels, settings.positive_rate, hiding_seed),
@@ -113,7 +113,7 @@ def open_client_data(
         std=std,
         fill=fill,
         columns=data.columns,
-        found=found,
+        found=samples,
         uneven=settings.partition != "own" and data.uneven,
     )
 
@@ -176,4 +176,4 @@ def domain_of(data: StoredData, rows: Ints) -> str:
     present = np.unique(np.asarray(data.domains)[rows])
     if not data.domain_names or len(present) != 1:
         return ""
-    return data.domain_names[present[0]]
+    return data.domain_names[int(present[0])]

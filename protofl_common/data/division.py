@@ -140,8 +140,8 @@ class Division:
             rows = np.flatnonzero(self.official == 0)
         total = settings.total_samples
         if total > len(rows):
-            there = f"there are only {len(rows)}; use at most that, or 0"
-            raise DataError(f"total-samples = {total}: {there}")
+            cure = "use at most that, or 0"
+            raise DataError(f"total-samples = {total}: there are only {len(rows)}; {cure}")
         if total:
             rng = self.random("total-samples")
             rows = np.sort(rng.choice(rows, size=total, replace=False))
@@ -356,8 +356,8 @@ class Division:
     def _tested_on_own(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
         """The test samples of the client's own share."""
         settings = self.settings
-        kept = proportional(self.labels[tests], settings.test_samples, rng)[0]
-        tests = np.sort(tests[kept])
+        within = proportional(self.labels[tests], settings.test_samples, rng)[0]
+        tests = np.sort(tests[within])
         if not (len(train) and len(tests)):
             which = f"partition = {settings.partition!r}, test-from = {settings.test_from!r}"
             few = f"a client has {len(train)} training and {len(tests)} test samples"

@@ -56,7 +56,7 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     return root
 
 
-class _Found(NamedTuple):
+class _Sample(NamedTuple):
     """An image, and the names of the folders that say its class and its domain."""
 
     file: Path
@@ -74,8 +74,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     folders = domains or _folders(root)
     trees = folders if by_domain else [root]
     names = class_names(settings.classes)
-    found = _images_in(trees, names if by_domain else ())
-    if not found:
+    samples = _images_in(trees, names if by_domain else ())
+    if not samples:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         none = f"no images laid out as {layout} in {root}"
         raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
@@ -83,40 +83,40 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     folder_of = {composed(folder.name): folder for folder in folders}
     if by_domain:
         _check_no_parts(folder_of, root, "domains")
-        classes = _classes_of_domains(found, trees, root, settings)
+        classes = _classes_of_domains(samples, trees, root, settings)
         domain_names = tuple(folder_of)
-        domain_of = [domain_names.index(image.domain) for image in found]
+        domain_of = [domain_names.index(image.domain) for image in samples]
     else:
-        classes = _classes_of_folders(found, folder_of, root, settings)
+        classes = _classes_of_folders(samples, folder_of, root, settings)
         domain_names = ()
-        domain_of = [0] * len(found)
-    images = read_images([image.file for image in found], settings)
-    labels = np.array([classes.index(image.class_name) for image in found], dtype=np.int64)
+        domain_of = [0] * len(samples)
+    images = read_images([image.file for image in samples], settings)
+    labels = np.array([classes.index(image.class_name) for image in samples], dtype=np.int64)
     numbers = np.array(domain_of, dtype=np.int64)
-    official = np.zeros(len(found), dtype=np.uint8)
+    official = np.zeros(len(samples), dtype=np.uint8)
     return RawData(images, labels, numbers, official, classes, domain_names)
 
 
-def _images_in(trees: Sequence[Path], names: tuple[str, ...]) -> list[_Found]:
+def _images_in(trees: Sequence[Path], names: tuple[str, ...]) -> list[_Sample]:
     """All images TREE/CLASS/image; with ``names`` only those of the classes called so."""
-    found = []
+    samples = []
     for tree in trees:
         for folder in _folders(tree):
             name = composed(folder.name)
             if names and name not in names:
                 continue
             domain = composed(tree.name)
-            found += [_Found(file, name, domain) for file in image_files(folder)]
-    return found
+            samples += [_Sample(file, name, domain) for file in image_files(folder)]
+    return samples
 
 
 def _classes_of_folders(
-    found: list[_Found], folder_of: Mapping[str, Path], root: Path, settings: DataSettings
+    samples: list[_Sample], folder_of: Mapping[str, Path], root: Path, settings: DataSettings
 ) -> tuple[str, ...]:
     """The classes of an ``image-folder``: those in the setting, or else every folder."""
     names = class_names(settings.classes)
     if not names:
-        present = {image.class_name for image in found}
+        present = {image.class_name for image in samples}
         for name in folder_of:
             if name not in present:
                 kinds = ", ".join(sorted(EXTENSIONS))
@@ -124,8 +124,8 @@ def _classes_of_folders(
                 cure = "add some, remove it, or name the classes"
                 raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
         _check_no_parts(folder_of, root, "classes")
-        return _classes_present(found, root)
-    for image in found:
+        return _classes_present(samples, root)
+    for image in samples:
         if image.class_name not in names:
             unlisted = f"the folder {image.class_name!r} (of {image.file})"
             raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
@@ -133,7 +133,7 @@ def _classes_of_folders(
 
 
 def _classes_of_domains(
-    found: list[_Found], trees: Sequence[Path], root: Path, settings: DataSettings
+    samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
 ) -> tuple[str, ...]:
     """The classes of a ``domain-folder``: those that the setting picks, or all that have images.
 
@@ -141,8 +141,8 @@ def _classes_of_domains(
     """
     names = class_names(settings.classes)
     if not names:
-        return _classes_present(found, root)
-    present = {image.class_name for image in found}
+        return _classes_present(samples, root)
+    present = {image.class_name for image in samples}
     absent = [name for name in names if name not in present]
     if not absent:
         return names
@@ -164,9 +164,9 @@ def _classes_of_domains(
     return names
 
 
-def _classes_present(found: list[_Found], root: Path) -> tuple[str, ...]:
+def _classes_present(samples: list[_Sample], root: Path) -> tuple[str, ...]:
     """The names of the folders, sorted; DataError where they are no classes."""
-    names = tuple(sorted({image.class_name for image in found}))
+    names = tuple(sorted({image.class_name for image in samples}))
     labels = [int(name) if name.isdecimal() else name for name in names]
     check_classes(labels, math.inf, str(root))
     return names

@@ -45,8 +45,8 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
     where = f"data-dir = {settings.data_dir!r}"
     if not path.exists():
         raise DataError(f"{where}: there is no such file or folder ({what})")
-    there = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in there if file.suffix.lower() in suffixes]
+    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in candidates if file.suffix.lower() in suffixes]
     if not files:
         raise DataError(f"{where}: {what} needs one file ({kinds}); none there")
     if len(files) > 1:
@@ -265,18 +265,18 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     where = f"dataset = {name!r}"
     function = load(name, "dataset")
     try:
-        found = function(settings.data_dir)
+        data = function(settings.data_dir)
     except Exception as error:  # a user's function may raise anything
         raise DataError(f"{where}: it failed ({type(error).__name__}: {error})") from error
-    if not isinstance(found, Mapping):
-        found = {key: getattr(found, key) for key in KEYS if hasattr(found, key)} or found
-    if not isinstance(found, Mapping):
-        kind = type(found).__name__
+    if not isinstance(data, Mapping):
+        data = {key: getattr(data, key) for key in KEYS if hasattr(data, key)} or data
+    if not isinstance(data, Mapping):
+        kind = type(data).__name__
         raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
-    for key in found:
+    for key in data:
         if key not in KEYS and not str(key).startswith("_"):
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
-    return from_arrays(found, where, settings.classes, gaps=settings.impute != "none")
+    return from_arrays(data, where, settings.classes, gaps=settings.impute != "none")
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -354,7 +354,7 @@ def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str]
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
-    """What each part is for; DataError for one that is nearly called like a test part."""
+    """The use of each part; DataError for one that is nearly called like a test part."""
     for part in parts:
         if part not in SPLITS and re.match("test|val|dev|eval", part.lower()):
             cure = "call it test, validation or train_…"

@@ -313,8 +313,8 @@ def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: G
     for share in feature_shift(pool, settings, clients, rng):
         decks = shuffled_by_class(pool.labels[share], rng)
         proportions = rng.dirichlet(np.full(len(decks), settings.alpha))
-        kept = proportions / proportions.max()
-        thinned = [deck[: round(len(deck) * kept[i])] for i, deck in enumerate(decks)]
+        fractions = proportions / proportions.max()
+        thinned = [deck[: round(len(deck) * fractions[i])] for i, deck in enumerate(decks)]
         positions = np.concatenate(thinned)
         if len(positions) < 2:
             frequent_first = np.argsort(-proportions, kind="stable")

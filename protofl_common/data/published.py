@@ -61,7 +61,7 @@ class PublicSet(NamedTuple):
     download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
 
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
-        """Where the files are, ``data_dir`` or its ``folder``, and those that are missing there."""
+        """The folder of the files, which may be ``data_dir`` itself, and those that are missing there."""
         own_folder = data_dir / self.folder
         if not self._missing_in(own_folder):
             return own_folder, []
@@ -160,7 +160,7 @@ def _fed_heart(root: Path, settings: DataSettings) -> RawData:
 
 def _har(root: Path, settings: DataSettings) -> RawData:
     def numbers(name: str) -> list[NDArray[np.float32]]:
-        """Of the training part and of the test part."""
+        """The numbers of the training part, and of the test part."""
         files = [root / part / f"{name}_{part}.txt" for part in PARTS]
         return [np.loadtxt(file, dtype=np.float32, ndmin=2) for file in files]
 

@@ -126,8 +126,8 @@ def from_arrays(
     domain_names: tuple[str, ...] = ()
     if owner in columns:
         owners = [composed(name) for name in columns[owner].astype(str)]
-        present, domains = np.unique(owners, return_inverse=True)
-        domain_names = tuple(present.tolist())
+        unique, domains = np.unique(owners, return_inverse=True)
+        domain_names = tuple(unique.tolist())
     official = np.zeros(len(inputs), np.uint8)
     if "split" in columns:
         official = _official(columns["split"], where, place)
@@ -280,7 +280,7 @@ def check_classes(classes: Sequence[Any], samples: float, where: str) -> None:
 
 
 def _meaning(label: Any) -> float | str:
-    """What a label says, whatever its capitals and spaces."""
+    """A label without its capitals and spaces, or its number."""
     if is_number(label):
         return float(label)
     return "".join(label.casefold().split())

@@ -117,8 +117,8 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
     _check_separator(file, names, rows)
     for line, row in zip(lines, rows, strict=True):
         if len(row) != len(names):
-            there = f"{len(row)} values; there are {len(names)} columns"
-            raise DataError(f"{file}, line {line}: {there}")
+            columns = f"there are {len(names)} columns"
+            raise DataError(f"{file}, line {line}: {len(row)} values; {columns}")
     return names, lines, list(zip(*rows, strict=True))
 
 
@@ -253,7 +253,7 @@ def read_columns(
         with np.errstate(over="ignore"):
             part = exact.astype(np.float32)
 
-        is_wrong = ~np.isfinite(part).all(axis=1)
+        is_wrong = np.asarray(~np.isfinite(part).all(axis=1))
         if is_wrong.any():
             is_missing = np.array([_is_gap(value) for value in column.values])
             part[is_missing] = 0.0 if categories else np.nan
@@ -328,7 +328,7 @@ def _one_hot(column: _Column) -> Floats:
 
 
 def _category(value: Any) -> str | float:
-    """What a category means: ``1``, ``"1"`` and ``"1.0"`` are one, in files of different origin."""
+    """The meaning of a category: ``1``, ``"1"``, ``"1.0"`` are one in files of different origin."""
     return float(value) if is_number(value) else composed(str(value).strip())
 
 
@@ -343,7 +343,7 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     if _DATE.fullmatch(str(value)):
         why = "is not a finite number but a date; make it one, such as days, or leave it out"
         return why, drop
-    present = [str(column.values[row]).strip() for row in np.flatnonzero(is_present)]
+    present = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
     kinds = sorted(set(present))
     # where they are more, they may be the names of the samples
     are_few = 2 <= len(kinds) <= min(MOST_CATEGORIES, len(present) / 2)
@@ -366,6 +366,6 @@ def _together(where: str, problems: Sequence[_Problem]) -> str:
         values = cures.setdefault(key, [])
         if value not in values:
             values.append(value)
-    mended = " ".join(f'{key}="{",".join(values)}"' for key, values in cures.items())
+    settings = " ".join(f'{key}="{",".join(values)}"' for key, values in cures.items())
     title = f"{where}: {len(lines)} columns cannot be used as they are"
-    return "\n  ".join([title, *lines, f"all: {mended}"])
+    return "\n  ".join([title, *lines, f"all: {settings}"])
