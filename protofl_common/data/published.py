@@ -61,7 +61,7 @@ class PublicSet(NamedTuple):
     download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
 
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
-        """The folder of the files, which may be ``data_dir`` itself, and those that are missing there."""
+        """The folder of the files, perhaps ``data_dir`` itself, and the files missing in it."""
         own_folder = data_dir / self.folder
         if not self._missing_in(own_folder):
             return own_folder, []
