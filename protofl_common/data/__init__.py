@@ -1,4 +1,4 @@
-"""Data sets and their cache, and their division among clients (`open_client_data` is the way in)."""
+"""Data sets, their cache and their division among clients (`open_client_data` is the way in)."""
 
 from protofl_common.data.clients import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import DataError

@@ -14,22 +14,32 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import placed, shares_of
 from protofl_common.data.partitions import shuffled_by_class
-from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
+from protofl_common.data.raw import (
+    MOST_IN_MEMORY,
+    Inputs,
+    Ints,
+    StoredRows,
+    are_images,
+    filled,
+    statistics,
+)
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 
 Floats = tuple[float, ...]
-Scale = tuple[Floats, Floats, Floats]  # what stands in the place of missing values, the mean and the deviation
+Scale = tuple[Floats, Floats, Floats]
+"""What stands in the place of missing values, the mean and the deviation."""
 UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
+    """The samples of one client.
 
-    Inputs are as `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
-    `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into ``classes``; with
-    ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    The arrays are read-only where they are views into the cache of the data set. Inputs are as
+    `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
+    `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into
+    ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     """
 
     train_inputs: Inputs
@@ -38,14 +48,21 @@ class ClientData:
     test_labels: Ints
     validation_inputs: Inputs
     validation_labels: Ints
-    classes: tuple[str, ...]  # class names of the whole data set, of which the client may have a few only
-    domain: str  # the client's domain; "" when the data have none, or when the client's samples are of several
+    classes: tuple[str, ...]
+    """Class names of the whole data set, of which the client may have a few only."""
+    domain: str
+    """The client's domain; "" when the data have none, or when its samples are of several."""
     mean: tuple[float, ...]
-    std: tuple[float, ...]  # per channel of images in [0, 1], or feature of numbers; () for tokens
-    fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
-    columns: tuple[str, ...]  # of a table or texts, see `RawData`
-    found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
-    uneven: bool = False  # the data set that clients divide has a class of more than twice another's samples
+    std: tuple[float, ...]
+    """Per channel of images in [0, 1], or per feature of numbers, as ``mean``; () for tokens."""
+    fill: tuple[float, ...]
+    """What stands in the place of missing values, per feature; () without ``impute``."""
+    columns: tuple[str, ...]
+    """Of a table or texts, see `RawData`."""
+    found: int
+    """Samples that the share was taken from: of the data set, or of the domain that it names."""
+    uneven: bool = False
+    """The data set that clients divide has a class of more than twice another's samples."""
 
 
 def open_client_data(
@@ -57,43 +74,55 @@ def open_client_data(
     domain: str = "",
     shared_scale: bool = False,
 ) -> ClientData:
-    """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
+    """The data of client ``partition`` of ``num_partitions``: the same for the same arguments.
 
-    With ``domain``, from the client's own configuration, and the partitions ``own``, ``feature-shift`` and
-    ``feature-label-shift`` it gets that domain as if it were its only client. With ``shared_scale`` all clients
-    standardise alike. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+    With ``domain``, from the client's own configuration, and the partitions ``own``,
+    ``feature-shift`` and ``feature-label-shift`` it gets that domain as if it were its only client.
+    With ``shared_scale`` all clients standardise alike. The first call on a machine decodes the
+    data set into the cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = placed(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
-        fill, mean, std = Floats(), data.mean, data.std
+        fill = Floats()
+        mean = data.mean
+        std = data.std
     elif shared_scale or settings.standardise == "pooled":
         fill, mean, std = _pooled_scale(data, settings, seed, clients, domain)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
-    hiding = derive_seed(seed, "labelled", client, domain)
+
+    hiding_seed = derive_seed(seed, "labelled", client, domain)
+    train_labels = _rows(data.labels, share.train)
+    rows = np.concatenate(share) if settings.partition == "own" else share.train
+    samples = len(data.labels)
+    if domain:
+        samples = int((data.domains == data.domain_names.index(domain)).sum())
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
-        train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
+        train_labels=hide_labels(train_labels, settings.positive_rate, hiding_seed),
         test_inputs=_rows(data.inputs, share.test, fill),
         test_labels=_rows(data.labels, share.test),
         validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
-        domain=domain_of(data, np.concatenate(share) if settings.partition == "own" else share.train),
+        domain=domain_of(data, rows),
         mean=mean,
         std=std,
         fill=fill,
         columns=data.columns,
-        found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
+        found=samples,
         uneven=settings.partition != "own" and data.uneven,
     )
 
 
 def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
-    """Hide all labels but a random ``rate`` of every class, at least one; a larger rate hides a subset of these."""
+    """Hide all labels but a random ``rate`` of every class, at least one.
+
+    A larger rate hides a subset of these.
+    """
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
@@ -104,32 +133,47 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
 
 
 @lru_cache(maxsize=8)
-def _pooled_scale(data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str) -> Scale:
-    """`_fitted` on the training samples of all clients, once per process."""
+def _pooled_scale(
+    data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str
+) -> Scale:
+    """The scale of the training samples of all clients, found once per process."""
     rows = [share.train for share in shares_of(data, settings, seed, clients, domain)]
     return _fitted(data, settings, np.unique(np.concatenate(rows)))
 
 
 def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
-    """The scale that these ``rows`` have."""
-    fill, inputs = Floats(), _rows(data.inputs, rows)
+    """The scale of these ``rows``."""
+    inputs = _rows(data.inputs, rows)
+    fill = Floats()
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         middle = np.nanmedian if settings.impute == "median" else np.nanmean
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a feature without any value: 0
-            centre = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
-        fill = tuple(np.nan_to_num(centre).tolist())
-    return fill, *statistics(_rows(data.inputs, rows, fill))
+        all_but_features = (0, *range(2, inputs.ndim))
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            centre = middle(np.asarray(inputs, np.float64), axis=all_but_features)
+        fill = tuple(np.nan_to_num(centre).tolist())  # a feature without any value: 0
+    mean, std = statistics(_rows(data.inputs, rows, fill))
+    return fill, mean, std
 
 
 def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArray[Any]:
-    """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
-    if array.ndim > 1 and 4 * len(rows) * math.prod(array.shape[1:]) > MOST_IN_MEMORY:
+    """These rows, in rising order: a copy, or a view that all clients of the machine share.
+
+    A view where they follow one another; and inputs above `MOST_IN_MEMORY` stay on the disk.
+    """
+    bytes_as_float32 = 4 * len(rows) * math.prod(array.shape[1:])
+    if array.ndim > 1 and bytes_as_float32 > MOST_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows, fill))
-    in_turn = len(rows) and rows[-1] - rows[0] == len(rows) - 1
-    return filled(np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows]), fill)
+
+    plain = np.asarray(array)
+    follow_one_another = len(rows) > 0 and rows[-1] - rows[0] == len(rows) - 1
+    if follow_one_another:
+        return filled(plain[rows[0] : rows[-1] + 1], fill)
+    return filled(plain[rows], fill)
 
 
 def domain_of(data: StoredData, rows: Ints) -> str:
     """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
-    return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""
+    if not data.domain_names or len(present) != 1:
+        return ""
+    return data.domain_names[int(present[0])]

@@ -1,11 +1,19 @@
-"""From a data set to each client's training, test and validation samples: the same in every process, from the seed.
+"""From a data set to each client's training, test and validation samples.
 
-Steps: choose the pool (``test-from``, ``total-samples``), divide it, split and cap each share, set validation aside.
+The seed alone decides: every process divides alike. Steps: choose the pool (``test-from``,
+``total-samples``), divide it, split and cap each share, set validation aside.
+
+``test-from`` decides what a client is tested on, and when that is decided:
+
+- ``split``: each share is split once it is dealt. Where samples of one person stay together, or
+  clients may share samples, the pool is split before it is dealt.
+- ``official-own``: the data set marks the test samples, which are dealt like the others.
+- ``balanced``: the pool is split first; training samples alone are dealt, the others are for tests.
+- ``official``, ``official-all``: the data set marks the test samples, and nobody's share has them.
 """
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +22,27 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS, Pool, balanced, proportional, set_aside, split
+from protofl_common.data.partitions import (
+    DIVIDE,
+    DOMAIN_PARTITIONS,
+    Generator,
+    Pool,
+    balanced,
+    proportional,
+    set_aside,
+    split,
+)
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.store import StoredData
 
-UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
-COMMON = ("official", "official-all")  # values of ``test-from`` with test samples that are in nobody's share
-DEALT_AGAIN = ("n-way-k-shot",)  # clients may share samples: split into training and test before they are dealt out
+BALANCES_CLASSES = ("iid", "feature-shift", "own")
+"""Partitions without class proportions of their own: ``train-samples`` balances the classes."""
+SHARES_SAMPLES = ("n-way-k-shot",)
+"""Partitions whose clients may share samples: these are split before they are dealt."""
+COMMON_TESTS = ("official", "official-all")
+"""Values of ``test-from`` with test samples that are in nobody's share."""
+DRAWS_BY_CLIENT = 50  # of a division, until each client has samples for training and for testing
+NEARLY = 1e-9  # two parts of a class that differ by less are one
 
 
 class Share(NamedTuple):
@@ -32,19 +54,26 @@ class Share(NamedTuple):
 
 
 def placed(settings: DataSettings, client: int, clients: int, domain: str = "") -> tuple[int, int]:
-    """A client's number and the number of clients: (0, 1) where nobody else shares its data (``own``, or a domain)."""
+    """A client's number and the number of clients that divide its data.
+
+    (0, 1) where nobody else has a part of them: with partition ``own``, or a domain of its own.
+    """
     if settings.partition == "own" or domain:
         return 0, 1
     if clients < 1:
-        raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
+        wanted = "must say among how many clients the data are divided"
+        raise DataError(f"num-partitions = {clients}: {wanted}")
     if not 0 <= client < clients:
-        raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
+        wanted = f"must be from 0 to num-partitions - 1 = {clients - 1}"
+        raise DataError(f"partition-id = {client}: {wanted}")
     return client, clients
 
 
 @lru_cache(maxsize=8)
-def shares_of(data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str = "") -> list[Share]:
-    """The share of each of so many clients, made once per process; ``domain``: the only one that a client has."""
+def shares_of(
+    data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str = ""
+) -> list[Share]:
+    """The share of each client, made once per process; with ``domain`` of that domain alone."""
     return Division(data, settings, seed, domain).shares(clients)
 
 
@@ -52,166 +81,317 @@ class Division:
     """Divides the data set; the settings have passed `check_data_settings`."""
 
     def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
-        self.data, self.seed, self.domain = data, seed, domain
+        self.data = data
+        self.seed = seed
+        self.domain = domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
-        self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
-        self.marked = self.reserved = self.official == VALIDATION  # or whole clients on whom nobody trains
-        named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1  # by the user: as patients
+        self.labels = np.asarray(data.labels)
+        self.official = np.asarray(data.official)
+        self.owners = np.asarray(data.domains)
+
+        # samples of one `client` of the user's own data, as a patient, stay together: nobody trains
+        # on some of them and is tested on others
+        named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1
         self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
-        self.owners, self.domains = self.domains, self.domains * (not self.by_client)
+        self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
+
+        self.marked = self.official == VALIDATION
+        self.reserved = self.marked  # for validation: the marked samples, or else whole clients
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
-    def random(self, *purpose: str | int) -> np.random.Generator:
+    def random(self, *purpose: str | int) -> Generator:
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
-        settings, pool, tests = self.settings, self._pool(), np.flatnonzero(self.official == 1)
-        least = 1 if settings.test_from in COMMON else 2
+        """Each client's share; DataError where the data do not suffice for so many clients."""
+        settings = self.settings
+        pool = self._pool()
+        least = 1 if settings.test_from in COMMON_TESTS else 2
         if len(pool.rows) < least * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if settings.partition in DEALT_AGAIN:  # a sample marked for validation is no shot
+        if settings.partition in SHARES_SAMPLES:  # a sample marked for validation is no shot
             pool = pool.take(np.flatnonzero(~self.marked[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
-        if settings.test_from == "balanced" and pool.for_training is not None:
-            tests, least = np.sort(pool.rows[~pool.for_training]), 1
-            pool = pool.take(np.flatnonzero(pool.for_training))
-        if settings.test_from == "official-all":
-            tests = tests[proportional(self.labels[tests], settings.test_samples, self.random("official-all"))[0]]
-        trains = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
-        if self.by_client and settings.validation_fraction and not self.marked.any():
-            rows, rng = pool.rows[trains], self.random("validation", 0, self.domain)
-            aside = set_aside(self.labels[rows], settings.validation_fraction, rng)[1]
-            self.reserved = np.isin(np.arange(len(self.labels)), self._cut(rows, aside, rng)[1])
-        rng, free = self.random("partition", settings.partition, self.domain), ~self.reserved[pool.rows]
-        for _ in range(50 if self.by_client else 1):  # draws, until each client has samples on both sides
-            dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
-            if all(len(np.unique(trains[of[free[of]]])) == 2 - trains.all() for of in dealt):
-                break
-        for client, positions in enumerate(dealt):
-            if (many := int(free[positions].sum())) < least:
-                raise self._too_few(f"client {client} of {clients} would have {many} samples")
-        return [self._share(client, pool, positions, tests) for client, positions in enumerate(dealt)]
 
+        tests = np.flatnonzero(self.official == 1)
+        if settings.test_from == "official-all":
+            rng = self.random("official-all")
+            tests = tests[proportional(self.labels[tests], settings.test_samples, rng)[0]]
+        if settings.test_from == "balanced" and pool.for_training is not None:
+            tests = np.sort(pool.rows[~pool.for_training])
+            pool = pool.take(np.flatnonzero(pool.for_training))
+            least = 1
+
+        if self.by_client and settings.validation_fraction and not self.marked.any():
+            self._reserve_clients(pool)
+        dealt = self._dealt(pool, clients)
+        for client, positions in enumerate(dealt):
+            many = int((~self.reserved[pool.rows[positions]]).sum())
+            if many < least:
+                raise self._too_few(f"client {client} of {clients} would have {many} samples")
+        return [self._share(client, pool, share, tests) for client, share in enumerate(dealt)]
+
+    # -- the pool
     def _pool(self) -> Pool:
-        """All samples, or the official training part; ``total-samples`` of them at random; those of the domain."""
-        settings, names = self.settings, self.data.domain_names
-        rows = np.flatnonzero(self.official == 0) if settings.test_from in COMMON else np.arange(len(self.labels))
-        if (total := settings.total_samples) > len(rows):
-            raise DataError(f"total-samples = {total}: there are only {len(rows)}; use at most that, or 0")
+        """All samples, or the official training part; ``total-samples`` of them; of the domain."""
+        settings = self.settings
+        rows = np.arange(len(self.labels))
+        if settings.test_from in COMMON_TESTS:
+            rows = np.flatnonzero(self.official == 0)
+        total = settings.total_samples
+        if total > len(rows):
+            cure = "use at most that, or 0"
+            raise DataError(f"total-samples = {total}: there are only {len(rows)}; {cure}")
         if total:
-            rows = np.sort(self.random("total-samples").choice(rows, size=total, replace=False))
-        pool = Pool(rows, self.labels[rows], self.domains[rows], names)
+            rng = self.random("total-samples")
+            rows = np.sort(rng.choice(rows, size=total, replace=False))
+
+        pool = Pool(rows, self.labels[rows], self.domains[rows], self.data.domain_names)
         if self.domain:
-            allowed, which = ("own", *DOMAIN_PARTITIONS), f"domain = {self.domain!r}"
-            if settings.partition not in allowed:
-                raise DataError(f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}")
-            if self.domain not in names:
-                has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
-                raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
-            pool = pool.take(np.flatnonzero(pool.domains == names.index(self.domain)))
-            pool = replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
-        if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
-            without = "the data name no clients or domains; give them a column 'client', or choose another partition"
-            raise DataError(f"partition = {settings.partition!r}: {without}")
-        filled = {names[owner] for owner in np.unique(self.owners)} if names else set()
-        if settings.partition in DOMAIN_PARTITIONS and not self.domain and (empty := {*names} - filled):
-            raise DataError(f"partition = {settings.partition!r}: domain {min(empty)!r} is empty; fill or remove it")
+            pool = self._of_domain(pool)
+        if settings.partition in DOMAIN_PARTITIONS:
+            self._check_domains(pool)
         if settings.test_from.startswith("official") and not (self.official == 1).any():
-            raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
+            without = "the data mark no test samples; use split or balanced"
+            raise DataError(f"test-from = {settings.test_from!r}: {without}")
         return pool
 
-    def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
-        """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
+    def _of_domain(self, pool: Pool) -> Pool:
+        """The samples of the client's domain, as if it were the only one."""
+        settings = self.settings
+        names = pool.domain_names
+        which = f"domain = {self.domain!r}"
+        allowed = ("own", *DOMAIN_PARTITIONS)
+        if settings.partition not in allowed:
+            without = f"has no meaning with partition {settings.partition!r}, only {allowed}"
+            raise DataError(f"{which}: {without}")
+        if self.domain not in names:
+            has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
+            raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
+        pool = pool.take(np.flatnonzero(pool.domains == names.index(self.domain)))
+        return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
-        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
-        has two, one to test on.
+    def _check_domains(self, pool: Pool) -> None:
+        """DataError where a partition by domains finds none, or an empty one."""
+        which = f"partition = {self.settings.partition!r}"
+        if not pool.domain_names:
+            cure = "give them a column 'client', or choose another partition"
+            raise DataError(f"{which}: the data name no clients or domains; {cure}")
+        if self.domain:
+            return
+        filled = {pool.domain_names[owner] for owner in np.unique(self.owners)}
+        empty = set(pool.domain_names) - filled
+        if empty:
+            raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
+
+    def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
+        """Decide which samples nobody is tested on, bool [n]; None: after they are dealt.
+
+        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it
+        occurs in, and where it has two, one to test on.
         """
-        settings, rng = self.settings, self.random("split", self.domain)
+        settings = self.settings
         if settings.test_from == "official-own":
             return np.asarray(self.official[pool.rows] == 0)
-        by_domain, early = settings.test_from == "balanced", self.by_client or settings.partition in DEALT_AGAIN
-        if not by_domain and (settings.test_from != "split" or not early):
+        if settings.test_from in COMMON_TESTS:
             return None
-        free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
-        _, test = split(by_domain * free.domains * len(self.data.classes) + free.labels, settings.train_fraction, rng)
-        return np.isin(pool.rows, self._cut(free.rows, test, rng, tested=True)[1], invert=True)
+        is_balanced = settings.test_from == "balanced"
+        if not (is_balanced or self.by_client or settings.partition in SHARES_SAMPLES):
+            return None
 
+        free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
+        groups = free.labels
+        if is_balanced:
+            groups = free.domains * len(self.data.classes) + free.labels
+        rng = self.random("split", self.domain)
+        test = split(groups, settings.train_fraction, rng)[1]
+        return ~np.isin(pool.rows, self._rows_aside(free.rows, test, rng, for_testing=True))
+
+    def _reserve_clients(self, pool: Pool) -> None:
+        """Reserve about ``validation-fraction`` of the training samples: those of whole clients."""
+        rows = pool.rows
+        if pool.for_training is not None:
+            rows = rows[pool.for_training]
+        rng = self.random("validation", 0, self.domain)
+        aside = set_aside(self.labels[rows], self.settings.validation_fraction, rng)[1]
+        self.reserved = np.zeros_like(self.marked)
+        self.reserved[self._rows_aside(rows, aside, rng)] = True
+
+    def _rows_aside(
+        self, rows: Ints, aside: Ints, rng: Generator, *, for_testing: bool = False
+    ) -> Ints:
+        """The rows at positions ``aside``; if `by_client`, those of whole clients instead.
+
+        Clients go in random order, whoever brings the parts of the classes that are gone nearer to
+        those of ``aside``. No class goes as a whole. With ``for_testing`` a second turn, small
+        clients first, adds who has a class that nobody brought: so each class is tested that two
+        clients have.
+        """
+        if not self.by_client:
+            return rows[aside]
+        labels = self.labels[rows]
+        classes = len(self.data.classes)
+        names, client_of = np.unique(self.owners[rows], return_inverse=True)
+        cells = client_of * classes + labels
+        counts_NC = np.bincount(cells, minlength=len(names) * classes).reshape(-1, classes)
+
+        # all amounts are parts of a class: 1 is all its samples
+        of_class_C = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)
+        has_NC = counts_NC * of_class_C
+        wanted_C = np.bincount(labels[aside], minlength=classes) * of_class_C
+        gone_C = np.zeros(classes)
+
+        goes_N = np.zeros(len(names), dtype=bool)
+        order = rng.permutation(len(names))
+        turns = order
+        if for_testing:
+            small_first = order[has_NC[order].sum(1).argsort(kind="stable")]
+            turns = np.concatenate([order, small_first])
+        for turn, client in enumerate(turns):
+            if (gone_C >= wanted_C - NEARLY).all():
+                break
+            then_C = gone_C + has_NC[client]
+            if goes_N[client] or (then_C >= 1 - NEARLY).any():
+                continue
+            gain = (abs(wanted_C - gone_C) - abs(wanted_C - then_C)).sum()
+            is_nearer = 2 * gain >= has_NC[client].sum()
+            brings_class = turn >= len(order) and (then_C > 0)[gone_C == 0].any()
+            if is_nearer or brings_class:
+                goes_N[client] = True
+                gone_C = then_C
+        return rows[goes_N[client_of]]
+
+    def _dealt(self, pool: Pool, clients: int) -> list[Ints]:
+        """Positions in the pool of each client's samples.
+
+        Where samples of one person stay together, draw again until each client has some on both
+        sides.
+        """
+        settings = self.settings
+        divide = DIVIDE[settings.partition]
+        rng = self.random("partition", settings.partition, self.domain)
+        if not self.by_client:
+            return divide(pool, settings, clients, rng)
+
+        is_free = ~self.reserved[pool.rows]
+        for_training = pool.for_training
+        if for_training is None:
+            for_training = np.ones(len(pool.rows), dtype=bool)
+        sides = 1 if for_training.all() else 2
+        for _ in range(DRAWS_BY_CLIENT):
+            dealt = divide(pool, settings, clients, rng)
+            used = [for_training[share[is_free[share]]] for share in dealt]
+            if all(len(np.unique(marks)) == sides for marks in used):
+                break
+        return dealt
+
+    # -- a share
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
-        """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
-        settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
+        """The client's rows; ``tests`` are those that are in nobody's share.
+
+        Of a share that is split, training samples above ``train-samples`` are for testing.
+        """
+        settings = self.settings
+        rng = self.random("share", client, self.domain)
         positions = dealt[~self.reserved[pool.rows[dealt]]]
-        train, splits_share = pool.rows[positions], settings.test_from == "split" and pool.for_training is None
-        if splits_share:
-            train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
+        train = pool.rows[positions]
+        is_split_here = settings.test_from == "split" and pool.for_training is None
+        if is_split_here:
+            for_training, for_testing = split(self.labels[train], settings.train_fraction, rng)
+            tests = train[for_testing]
+            train = train[for_training]
         elif pool.for_training is not None:
-            train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
-        cap = balanced if settings.partition in UNSHAPED else proportional
-        within, beyond = cap(labels[train], settings.train_samples, rng)
-        if splits_share:
+            is_training = pool.for_training[positions]
+            tests = train[~is_training]
+            train = train[is_training]
+
+        cap = balanced if settings.partition in BALANCES_CLASSES else proportional
+        within, beyond = cap(self.labels[train], settings.train_samples, rng)
+        if is_split_here:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
+
         tests = self._tested(train, tests, rng)
         train, validation = self._validated(client, train, pool.rows[dealt])
         return Share(train, tests, validation)
 
-    def _tested(self, train: Ints, tests: Ints, rng: np.random.Generator) -> Ints:
-        """The rows among ``tests`` that a client is tested on; ``balanced``: of the domains of its training rows."""
-        settings, labels, limit = self.settings, self.labels, self.settings.test_samples
-        if settings.test_from == "official-all":
+    def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+        """The rows among ``tests`` that a client with these training rows is tested on."""
+        mode = self.settings.test_from
+        if mode == "official-all":  # capped once, for all clients alike
             return tests
-        if settings.test_from == "official":
-            classes = np.unique(labels[train])
-            tests = self.tests_of.setdefault(classes.tobytes(), tests[np.isin(labels[tests], classes)])
-            if not len(tests):
-                names = ", ".join(sorted(self.data.classes[label] for label in classes))
-                raise DataError(f"test-from = 'official': the official test part has no sample of classes {names}")
-            return tests[proportional(labels[tests], limit, rng)[0]] if limit else tests
-        if settings.test_from == "balanced":
-            tests = tests[np.isin(self.domains[tests], self.domains[train])]
-            if not len(tests):
-                raise DataError("test-from = 'balanced': a client's domain has no sample left to test on; use split")
-            counts = np.trim_zeros(np.sort(np.bincount(labels[tests])))  # of the classes there are, rarest first
-            return tests[balanced(labels[tests], limit or len(counts) * counts[0], rng)[0]]
-        tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
+        if mode == "official":
+            return self._tested_on_classes(train, tests, rng)
+        if mode == "balanced":
+            return self._tested_on_domains(train, tests, rng)
+        return self._tested_on_own(train, tests, rng)
+
+    def _tested_on_classes(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+        """The official test samples of the client's classes."""
+        classes = np.unique(self.labels[train])
+        key = classes.tobytes()
+        if key not in self.tests_of:
+            self.tests_of[key] = tests[np.isin(self.labels[tests], classes)]
+        tests = self.tests_of[key]
+        if not len(tests):
+            names = ", ".join(sorted(self.data.classes[label] for label in classes))
+            without = f"the official test part has no sample of classes {names}"
+            raise DataError(f"test-from = 'official': {without}")
+        limit = self.settings.test_samples
+        if not limit:
+            return tests
+        return tests[proportional(self.labels[tests], limit, rng)[0]]
+
+    def _tested_on_domains(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+        """The test samples of the client's domains, each class as often."""
+        tests = tests[np.isin(self.domains[tests], self.domains[train])]
+        if not len(tests):
+            without = "a client's domain has no sample left to test on; use split"
+            raise DataError(f"test-from = 'balanced': {without}")
+        counts = np.bincount(self.labels[tests])
+        counts = counts[counts > 0]
+        limit = self.settings.test_samples or len(counts) * counts.min()
+        return tests[balanced(self.labels[tests], limit, rng)[0]]
+
+    def _tested_on_own(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+        """The test samples of the client's own share."""
+        settings = self.settings
+        within = proportional(self.labels[tests], settings.test_samples, rng)[0]
+        tests = np.sort(tests[within])
         if not (len(train) and len(tests)):
+            which = f"partition = {settings.partition!r}, test-from = {settings.test_from!r}"
             few = f"a client has {len(train)} training and {len(tests)} test samples"
-            cure = "leave out classes of few samples, or of one `client`, or use fewer clients or more total-samples"
-            raise DataError(f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: {few}; {cure}")
+            cure = (
+                "leave out classes of few samples, or of one `client`, "
+                "or use fewer clients or more total-samples"
+            )
+            raise DataError(f"{which}: {few}; {cure}")
         return tests
 
-    def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
-        """Training and validation rows: those held back, common where shares are, else ``validation-fraction``."""
-        settings, labels = self.settings, self.labels
-        if (marked := self.marked.any()) or self.by_client or not settings.validation_fraction:
-            common = marked and (settings.test_from in COMMON or settings.partition in DEALT_AGAIN)
-            chosen = np.flatnonzero(self.marked) if common else rows[self.reserved[rows]]
-            if common and settings.test_from != "official-all":
-                chosen = chosen[np.isin(labels[chosen], labels[train])]
-            return train, np.sort(chosen)
+    def _validated(self, client: int, train: Ints, share: Ints) -> tuple[Ints, Ints]:
+        """Training and validation rows of a client with this ``share``."""
+        settings = self.settings
+        is_marked = self.marked.any()
+        if is_marked and self._validates_in_common():
+            validation = np.flatnonzero(self.marked)
+            if settings.test_from != "official-all":
+                of_classes = np.isin(self.labels[validation], self.labels[train])
+                validation = validation[of_classes]
+            return train, validation
+        if is_marked or self.by_client:
+            return train, np.sort(share[self.reserved[share]])
+        if not settings.validation_fraction:
+            return train, train[:0]
         rng = self.random("validation", client, self.domain)
-        stay, go = set_aside(labels[train], settings.validation_fraction, rng)
+        stay, go = set_aside(self.labels[train], settings.validation_fraction, rng)
         return train[stay], train[go]
 
-    def _cut(self, rows: Ints, aside: Ints, rng: np.random.Generator, tested: bool = False) -> tuple[Ints, Ints]:
-        """Cut ``aside`` off the rows; if `by_client`, whole clients, about as much of each class. All classes stay."""
-        if not self.by_client:
-            return np.delete(rows, aside), rows[aside]
-        labels, classes = self.labels[rows], len(self.data.classes)
-        names, client_of = np.unique(self.owners[rows], return_inverse=True)
-        part = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)  # of its class that a sample is
-        has = np.bincount(client_of * classes + labels, minlength=len(names) * classes).reshape(-1, classes) * part
-        wanted, gone = np.bincount(labels[aside], minlength=classes) * part, np.zeros(classes)
-        goes, order = np.zeros(len(names), dtype=bool), rng.permutation(len(names))
-        small_first = order[has[order].sum(1).argsort(kind="stable")] if tested else order[:0]
-        for turn, client in takewhile(lambda _: (gone < wanted - 1e-9).any(), enumerate((*order, *small_first))):
-            then = gone + has[client]
-            nearer = 2 * (abs(wanted - gone) - abs(wanted - then)).sum() >= has[client].sum()
-            new = turn >= len(order) and (then > 0)[gone == 0].any()  # who is tested has each class if two clients do
-            if (nearer or new) and not goes[client] and (then < 1 - 1e-9).all():
-                goes[client], gone[:] = True, then
-        return rows[~goes[client_of]], rows[goes[client_of]]
+    def _validates_in_common(self) -> bool:
+        """True where the samples marked for validation are in nobody's share."""
+        settings = self.settings
+        return settings.test_from in COMMON_TESTS or settings.partition in SHARES_SAMPLES
 
     def _too_few(self, what: str) -> DataError:
-        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
         each = "each needs one for training and one for testing"
+        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
         return DataError(f"partition = {self.settings.partition!r}: {what} ({each}); {cure}")

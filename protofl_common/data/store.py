@@ -1,8 +1,9 @@
-"""Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
+"""Decoded data sets on disk: read once per machine, then mapped into every client process.
 
-A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labels.npy``, ``domains.npy``,
-``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that its content depends on. One process
-at a time builds it, under a temporary name; a damaged entry is built anew.
+A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labels.npy``,
+``domains.npy``, ``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that
+its content depends on. One process at a time builds it, under a temporary name; a damaged entry is
+built anew.
 """
 
 import json
@@ -23,7 +24,8 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 10  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 10
+"""Raise it when the content of the files, or of a data set that a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 NAMES = ("classes", "domain_names", "columns")
@@ -31,7 +33,7 @@ NAMES = ("classes", "domain_names", "columns")
 
 @dataclass(frozen=True, eq=False)
 class StoredData(RawData):
-    """Raw data opened from the cache, their arrays memory-mapped and read-only; equal only to itself."""
+    """Raw data opened from the cache, memory-mapped and read-only; equal only to itself."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -39,60 +41,80 @@ class StoredData(RawData):
 
 
 def open_data(settings: DataSettings) -> StoredData:
-    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none."""
+    """The data set of ``settings``, from the cache, which is filled first where it has none."""
     folder = cache_folder(settings.cache_dir) / data_key(settings)
     return cached(folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
-    """The data set that clients divide if the cache has it, else None; never reads or decodes it."""
-    return _opened(cache_folder(settings.cache_dir) / data_key(settings)) if settings.partition != "own" else None
+    """The data set that clients divide if the cache has it, else None; never decodes it."""
+    if settings.partition == "own":
+        return None
+    return _opened(cache_folder(settings.cache_dir) / data_key(settings))
 
 
 def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
     """Open a cache entry; where that gives None, build it, one process at a time."""
-    if (opened := open_it()) is None:
+    opened = open_it()
+    if opened is None:
         try:
             with locked(entry):
-                if (opened := open_it()) is None:
+                opened = open_it()
+                if opened is None:
                     opened = build()
         except OSError as error:
             where = f"cache-dir: {entry.parent} cannot be written ({error})"
             raise DataError(f"{where}; set cache-dir to a folder with room") from error
     if opened is None:
-        raise DataError(f"cache-dir: {entry} cannot be read back after writing it; is the disk full?")
+        what = "cannot be read back after writing it"
+        raise DataError(f"cache-dir: {entry} {what}; is the disk full?")
     return opened
 
 
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
-    """The name of the cache entry. Files are listed once per process, which so notices no later change of them."""
+    """The name of the cache entry.
+
+    Files are listed once per process, which so notices no later change of them.
+    """
     listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
     shaping = (settings.image_size, settings.text_length, settings.classes, *table)
-    return f"{as_file_name(settings.dataset)}-{digest(FORMAT, settings.dataset, shaping, listing, made_by)}"
+    key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
+    return f"{as_file_name(settings.dataset)}-{key}"
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    files = [path] if path.is_file() else []
+    """Name, size and time of a file, or of all files in a folder."""
+    files = [path]
     for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
-        files += [file for name in sorted(names) if (file := Path(folder, name)).is_file()]
-    return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+        files += [Path(folder, name) for name in sorted(names)]
+    listing = []
+    for file in files:
+        if file.is_file():
+            stat = file.stat()
+            listing.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return listing
 
 
 def _opened(folder: Path) -> StoredData | None:
+    """The entry, or None where a file is missing or damaged."""
+    names = ["meta.json"] + [f"{name}.npy" for name in ARRAYS]
     try:
-        files = [os.stat(f"{folder}/{name}") for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
+        stats = [os.stat(f"{folder}/{name}") for name in names]
     except OSError:
         return None
-    return _opened_once(folder, tuple((file.st_mtime_ns, file.st_size) for file in files))
+    return _opened_once(folder, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 @lru_cache(maxsize=8)
 def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
-    """The entry whose files are in this ``state``: a process that simulates many clients maps the arrays once."""
+    """The entry whose files are in this ``state``.
+
+    So a process that simulates many clients maps the arrays once.
+    """
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
@@ -100,19 +122,27 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
             return None
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         counts = np.unique(arrays["labels"], return_counts=True)[1]
-        return StoredData(**arrays, **facts, by_client=meta["by_client"], uneven=bool(counts.max() > 2 * counts.min()))
+        uneven = bool(counts.max() > 2 * counts.min())
+        return StoredData(**arrays, **facts, by_client=meta["by_client"], uneven=uneven)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
+    """Read and decode the data set, and write it to the cache."""
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
-    mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
-    meta = {"samples": len(raw.labels)} | {name: getattr(raw, name) for name in (*NAMES, "by_client")}
+    measured = raw.inputs
+    if not are_images(measured):
+        measured = measured[raw.official == 0]
+    mean, std = statistics(measured)
+    meta: dict[str, Any] = {"samples": len(raw.labels)}
+    for name in (*NAMES, "by_client"):
+        meta[name] = getattr(raw, name)
+    meta |= {"mean": mean, "std": std}
     with replacing(folder, private=True) as beside:
         beside.mkdir()
         for name in ARRAYS:
             np.save(beside / f"{name}.npy", getattr(raw, name))
-        (beside / "meta.json").write_text(json.dumps(meta | {"mean": mean, "std": std}), encoding="utf-8")
+        (beside / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     return _opened(folder)

@@ -383,8 +383,8 @@ a patient is trained on and tested | -k patient
 - self.by_client = named and not domain
 + self.by_client = domain and named
 all who have a rare class are trained on | -k patient
-- turn >= len(order) and (then > 0)
-+ turn > 2 * len(order) and (then > 0)
+- turn >= len(order) and (then_C > 0)
++ turn > 2 * len(order) and (then_C > 0)
 @@ client_app/training.py: tests/unit/client_app/test_training.py
 learning rate of the first round in all | -k learning_rate
 - settings.lr_in(number)
