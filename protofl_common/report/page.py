@@ -120,7 +120,7 @@ def _footer(run: RecordedRun) -> str:
 
 
 def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun) -> Markup:
-    """Draw a function's figures. One that cannot be drawn is named in its place, at no other cost."""
+    """Draw a function's figures; what cannot be drawn is named in its place and costs no more."""
     try:
         with warnings.catch_warnings():
             # letters that matplotlib's own font lacks: the browser's have them

@@ -18,7 +18,8 @@ nav{display:flex;flex-wrap:wrap;gap:.3em 1.1em}
 a{color:var(--link)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(118px,1fr));gap:10px;
 margin-bottom:12px}
-.tiles div,figure,.card,details,.note{background:var(--card);border:1px solid var(--line);border-radius:8px}
+.tiles div,figure,.card,details,.note{background:var(--card);
+border:1px solid var(--line);border-radius:8px}
 .tiles div{padding:10px 12px}
 .tiles b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .tiles span{color:var(--soft);font-size:.85rem}
