@@ -1,1 +1,1 @@
-"""``report.html``: `reading.py` reads the run's folder, `charts.py` draws, `page.py` puts together, with all inside."""
+"""``report.html``: `reading` reads the run's folder, `charts` draws, `page` puts all together."""

@@ -1,8 +1,8 @@
 """How every figure looks, and how it gets into the page.
 
-Colours are those of Okabe and Ito (2008), which people with any kind of colour vision can tell apart; lines differ in
-dashes and markers too. Text and axes take the colour of the page's text (`INK` becomes ``currentColor``), so a figure
-suits a light and a dark page. Text stays text.
+Colours are those of Okabe and Ito (2008), which people with any kind of colour vision can tell
+apart; lines differ in dashes and markers too. Text and axes take the colour of the page's text
+(`INK` becomes ``currentColor``), so a figure suits a light and a dark page. Text stays text.
 """
 
 import io
@@ -29,16 +29,24 @@ INK = "#010203"  # stands for the colour of the page's text
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-WIDTH, HEIGHT = 4.8, 3.3  # inches of one column: 10 points can be read on a telephone
+WIDTH = 4.8  # inches of one column: 10 points can be read on a telephone
+HEIGHT = 3.3  # inches
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",
     "pdf.fonttype": 42,  # outlines that publishers accept
     "font.sans-serif": ["DejaVu Sans"],
     "text.parse_math": False,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#8884",
     "grid.linewidth": 0.6,
     "legend.fontsize": 9.5,
@@ -49,6 +57,7 @@ STYLE: Any = {
 
 @contextmanager
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
+    """Give a figure in our style, and its axes; sizes in inches."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -56,70 +65,114 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
 
 
 def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
-    """The figure as SVG in HTML, with ids of its own and no outside references.
+    """Return the figure as SVG in HTML, with ids of its own and no outside references.
 
-    ``name``, in a word or two with hyphens, is its anchor in the page; ``caption`` says how to read it, in plain text.
+    ``name``, in a word or two with hyphens, is its anchor in the page; ``caption`` says how to read
+    it, in plain text.
     """
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
     figure.set_layout_engine(None)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), dpi=180)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(text, format="svg", metadata=no_metadata, dpi=180)
+
     whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-    head, body = whole[whole.index("<svg") :].split(">", 1)
-    box = head.partition('viewBox="')[2].partition('"')[0]
+    start, body = whole[whole.index("<svg") :].split(">", 1)
+    view_box = start.partition('viewBox="')[2].partition('"')[0]
     body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
     body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", body)
-    svg = f'<svg viewBox="{box}" role="img" aria-label="{escape(f"{title}. {caption}")}">{body}'
+    label = escape(f"{title}. {caption}")
+    svg = f'<svg viewBox="{view_box}" role="img" aria-label="{label}">{body}'
     return Markup(FIGURE).format(name, title, Markup(svg), caption)
 
 
 def line_chart(
-    name: str, title: str, caption: str, places: Sequence[float], lines: Lines, unit: str, below: str = "after round"
+    name: str,
+    title: str,
+    caption: str,
+    places: Sequence[float],
+    lines: Lines,
+    unit: str,
+    below: str = "after round",
 ) -> Markup:
-    """A line per name over rounds, or other places; losses and times of wide range on a logarithmic axis."""
+    """Draw a line per name over rounds, or other places.
+
+    The axis of losses and times of wide range is logarithmic.
+    """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
-            look |= {"linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)]}
-            if len(places) <= 60:
-                look |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, len(places) // 12)}
-            axes.plot(np.array(places)[known := ~np.isnan(values)], np.array(values)[known], label=label, **look)
+            known = ~np.isnan(values)
+            look = _look_of_line(index, len(places))
+            axes.plot(np.array(places)[known], np.array(values)[known], label=label, **look)
+
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
+            # the default is a formula, which our figures do not typeset
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
         axes.set(xlabel=below, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
-        many = 3 if max(map(len, lines)) <= 16 else 2
-        names = [short(label, int(14 * WIDTH) // many) for label in lines]
-        figure.legend(axes.lines, names, loc="outside lower center", ncols=many)
+
+        legend_columns = 3 if max(map(len, lines)) <= 16 else 2
+        names = [short(label, int(14 * WIDTH) // legend_columns) for label in lines]
+        figure.legend(axes.lines, names, loc="outside lower center", ncols=legend_columns)
         return draw(figure, name, title, caption)
 
 
+def _look_of_line(index: int, points: int) -> dict[str, Any]:
+    """Give the line its colour and dashes and, unless it has too many points, a dozen markers."""
+    look: dict[str, Any] = {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
+    }
+    if points <= 60:
+        look["marker"] = MARKERS[index % len(MARKERS)]
+        look["markevery"] = max(1, points // 12)
+    return look
+
+
 def heat_map(
-    name: str, title: str, caption: str, values_RC: Floats, rows: Names, columns: Names, unit: str, below: str
+    name: str,
+    title: str,
+    caption: str,
+    values_RC: Floats,
+    rows: Names,
+    columns: Names,
+    unit: str,
+    below: str,
 ) -> Markup:
-    """Cells from dark to light, blank for NaN; from 0, and per cent to 100."""
-    texts = [str(column) for column in columns]
-    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)) as (figure, axes):
-        look = {"aspect": "auto", "interpolation": "none", "cmap": "cividis", "vmax": 100 if "%" in unit else None}
-        image = axes.imshow(values_RC, vmin=0, **look)
+    """Draw cells from dark to light, blank for NaN; from 0, and per cent to 100."""
+    height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)
+    row_names = [str(row) for row in rows]
+    column_names = [str(column) for column in columns]
+    rotation = 90 if max(map(len, column_names)) > 4 else 0
+    with canvas(WIDTH, height) as (figure, axes):
+        image = axes.imshow(
+            values_RC,
+            vmin=0,
+            vmax=100 if "%" in unit else None,
+            aspect="auto",
+            interpolation="none",
+            cmap="cividis",
+        )
         axes.grid(False)
-        axes.set_yticks(*some_ticks([str(row) for row in rows], 30), fontsize=9)
-        axes.set_xticks(*some_ticks(texts, 12, 10), rotation=90 if max(map(len, texts)) > 4 else 0, fontsize=9)
+        axes.set_yticks(*some_ticks(row_names, 30), fontsize=9)
+        axes.set_xticks(*some_ticks(column_names, 12, 10), rotation=rotation, fontsize=9)
         axes.set_xlabel(below)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
         return draw(figure, name, title, caption)
 
 
 def short(text: str, longest: int = 14) -> str:
+    """Cut the text to so many characters, the last of which then is an ellipsis."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def some_ticks(names: Sequence[str], most: int, longest: int = 14) -> tuple[list[int], list[str]]:
-    """Positions and names of at most ``most`` ticks, evenly chosen."""
-    chosen = list(range(0, len(names), -(-len(names) // most)))
+    """Return positions and names of at most ``most`` ticks, evenly chosen."""
+    step = -(-len(names) // most)
+    chosen = list(range(0, len(names), step))
     return chosen, [short(names[index], longest) for index in chosen]

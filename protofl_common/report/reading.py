@@ -1,4 +1,7 @@
-"""A run's folder -> what the page shows. Takes runs that still go on, that failed, and those of older versions."""
+"""A run's folder -> what the page shows.
+
+Takes runs that still go on, that failed, and those of older versions.
+"""
 
 import json
 from contextlib import suppress
@@ -32,44 +35,76 @@ class StoredPrototypes:
 
 
 class RecordedRun:
-    """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
+    """One run without what is missing or damaged.
+
+    SettingsError for a folder without settings, or of a later version.
+    """
 
     def __init__(self, folder: Path) -> None:
         files = RunFolder(folder)
-        self.folder, self.name, self.settings = folder, folder.resolve().name, files.settings()
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.settings = files.settings()
         if not self.settings:
             raise SettingsError(f"{folder}: no {SETTINGS} in it; give the folder of a run")
-        self.rows, self.summary = files.rows(), files.summary()
+
+        self.rows = files.rows()
+        self.summary = files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
-        self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
+        self.hides_clients = any(_has_only_means(row) for row in self.rows)
         self.hidden = f" {HIDDEN}" if self.hides_clients else ""
         self.whose = "all samples" if self.hides_clients else "the clients"  # over which a mean is
-        self.facts, self.margins = files.sites(), files.margins()
-        sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
-        self.client_prototypes, self.global_prototypes = _vectors(sent), _vectors(sent, "global-")
+
+        self.facts = files.sites()
+        self.margins = files.margins()
+        # of the last round's clients, and of the server after it
+        prototypes = folder / "client-prototypes.safetensors"
+        self.client_prototypes = _vectors(prototypes)
+        self.global_prototypes = _vectors(prototypes, "global-")
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-        self.absent = len(baselines) + 1 - len(self.compared)  # baselines without a result, as when a folder is renamed
-        introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
-        every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
-        self.sites: dict[str, SiteFacts] = {site: every[site] for site in in_order(every)}
-        self.last = {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
+        # baselines without a result, as when a folder is renamed
+        self.absent = len(baselines) + 1 - len(self.compared)
+
+        self.sites = self._sites()
+        self.last: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
+        for kind in KINDS:
+            evaluations = self.evaluations(kind)
+            if evaluations:
+                self.last[kind] = evaluations[-1]
         # the way to predict with the better last mean; "" without any
-        self.better = max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
+        self.better = max(
+            self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default=""
+        )
+
+    def _sites(self) -> dict[str, SiteFacts]:
+        """Return what is known of each site: of those introduced, and of those with a reply."""
+        sites: dict[str, SiteFacts] = {}
+        if self.facts.get("sites"):
+            sites |= self.facts["sites"]
+        elif self.summary:
+            sites |= self.summary["clients"]
+        for row in self.rows:
+            for site in row["clients"]:
+                sites.setdefault(site, {})
+        return {site: sites[site] for site in in_order(sites)}
 
     @cached_property
     def domains(self) -> dict[str, list[str]]:
         """Domain -> its sites; {} unless there are at least two domains."""
         domains: dict[str, list[str]] = {}
         for site, facts in self.sites.items():
-            if domain := facts.get("domain"):
+            domain = facts.get("domain")
+            if domain:
                 domains.setdefault(domain, []).append(site)
         return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
     def evaluations(self, kind: str) -> list[RoundRow]:
+        """Return the rows with an accuracy of this way to predict."""
         return [row for row in self.rows if kind in row["accuracy"]]
 
     def class_name(self, label: int) -> str:
@@ -79,17 +114,38 @@ class RecordedRun:
     @property
     def title(self) -> str:
         algo = str(self.settings.get("algo", ""))
-        algorithm = self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo)
-        own = self.settings.get("partition") == "own"
-        return f"{algorithm} on {'own data of the sites' if own else self.settings.get('dataset', 'unknown data')}"
+        algorithm = self.facts.get("algorithm")
+        if not algorithm:
+            algorithm = CATALOG[algo].title if algo in CATALOG else algo
+        data = self.settings.get("dataset", "unknown data")
+        if self.settings.get("partition") == "own":
+            data = "own data of the sites"
+        return f"{algorithm} on {data}"
+
+
+def _has_only_means(row: RoundRow) -> bool:
+    """Return whether secure aggregation left no figure of the spread over clients."""
+    return any("std" not in figures for figures in row["accuracy"].values())
 
 
 def _vectors(path: Path, whose: str = "") -> StoredPrototypes | None:
+    """Read the arrays whose names begin with ``whose``; None where there are none, or damaged."""
     with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
-        facts = dict(file.metadata() or {})
-        names = {name.removeprefix(whose): name for name in file.keys() if name.startswith(whose)}  # noqa: SIM118
-        if {"means", "labels"} <= names.keys() and len(labels := file.get_tensor(names["labels"])):
-            owners = file.get_tensor(names["owners"]) if "owners" in names else labels * 0
-            sites, values = tuple(json.loads(facts["sites"])), file.get_tensor(names["means"]).astype(np.float64)
-            return StoredPrototypes(values, labels, owners, sites, int(facts["round"]))
+        stored = set(file.keys())
+        if not {whose + "means", whose + "labels"} <= stored:
+            return None
+        labels = file.get_tensor(whose + "labels")
+        if not len(labels):
+            return None
+        owners = labels * 0
+        if whose + "owners" in stored:
+            owners = file.get_tensor(whose + "owners")
+        facts = file.metadata() or {}
+        return StoredPrototypes(
+            values=file.get_tensor(whose + "means").astype(np.float64),
+            labels=labels,
+            owners=owners,
+            sites=tuple(json.loads(facts["sites"])),
+            round=int(facts["round"]),
+        )
     return None

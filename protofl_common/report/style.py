@@ -1,9 +1,10 @@
 """How the page looks, one column or two from 900 pixels on, and what the browser may do with it."""
 
 CSS = """
-:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
-@media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1b212a;--ink:#e6eaf0;--soft:#a3adba;--line:#313a46;
---link:#7db8f0}.leak{color:#ff8a80!important}}
+:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;
+--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
+@media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1b212a;--ink:#e6eaf0;
+--soft:#a3adba;--line:#313a46;--link:#7db8f0}.leak{color:#ff8a80!important}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--page);color:var(--ink);
@@ -15,17 +16,21 @@ h3{font-size:1rem;margin:0 0 .4em}
 .sub{color:var(--soft);margin:0 0 .8em;overflow-wrap:anywhere}
 nav{display:flex;flex-wrap:wrap;gap:.3em 1.1em}
 a{color:var(--link)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(118px,1fr));gap:10px;margin-bottom:12px}
-.tiles div,figure,.card,details,.note{background:var(--card);border:1px solid var(--line);border-radius:8px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(118px,1fr));gap:10px;
+margin-bottom:12px}
+.tiles div,figure,.card,details,.note{background:var(--card);
+border:1px solid var(--line);border-radius:8px}
 .tiles div{padding:10px 12px}
 .tiles b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .tiles span{color:var(--soft);font-size:.85rem}
 .figures{display:grid;grid-template-columns:minmax(0,1fr);gap:14px}
 figure{margin:0;padding:10px;min-width:0}
 figure svg{display:block;width:100%;height:auto;max-width:560px;margin:0 auto}
-figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
+figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;
+fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
-g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
+g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;
+stroke-linejoin:round}
 figcaption,.above{color:var(--soft);font-size:.88rem;text-align:left}
 figcaption{margin-top:.5em}
 .above{margin:0;padding:8px 10px 2px}
@@ -53,4 +58,4 @@ POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
 )
-"""The browser loads nothing from anywhere, and runs no script, whatever the clients' names may be."""
+"""The browser loads nothing from anywhere and runs no script, whatever the clients' names are."""

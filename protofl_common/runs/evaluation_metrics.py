@@ -1,8 +1,9 @@
-"""Metrics of an evaluation beside accuracy, which a client computes on its own test samples; only the figures travel.
+"""Metrics of an evaluation beside accuracy, computed by each client on its own test samples.
 
-The setting ``metrics`` names them; where classes are uneven, simulated clients add balanced accuracy. One of the user's
-own is ``module:function``, called with scores [N, C] (higher is likelier; for prototypes −d², and a very low one for a
-class without any) and labels [N] int64; it returns a number; one that is NaN or infinite is left out.
+Only the figures travel. The setting ``metrics`` names them; where classes are uneven, simulated
+clients add balanced accuracy. One of the user's own is ``module:function``, called with scores [N,
+C] (higher is likelier; for prototypes −d², and a very low one for a class without any) and labels
+[N] int64; it returns a number; one that is NaN or infinite is left out.
 """
 
 import math
@@ -24,8 +25,12 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
+    """Return the recall of each class that occurs."""
     hits_N = scores_NC.argmax(1) == labels_N
-    return {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
+    return {
+        f"{RECALL}/{label}": float(hits_N[labels_N == label].mean())
+        for label in np.unique(labels_N)
+    }
 
 
 def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
@@ -39,15 +44,23 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean area under the ROC curve of each class that occurs, by its softmax share; NaN where only one does."""
+    """Return the mean area under the ROC curve of each class that occurs, by its softmax share.
+
+    NaN where only one class occurs. Samples are ranked by the log odds of a class against all
+    others, which unlike the share itself are never rounded to 0 or 1: score − log Σ exp(other
+    scores), the sum taken over the classes before and those after.
+    """
     from sklearn.metrics import roc_auc_score
 
-    if len(present := np.unique(labels_N)) < 2:
+    present = np.unique(labels_N)
+    if len(present) < 2:
         return math.nan
-    sides, none_N1 = (scores_NC[:, :-1], scores_NC[:, :0:-1]), np.full((len(labels_N), 1), -np.inf)
-    before_NC, after_NC = (np.logaddexp.accumulate(np.hstack([none_N1, side]), axis=1) for side in sides)
-    odds_NC = scores_NC - np.logaddexp(before_NC, after_NC[:, ::-1])  # of a class against all others: never 0 or 1
-    return float(np.mean([roc_auc_score(labels_N == label, odds_NC[:, label]) for label in present]))
+    nothing_N1 = np.full((len(labels_N), 1), -np.inf)
+    before_NC = np.logaddexp.accumulate(np.hstack([nothing_N1, scores_NC[:, :-1]]), axis=1)
+    after_NC = np.logaddexp.accumulate(np.hstack([nothing_N1, scores_NC[:, :0:-1]]), axis=1)
+    odds_NC = scores_NC - np.logaddexp(before_NC, after_NC[:, ::-1])
+    areas = [roc_auc_score(labels_N == label, odds_NC[:, label]) for label in present]
+    return float(np.mean(areas))
 
 
 BALANCED = "balanced-accuracy"
@@ -56,39 +69,55 @@ RECALL = "recall"  # names not one figure but one of each class that occurs: `re
 
 
 def metric_names(text: str) -> tuple[str, ...]:
+    """Read the setting ``metrics``; SettingsError for what names neither ours nor a function."""
     names = names_in(text)
     legal = [*METRICS, RECALL]
-    if odd := [name for name in names if name not in legal and not is_python_name(name)]:
-        raise SettingsError(f"metrics = {text!r}: {odd[0]!r} is not one of {', '.join(legal)}, or module:function")
+    for name in names:
+        if name not in legal and not is_python_name(name):
+            choices = ", ".join(legal)
+            raise SettingsError(
+                f"metrics = {text!r}: {name!r} is not one of {choices}, or module:function"
+            )
     return names
 
 
 def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
-    """All that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
-    per_class = [f"{RECALL}/{label}" for label in range(num_classes)]
-    each = [metric for name in names for metric in (per_class if name == RECALL else [name])]
-    return {f"{kind}/{name}" for kind in KINDS for name in each}
+    """Return all that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
+    metrics = []
+    for name in names:
+        if name == RECALL:
+            metrics += [f"{RECALL}/{label}" for label in range(num_classes)]
+        else:
+            metrics.append(name)
+    return {f"{kind}/{metric}" for kind in KINDS for metric in metrics}
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The finite figures of these metrics, none without samples; SettingsError where a user's own one fails."""
+    """Compute these metrics, without those that are not finite; {} without samples.
+
+    SettingsError where a user's own one fails.
+    """
     if not len(labels_N):
         return {}
     figures: dict[str, float] = {}
     for name in names:
         if name == RECALL:
             figures |= recalls(scores_NC, labels_N)
+        elif name in METRICS:
+            figures[name] = METRICS[name](scores_NC, labels_N)
         else:
-            figures[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
+            figures[name] = _own(name, scores_NC, labels_N)
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:
-    """The figure of a user's function. What it says of a failure may quote samples: that stays in this log."""
+    """Call a user's function. Its error may quote samples, so its text stays in this log."""
     metric: Metric = load(name, "metrics")
     try:
         return float(metric(scores_NC, labels_N))
     except Exception as error:  # a user's function may raise anything
         traceback.print_exception(error)
         kind = type(error).__name__
-        raise SettingsError(f"metrics = {name!r}: it failed ({kind}); the log of the client says more") from error
+        raise SettingsError(
+            f"metrics = {name!r}: it failed ({kind}); the log of the client says more"
+        ) from error

@@ -1,4 +1,7 @@
-"""Figures of runs as rows of text, and how a terminal, Markdown and CSV show them; the page has HTML of its own."""
+"""Figures of runs as rows of text, and how a terminal, Markdown, LaTeX and CSV show them.
+
+The page has HTML of its own.
+"""
 
 import csv
 import io
@@ -11,29 +14,48 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table as Shown
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from protofl_common.basics.text import human_bytes, printable
-from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
+from protofl_common.runs.folder import (
+    TROUBLE,
+    Accuracies,
+    Best,
+    RoundRow,
+    RunFolder,
+    Summary,
+    baseline_folder,
+)
 from protofl_common.runs.over_clients import in_percent
 
 Figure = TypeVar("Figure")
-MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
-IN_LATEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
-    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
-    | {"–": "--", "…": r"\ldots{}", "|": "$|$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "η": r"$\eta$"}
-    | {"α": r"$\alpha$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$"}
-)
-"""A row may not begin with [ or *, which would be an option of the row's end before."""
+MEASURES = {
+    "mean": "mean",
+    "weighted": "by samples",
+    "worst-10%": "worst 10 %",
+    "std": "std",
+}
+"""Figures over clients, and their heads."""
+IN_LATEX = str.maketrans({
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$",
+    "<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$", "×": r"$\times$",
+    "−": "$-$", "–": "--", "…": r"\ldots{}",
+    "[": "{[}", "*": "{*}",  # after the end of a row they would be its options
+    "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "ε": r"$\varepsilon$",
+    "η": r"$\eta$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$",
+})  # fmt: skip
 IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[<&~"})
-HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
+HIDDEN = (
+    "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
+)
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table of texts, and how each medium shows it."""
+
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -41,39 +63,64 @@ class Table:
     words: Collection[int] = (0,)  # columns that hold words, where the others hold numbers
     bold: Collection[tuple[int, int]] = ()  # (row, column) of the best figures, in LaTeX
 
-    def on_terminal(self) -> Shown:
-        shown = Shown(title=self.title or None, caption=self.note or None)
-        for number, head in enumerate(map(printable, self.heads)):
-            shown.add_column(Text(head), justify="left" if number in self.words else "right", overflow="fold")
+    def on_terminal(self) -> TerminalTable:
+        """Return it for a terminal. Texts are a stranger's: no escapes, no markup."""
+        shown = TerminalTable(title=self.title or None, caption=self.note or None)
+        for number, head in enumerate(self.heads):
+            justify = "left" if number in self.words else "right"
+            shown.add_column(Text(printable(head)), justify=justify, overflow="fold")
         for row in self.rows:
-            shown.add_row(*(Text(printable(text)) for text in row))  # a stranger's: no escapes, no markup
+            shown.add_row(*(Text(printable(text)) for text in row))
         return shown
 
     def as_text(self) -> str:
-        """100 columns wide, for a log."""
+        """Return it 100 columns wide, for a log."""
         text = io.StringIO()
         Console(file=text, width=100).print(self.on_terminal())
         return text.getvalue().rstrip()
 
     def as_markdown(self) -> Iterator[str]:
+        """Yield its lines, without note and title."""
         marks = ["---" if number in self.words else "---:" for number in range(len(self.heads))]
-        yield from (_line(self.heads), f"|{'|'.join(marks)}|", *map(_line, self.rows))
+        yield _markdown_row(self.heads)
+        yield f"|{'|'.join(marks)}|"
+        for row in self.rows:
+            yield _markdown_row(row)
 
     def as_latex(self) -> str:
-        """A ``tabular`` for ``\\input``, below the note: with the rules of the package booktabs where it is loaded."""
-        columns = "".join("l" if number in self.words else "r" for number in range(len(self.heads)))
-        lines = [[re.sub(r"\B-\b", "−", cell).translate(IN_LATEX) for cell in row] for row in [self.heads, *self.rows]]
+        """Return a ``tabular`` for ``\\input``, below the note.
+
+        It has the rules of the package booktabs where that is loaded, else plain ones.
+        """
+        heads, *rows = [[_in_latex(text) for text in row] for row in (self.heads, *self.rows)]
         for row, column in self.bold:
-            lines[row + 1][column] = rf"\textbf{{{lines[row + 1][column]}}}"
-        head, *rows = [" & ".join(line) + r" \\" for line in lines]
-        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
-        begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
-        notes = [f"% {line}" for line in self.note.splitlines()]
-        return "\n".join([*notes, *rules, begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end]) + "\n"
+            rows[row][column] = rf"\textbf{{{rows[row][column]}}}"
+        columns = "".join("l" if number in self.words else "r" for number in range(len(heads)))
+        lines = [
+            *(f"% {line}" for line in self.note.splitlines()),
+            *(rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")),
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            _latex_row(heads),
+            r"\midrule",
+            *map(_latex_row, rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def _line(texts: Iterable[str]) -> str:
+def _markdown_row(texts: Iterable[str]) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+
+
+def _latex_row(texts: Iterable[str]) -> str:
+    return " & ".join(texts) + r" \\"
+
+
+def _in_latex(text: str) -> str:
+    """Escape a text; a hyphen that no letter or digit precedes is a minus."""
+    return re.sub(r"\B-\b", "−", text).translate(IN_LATEX)
 
 
 def as_csv(rows: Iterable[Iterable[object]]) -> str:
@@ -83,30 +130,56 @@ def as_csv(rows: Iterable[Iterable[object]]) -> str:
 
 
 def cells(
-    figures: Mapping[str, float], names: Iterable[str] = MEASURES, factor: int = 100, digits: int = 2
+    figures: Mapping[str, float],
+    names: Iterable[str] = MEASURES,
+    factor: int = 100,
+    digits: int = 2,
 ) -> list[str]:
-    """These figures as text, shares in percent by default, variances in points²; "–" for one that is hidden."""
-    scales = {name: (10_000, 1) if name == "variance" else (factor, digits) for name in names}
-    return [f"{by * figures[name]:.{to}f}" if name in figures else "–" for name, (by, to) in scales.items()]
+    """Show these figures as text, shares in percent by default, variances in points².
+
+    A figure that is hidden is "–".
+    """
+    texts = []
+    for name in names:
+        if name not in figures:
+            texts.append("–")
+        elif name == "variance":
+            texts.append(f"{10_000 * figures[name]:.1f}")
+        else:
+            texts.append(f"{factor * figures[name]:.{digits}f}")
+    return texts
 
 
 def accuracy_rows(
-    accuracy: Accuracies, best: Mapping[str, Best], validation: Accuracies, names: Iterable[str] = MEASURES
+    accuracy: Accuracies,
+    best: Mapping[str, Best],
+    validation: Accuracies,
+    names: Iterable[str] = MEASURES,
 ) -> list[list[str]]:
-    """A row for each way to predict, the best at its end, and one for its figures on validation data."""
+    """Return a row for each way to predict, the best at its end, and one on validation data."""
     rows = []
     for kind, figures in accuracy.items():
-        rows.append([kind, *cells(figures, names), short_best(best[kind]) if kind in best else "–"])
+        best_mean = short_best(best[kind]) if kind in best else "–"
+        rows.append([kind, *cells(figures, names), best_mean])
         if kind in validation:
             rows.append([f"{kind}, validation", *cells(validation[kind], names), "–"])
     return rows
 
 
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
-    """A row for each metric beside accuracy, but for recalls of classes; accuracies of new clients in percent."""
-    shown = {name: figures for name, figures in metrics.items() if "/recall/" not in name}
-    scales = {name: (100, 2) if in_percent(name) else (1, digits) for name in shown}
-    return [[name, *cells(figures, MEASURES, *scales[name])] for name, figures in shown.items()]
+    """Return a row for each metric beside accuracy, but for recalls of classes.
+
+    Accuracies of new clients are among them, in percent.
+    """
+    rows = []
+    for name, figures in metrics.items():
+        if "/recall/" in name:
+            continue
+        if in_percent(name):
+            rows.append([name, *cells(figures)])
+        else:
+            rows.append([name, *cells(figures, factor=1, digits=digits)])
+    return rows
 
 
 def short_best(best: Best) -> str:
@@ -119,65 +192,91 @@ def best_text(best: Best) -> str:
 
 
 def chosen(best: Iterable[Best]) -> str:
-    return " and ".join(sorted({f"chosen on {result.get('chosen-on', 'test')} data" for result in best})) or "not found"
+    """Say on which data these were chosen."""
+    texts = {f"chosen on {result.get('chosen-on', 'test')} data" for result in best}
+    return " and ".join(sorted(texts)) or "not found"
 
 
 def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:
-    """Bytes up and down, replies by `TROUBLE`, and seconds, over all rows."""
+    """Return bytes up and down, replies by `TROUBLE`, and seconds, over all rows."""
     sizes = {way: sum(row["bytes"][way] for row in rows) for way in ("up", "down")}
     lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
-    return sizes, lost, math.fsum(row["seconds"]["total"] for row in rows)
+    seconds = math.fsum(row["seconds"]["total"] for row in rows)
+    return sizes, lost, seconds
 
 
 def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
-    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
-    rows = [
-        (
-            f"{attack['attack']}{' (above chance)' if attack['above_chance'] else ''}",
+    """Show what `protofl audit` has found."""
+    rows = []
+    for attack in findings:
+        above = " (above chance)" if attack["above_chance"] else ""
+        rows.append([
+            f"{attack['attack']}{above}",
             str(attack["samples"]),
             str(attack["classes"]),
             f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
             f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
-        )
-        for attack in findings
-    ]
+        ])  # fmt: skip
+    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
     note = (
-        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
-        "± three deviations of guessing. Other attacks may find more."
+        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, "
+        "1 names all members; ± three deviations of guessing. Other attacks may find more."
     )
     return Table(heads, rows, note, "what the messages tell", words=(0, 1))
 
 
-# -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost
+# -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and their cost
 COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
-COMPARED_NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
+COMPARED_NOTE = (
+    "Mean test accuracy over the clients, after the last round; the same clients and data."
+)
 
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
-    """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
-    summaries = [RunFolder(path).summary() for path in [*(baseline_folder(folder, algo) for algo in baselines), folder]]
-    runs = [summary if summary and summary["accuracy"] else None for summary in summaries]
-    return [run for run in runs if run] if runs[-1] else []
+    """Return the baselines that have a result, in their order, and at the end the run itself.
+
+    [] where the run itself has none.
+    """
+    runs = []
+    for algo in baselines:
+        summary = RunFolder(baseline_folder(folder, algo)).summary()
+        if summary and summary["accuracy"]:
+            runs.append(summary)
+    own = RunFolder(folder).summary()
+    if own is None or not own["accuracy"]:
+        return []
+    return [*runs, own]
 
 
 def by_head(figures: Mapping[str, Figure]) -> Figure:
-    """The entry of the head where there is one, else that of prototypes."""
+    """Return the entry of the head where there is one, else that of prototypes."""
     return figures["head"] if "head" in figures else figures["prototype"]
 
 
 def is_alone(run: Summary) -> bool:
+    """Return whether its clients trained alone."""
     return run["settings"]["algo"] == "local"
 
 
 def harmed(runs: Sequence[Summary]) -> str:
-    """Say how many clients each run leaves worse off than training alone, client by client; "" without such a run."""
+    """Say how many clients each run leaves worse off than training alone, client by client.
+
+    "" without a run of clients alone.
+    """
     alone = next((run["accuracy-of-clients"] for run in runs if is_alone(run)), {})
     texts = []
     for run in runs:
-        of_clients = {} if is_alone(run) else run["accuracy-of-clients"]
-        pairs = [(own, alone[site]) for site, own in of_clients.items() if own and alone.get(site)]
-        worse = sum(by_head(own) < by_head(before) for own, before in pairs)
-        texts += [f"{run['algorithm']} {worse} of {len(pairs)}"] if pairs else []
+        if is_alone(run):
+            continue
+        compared_clients = 0
+        worse = 0
+        for site, accuracy in run["accuracy-of-clients"].items():
+            before = alone.get(site)
+            if accuracy and before:
+                compared_clients += 1
+                worse += by_head(accuracy) < by_head(before)
+        if compared_clients:
+            texts.append(f"{run['algorithm']} {worse} of {compared_clients}")
     return f" Clients worse off than alone: {', '.join(texts)}." if texts else ""
 
 
@@ -187,26 +286,53 @@ def counted(names: Iterable[str]) -> str:
 
 
 def sentence(runs: Sequence[Summary]) -> str:
-    """``"alone 36.1 %, FedProto 73.4 %; 96 MB exchanged"``, by the run; with prototypes a point above the head."""
+    """``"alone 36.1 %, FedProto 73.4 %; 96 MB exchanged"``, by the last run.
+
+    Prototypes have a figure of their own where they are more than a point above the head.
+    """
     texts = []
     for run in runs:
+        name = run["algorithm"]
         architectures = len({client["arch"] for client in run["clients"].values()})
-        over = f" over {architectures} architectures" if architectures > 1 else ""
+        if is_alone(run):
+            name = "alone"
+        elif architectures > 1:
+            name += f" over {architectures} architectures"
+
         percent = {kind: 100 * figures["mean"] for kind, figures in run["accuracy"].items()}
-        texts.append(f"{'alone' if is_alone(run) else run['algorithm'] + over} {by_head(percent):.1f} %")
+        text = f"{name} {by_head(percent):.1f} %"
         if percent.get("prototype", 0.0) > by_head(percent) + 1:
-            texts[-1] += f" by its head, {percent['prototype']:.1f} % by prototypes"
-    return f"{', '.join(texts)}; {human_bytes(sum(runs[-1]['bytes'].values()))} exchanged"
+            text += f" by its head, {percent['prototype']:.1f} % by prototypes"
+        texts.append(text)
+    exchanged = human_bytes(sum(runs[-1]["bytes"].values()))
+    return f"{', '.join(texts)}; {exchanged} exchanged"
 
 
 def side_by_side(runs: Sequence[Summary]) -> Table:
-    alone = next((100 * by_head(run["accuracy"])["mean"] for run in runs if is_alone(run)), None)
+    """Compare runs of the same clients with each other and, if it is there, with training alone."""
+    alone = None
+    for run in runs:
+        if is_alone(run):
+            alone = 100 * by_head(run["accuracy"])["mean"]
+            break
+
     rows = []
+    is_hidden = False
     for run in runs:
         figures = {name: 100 * share for name, share in by_head(run["accuracy"]).items()}
-        gain = "–" if alone is None or is_alone(run) else f"{figures['mean'] - alone:+.1f} points"
-        worst = f"{figures['worst-10%']:.1f} %" if "worst-10%" in figures else "–"
-        exchanged, models = human_bytes(sum(run["bytes"].values())), counted(c["arch"] for c in run["clients"].values())
+        gain = "–"
+        if alone is not None and not is_alone(run):
+            gain = f"{figures['mean'] - alone:+.1f} points"
+        worst = "–"
+        if "worst-10%" in figures:
+            worst = f"{figures['worst-10%']:.1f} %"
+        else:
+            is_hidden = True
+        exchanged = human_bytes(sum(run["bytes"].values()))
+        models = counted(client["arch"] for client in run["clients"].values())
         rows.append([run["algorithm"], f"{figures['mean']:.1f} %", gain, worst, exchanged, models])
-    note = f"{COMPARED_NOTE} {HIDDEN}" if any(row[3] == "–" for row in rows) else COMPARED_NOTE
+
+    note = COMPARED_NOTE
+    if is_hidden:
+        note += f" {HIDDEN}"
     return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=(0, 5))

@@ -8,7 +8,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +18,36 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.datasets import REDIVIDED
 from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
-METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+METRICS = "metrics.jsonl"
+MARGINS = "prototypes.jsonl"
+SITES = "sites.json"
+SUMMARY = "summary.json"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
-WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
-BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
+WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
+CARD = "model.json"
+BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
-FORMAT = 1  # of the four files; to be increased when a reader of this version would misread what a later one writes
+FORMAT = 1  # of the four files; raise it when today's reader would misread what is written then
 
 KINDS = ("prototype", "head")  # ways to predict, of which a run may have both
 Accuracies = dict[str, dict[str, float]]
-"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
+"""One of `KINDS`, ``head/auc``, … -> mean, weighted, worst-10%, std over the clients, in [0, 1].
 
-On test data; under ``validation`` accuracies and metrics together, on the clients' validation data. With secure
-aggregation ``mean`` is that over all samples of all clients, like ``weighted``, and there are no others.
+On test data; under ``validation`` accuracies and metrics together, on the clients' validation data.
+With secure aggregation ``mean`` is that over all samples of all clients, like ``weighted``, and
+there are no others.
 """
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
-FEW_TESTED = "too few test samples of each class (min-class-samples), all of one class, or not finite"  # no metric then
-MALFORMED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)  # of a stranger's figures
+FEW_TESTED = (
+    "too few test samples of each class (min-class-samples), all of one class, or not finite"
+)
+"""Why a client has no metric."""
+MALFORMED = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What the figures of a stranger may raise where they are of other types than expected."""
 DROPPED = "dropped out (drop-rate)"  # why a client failed that the run lets fail
 
 ClientRow = TypedDict(
@@ -58,7 +67,7 @@ ClientRow = TypedDict(
 
 
 class Seconds(TypedDict, total=False):
-    """Seconds of a round as the server sees it, and of each phase of the clients' work, summed over the clients."""
+    """Seconds of a round at the server; of each phase of the clients' work, summed over them."""
 
     total: float
     exchange: float
@@ -96,9 +105,14 @@ RoundRow = TypedDict(
 )
 
 MarginRow = TypedDict(
-    "MarginRow", {"round": int, "global": list[float | None] | None, "clients": dict[str, list[float | None]]}
+    "MarginRow",
+    {
+        "round": int,
+        "global": list[float | None] | None,
+        "clients": dict[str, list[float | None]],
+    },
 )
-"""Margins of each class, None where it has none: of the global prototypes, and of every client's."""
+"""Margins of the global prototypes and of each client's, by class; None for a class without one."""
 
 SiteFacts = TypedDict(
     "SiteFacts",
@@ -125,8 +139,18 @@ class Sites(TypedDict, total=False):
     sites: dict[str, SiteFacts]
 
 
-Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotRequired[Literal["validation", "test"]]})
-"""The mean accuracy on test data at the best round; by which data that was the best, in older runs always test data."""
+Best = TypedDict(
+    "Best",
+    {
+        "mean": float,
+        "after-round": int,
+        "chosen-on": NotRequired[Literal["validation", "test"]],
+    },
+)
+"""The mean accuracy on test data at the best round, and the data that chose it.
+
+Older runs, which do not say, chose on test data.
+"""
 
 
 class BestRound(TypedDict):
@@ -172,34 +196,40 @@ Summary = TypedDict(
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise SettingsError, which begins with ``what``, for what figures of other types raise, as a stranger's."""
+    """Turn what malformed figures raise inside into a SettingsError that begins with ``what``."""
     try:
         yield
+    except SettingsError:
+        raise
     except MALFORMED as error:
-        text = f"{what}: {type(error).__name__}: {error}"
-        raise (error if isinstance(error, SettingsError) else SettingsError(text)) from None
+        raise SettingsError(f"{what}: {type(error).__name__}: {error}") from None
 
 
 def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
     """List the replies that are not used: kind, site and reason."""
     for kind in TROUBLE:
-        reasons = row[kind]
-        for site in reasons:
-            yield kind, site, str(reasons[site]) if isinstance(reasons, dict) else "no answer in time"
+        sites = row[kind]
+        for site in sites:
+            reason = "no answer in time"
+            if isinstance(sites, dict):
+                reason = str(sites[site])
+            yield kind, site, reason
 
 
 def baseline_folder(run: Path, algo: str) -> Path:
+    """Return where a baseline of a run keeps its own."""
     return run.with_name(f"{run.name}-{algo}")
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The latest first."""
-    return sorted((path for path in (run / CHECKPOINTS).glob("*.safetensors") if path.stem.isdecimal()), reverse=True)
+    """List the checkpoints of a run's folder, the latest first."""
+    files = (run / CHECKPOINTS).glob("*.safetensors")
+    return sorted((file for file in files if file.stem.isdecimal()), reverse=True)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder. What is missing or damaged is read as nothing, for a run may still go on."""
+    """One run's folder. What is missing or damaged is read as nothing: a run may still go on."""
 
     path: Path
 
@@ -209,62 +239,92 @@ class RunFolder:
         return self.path.parent / f".{self.path.name}.lock"
 
     def settings(self) -> Config:
+        """Read the run's settings, {} without any."""
         with suppress(OSError, ValueError, RecursionError):
-            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
+            text = (self.path / SETTINGS).read_text(encoding="utf-8")
+            return flatten(tomllib.loads(text))
         return {}
 
     def rows(self) -> list[RoundRow]:
+        """Read all rows of ``metrics.jsonl``."""
         return list(self.each_row())
 
     def each_row(self) -> Iterator[RoundRow]:
-        """Read one by one: with the figures of many clients all may be too many for the memory."""
+        """Read the rows one by one: with the figures of many clients all may exceed the memory."""
         return _read(self.path / METRICS)
 
     def margins(self) -> list[MarginRow]:
+        """Read all rows of ``prototypes.jsonl``."""
         return list(_read(self.path / MARGINS))
 
     def sites(self) -> Sites:
-        """Empty before the first round."""
+        """Read who takes part; empty before the first round."""
         return next(_read(self.path / SITES), Sites())
 
     def summary(self) -> Summary | None:
-        """None while the run is not finished."""
+        """Read the summary; None while the run is not finished."""
         return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
-        if (summary := self.summary()) is None:
-            raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
+        """Read the summary; SettingsError where the run is not finished."""
+        summary = self.summary()
+        if summary is None:
+            raise SettingsError(
+                f"{self.path}: no {SUMMARY} in it; give the folder of a finished run"
+            )
         return summary
 
     def check_division(self, partition: str) -> None:
-        """SettingsError where its clients had other samples than this version would give them."""
-        if (begun := self.summary() or self.sites()) and begun.get("division", 1) != REDIVIDED.get(partition, 1):
-            raise SettingsError(f"{self.path}: its clients had other samples: {partition!r} has changed since")
+        """Raise SettingsError where its clients had other samples than this version gives them."""
+        begun = self.summary() or self.sites()
+        if begun and begun.get("division", 1) != REDIVIDED.get(partition, 1):
+            raise SettingsError(
+                f"{self.path}: its clients had other samples: {partition!r} has changed since"
+            )
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
+        """Append a row to a file of JSON lines."""
         with (self.path / file).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            lines.write(_json_line(row))
 
     def write(self, file: str, content: Sites | Summary, indent: int | None = None) -> None:
+        """Replace a JSON file."""
         text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
         write_text(self.path / file, text + "\n")
 
     def drop_margins_after(self, last: int) -> None:
-        """Remove the margins of later rounds, which will be run again, and half a line that a kill has left."""
-        if (path := self.path / MARGINS).exists():
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in self.margins() if row["round"] <= last]
-            write_text(path, "".join(lines))
+        """Remove half a line left by a kill, and margins of later rounds, which will run again."""
+        path = self.path / MARGINS
+        if path.exists():
+            kept = [_json_line(row) for row in self.margins() if row["round"] <= last]
+            write_text(path, "".join(kept))
+
+
+def _json_line(row: RoundRow | MarginRow) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
+    """Yield the JSON objects in a file; SettingsError for one of a later format.
+
+    A line that is still being written is left out. A stranger's file may hold numbers and nests
+    without end, which count as damaged.
+    """
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-        for part in file if path.suffix == ".jsonl" else (file.read(),):
+        parts: Iterable[str] = file
+        if path.suffix != ".jsonl":
+            parts = [file.read()]
+        for part in parts:
             content = None
-            with suppress(ValueError, RecursionError):  # of a stranger's file, also numbers and nests without end
+            with suppress(ValueError, RecursionError):
                 content = json.loads(part)
             if isinstance(content, dict):
-                if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
-                    later = f"{path} has format {number!r}, of a later version"
-                    raise SettingsError(f"{later}; this one reads up to {FORMAT}")
+                _check_format(path, content.get("format", FORMAT))
                 yield content
+
+
+def _check_format(path: Path, number: Any) -> None:
+    if not isinstance(number, int) or number > FORMAT:
+        raise SettingsError(
+            f"{path} has format {number!r}, of a later version; this one reads up to {FORMAT}"
+        )

@@ -2,135 +2,288 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from protofl_common.basics.text import names_in
-from protofl_common.runs.folder import DROPPED, FEW_TESTED, KINDS, NEW, Best, ClientRow, RoundRow, Sites
+from protofl_common.runs.folder import (
+    DROPPED,
+    FEW_TESTED,
+    KINDS,
+    NEW,
+    Best,
+    ClientRow,
+    RoundRow,
+    Sites,
+)
 
-COLLAPSE = 0.15  # an accuracy's fall from its best round to the end that is beyond the noise of some 150 test samples
+COLLAPSE = 0.15
+"""A fall of accuracy, from the best round to the end, beyond the noise of 150 test samples."""
 
 
-def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
+def over_clients(
+    accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0
+) -> dict[str, float]:
     """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
 
-    ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
-    clients, at least one), ``std`` (population). Where they outvote ``liars`` also ``trimmed``: the mean without as
-    many of the largest and of the smallest, by which the best round is chosen. Empty input gives an empty dict.
+    ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the
+    worst tenth of the clients, at least one), ``std`` (population). Where they outvote ``liars``
+    also ``trimmed``: the mean without as many of the largest and of the smallest, by which the best
+    round is chosen. Empty input gives an empty dict.
     """
     if not accuracies:
         return {}
-    mean, total = statistics.fmean(accuracies), sum(test_samples)
-    weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
+
+    mean = statistics.fmean(accuracies)
+    weighted = mean
+    total = sum(test_samples)
+    if total:
+        hits = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
+        weighted = hits / total
+
     spread = fairness(accuracies)
-    figures = {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
+    figures = {
+        "mean": mean,
+        "weighted": weighted,
+        "worst-10%": spread["worst-10%"],
+        "std": spread["std"],
+    }
     middle = sorted(accuracies)[liars : len(accuracies) - liars]
-    return figures | {"trimmed": statistics.fmean(middle)} if liars and middle else figures
+    if liars and middle:
+        figures["trimmed"] = statistics.fmean(middle)
+    return figures
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13), as a population; {} of none."""
+    """Say how accuracies in [0, 1] spread over the clients, as a population; {} of none.
+
+    The figures of FedPCL, Tables 12 and 13.
+    """
     if not accuracies:
         return {}
-    parts = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
+    figures = {}
+    for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%"):
+        figures[part] = mean_of_part(accuracies, part)
     mean = statistics.fmean(accuracies)
     variance = statistics.fmean((a - mean) ** 2 for a in accuracies)
-    return parts | {"std": math.sqrt(variance), "variance": variance}
+    return figures | {"std": math.sqrt(variance), "variance": variance}
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
-    """The mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
+    """Return the mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
     end, _, percent = part.rstrip("%").partition("-")
-    return statistics.fmean(sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)])
+    ordered = sorted(accuracies, reverse=end == "best")
+    clients = max(1, len(accuracies) * int(percent) // 100)
+    return statistics.fmean(ordered[:clients])
 
 
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
-    """The rows with as many sites asked, and as many answers, as in the last: others would tell of lucky draws.
+    """Return the rounds in which as many clients were asked and answered as in the last one.
 
-    As many may be more or fewer as sites may lie: by silence, rest or a late arrival none of them takes a round out.
+    Means over other sets of clients are not comparable: a lucky draw of them would look like
+    progress. Where sites may lie, so many may be missing: by silence, rest or a late arrival none
+    of them takes a round out.
     """
-    asked, least = (rows[-1]["asked"], rows[-1]["valid"]) if rows else (0, 0)
-    liars = rows[-1].get("liars", 0) if rows else 0
-    return [row for row in rows if abs(row["asked"] - asked) <= liars and row["valid"] >= least - liars]
+    if not rows:
+        return []
+    last = rows[-1]
+    liars = last.get("liars", 0)
+    comparable = []
+    for row in rows:
+        as_many_asked = abs(row["asked"] - last["asked"]) <= liars
+        if as_many_asked and row["valid"] >= last["valid"] - liars:
+            comparable.append(row)
+    return comparable
 
 
-def best_evaluation(rows: Sequence[RoundRow], kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:
-    """The row of the highest mean of this accuracy or metric, the first of several, among those `of_all_sites`.
+def best_evaluation(
+    rows: Sequence[RoundRow], kind: str
+) -> tuple[RoundRow | None, Literal["validation", "test"]]:
+    """Return the row with the highest mean of an accuracy or metric, and on which data that is.
 
-    Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
-    where the run has any, else on test data: which of these, too. None where there is none.
+    The first of several, among the rounds `of_all_sites`. The mean on validation data decides where
+    the run has any, else that on test data. Where sites may lie it is the trimmed mean: no site
+    alone chooses the round. The row is None where no row has such a figure.
     """
-    outvoting = [  # where sites may lie, the figures of enough sites to outvote them
-        (name, figure.get("trimmed", figure["mean"]), row)
-        for row in of_all_sites(rows)
-        for name, figure in figures_of(row).items()
-        if figure and ("trimmed" in figure or not row.get("liars"))
-    ]
-    validated = [entry for entry in outvoting if entry[0] == f"validation/{kind}"]
-    candidates = validated or [entry for entry in outvoting if entry[0] == kind]
-    return max(candidates, key=lambda entry: entry[1], default=("", 0, None))[2], "validation" if validated else "test"
+    comparable = of_all_sites(rows)
+    validated = _rankable(comparable, f"validation/{kind}")
+    candidates = validated or _rankable(comparable, kind)
+    if not candidates:
+        return None, "test"
+    _, best = max(candidates, key=lambda candidate: candidate[0])
+    return best, "validation" if validated else "test"
+
+
+def _rankable(rows: Iterable[RoundRow], name: str) -> list[tuple[float, RoundRow]]:
+    """List the rows that may be the best by this figure, each with the mean that it is ranked by.
+
+    Where sites may lie, only rows with the figures of enough sites to outvote them.
+    """
+    rankable = []
+    for row in rows:
+        figure = figures_of(row).get(name)
+        if figure and ("trimmed" in figure or not row.get("liars")):
+            mean = figure.get("trimmed", figure["mean"])
+            rankable.append((mean, row))
+    return rankable
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
-    """The mean accuracy on test data at the best round."""
-    best, on = best_evaluation(rows, kind)
+    """Return the mean accuracy on test data at the best round."""
+    best, data = best_evaluation(rows, kind)
     if best is None:
         return None
-    return {"mean": figures_of(best)[kind]["mean"], "after-round": best["evaluated-after-round"], "chosen-on": on}
+    mean = figures_of(best)[kind]["mean"]
+    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": data}
 
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:
-    """Names of the accuracies and metrics on test data."""
-    return {name for row in rows for name in (*row["accuracy"], *row.get("metrics", {}))}
+    """Return the names of the accuracies and metrics on test data."""
+    names: set[str] = set()
+    for row in rows:
+        names.update(row["accuracy"], row.get("metrics", {}))
+    return names
 
 
 def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """By the names that a table gives them: ``head``, ``head/auc``, ``validation/head``."""
-    validation = {f"validation/{name}": figure for name, figure in row.get("validation", {}).items()}
-    return {**row["accuracy"], **row.get("metrics", {}), **validation}
+    """Return the row's figures by the names that a table gives them.
 
-
-def doubts_of_data(sites: Sites) -> Iterator[str]:
-    """Yield a line for classes that are trained on, but tested nowhere, as far as the server can count samples."""
-    counted = [counts for counts in sites.get("sites", {}).values() if "test-classes" in counts]
-    columns = (zip(*(counts[part] for counts in counted), strict=True) for part in ("train-classes", "test-classes"))
-    trained, tested = ([sum(column) for column in part] for part in columns)
-    names = zip(sites.get("classes", []), trained, tested, strict=False)
-    if nowhere := [name for name, train, test in names if train and not test]:
-        yield f"trained on, but tested nowhere: {', '.join(nowhere)}"
-
-
-def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "") -> Iterator[str]:
-    """Yield a line for idle rounds, failed replies, missing figures, and accuracies that fell or need no model."""
-    rounds = [row for row in rows if row["kind"] == "round"]
-    if idle := [row for row in rounds if row["void"]]:
-        last = ", the last one among them" if rounds[-1] is idle[-1] else ""
-        yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
-    if lost := [reason for row in rows for reason in (row["failed"] | row["refused"]).values() if reason != DROPPED]:
-        yield f"{len(lost)} of {sum(row['asked'] for row in rows)} replies failed or were refused, the last: {lost[-1]}"
-    tested = [site for site, client in final["clients"].items() if client["accuracy"]]
-    silent = [site for site, client in final["clients"].items() if not (client["accuracy"] or client.get("metrics"))]
-    if silent and not final["accuracy"]:
-        yield "no accuracy of any client (too few test samples)"
-    elif tested and silent:
-        yield f"no accuracy of {', '.join(silent)} (too few test samples): the others' alone are in the means"
-    for name in names_in(metrics):
-        having = {site for site in tested if any(f"/{name}" in of for of in final["clients"][site].get("metrics", {}))}
-        if bare := [site for site in tested if site not in having]:
-            yield f"no {name} of {', '.join(bare)} ({FEW_TESTED})"
-    for kind, figures in final["accuracy"].items():
-        best, at_end = best_of(rows, kind), figures["mean"]
-        if best and best["mean"] - at_end >= COLLAPSE:
-            fall = f"fell from {100 * best['mean']:.1f} % after round {best['after-round']} to {100 * at_end:.1f} %"
-            yield f"accuracy by {kind} {fall}: try a smaller lr, fewer rounds or early-stopping"
-    counts = [sites.get("sites", {}).get(site, {}).get("test-classes", []) for site in tested]
-    shares = [max(of_site) / sum(of_site) for of_site in counts if any(of_site)]
-    for kind, figures in final["accuracy"].items() if shares else ():
-        if figures["mean"] <= (share := statistics.fmean(shares)) + 1e-9:
-            naming = f"always naming each client's most frequent class is right for {100 * share:.1f} %"
-            yield f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: {naming}"
+    ``head``, ``head/auc``, ``validation/head``.
+    """
+    figures: dict[str, Any] = {**row["accuracy"], **row.get("metrics", {})}
+    for name, figure in row.get("validation", {}).items():
+        figures[f"validation/{name}"] = figure
+    return figures
 
 
 def in_percent(name: str) -> bool:
-    """Return whether a figure is an accuracy, of all clients or new ones, on test or validation data."""
+    """Return whether a figure is an accuracy: of all clients or new ones, on test data or not."""
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
+
+
+def doubts_of_data(sites: Sites) -> Iterator[str]:
+    """Warn of classes that are trained on, but tested nowhere, as far as sites count samples."""
+    counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
+    trained = _sums(facts["train-classes"] for facts in counted)
+    tested = _sums(facts["test-classes"] for facts in counted)
+    untested = []
+    for name, train, test in zip(sites.get("classes", []), trained, tested, strict=False):
+        if train and not test:
+            untested.append(name)
+    if untested:
+        yield f"trained on, but tested nowhere: {', '.join(untested)}"
+
+
+def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Add the samples of each class over the sites."""
+    return [sum(of_class) for of_class in zip(*counts, strict=True)]
+
+
+def doubts_of_outcome(
+    rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = ""
+) -> Iterator[str]:
+    """Warn of what makes a finished run's figures doubtful; ``metrics`` is the run's setting."""
+    outcome = _Outcome(rows, final, sites, metrics)
+    for warnings in OUTCOME_WARNINGS:
+        yield from warnings(outcome)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A finished run, as `doubts_of_outcome` was given it."""
+
+    rows: Sequence[RoundRow]
+    final: RoundRow
+    sites: Sites
+    metrics: str
+
+    @property
+    def tested(self) -> list[str]:
+        """The clients with an accuracy in the final evaluation."""
+        clients = self.final["clients"].items()
+        return [site for site, client in clients if client["accuracy"]]
+
+
+def _idle_rounds(outcome: _Outcome) -> Iterator[str]:
+    rounds = [row for row in outcome.rows if row["kind"] == "round"]
+    idle = [row for row in rounds if row["void"]]
+    if idle:
+        last = ", the last one among them" if rounds[-1] is idle[-1] else ""
+        reason = idle[-1].get("void-because", "")
+        yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {reason}"
+
+
+def _lost_replies(outcome: _Outcome) -> Iterator[str]:
+    lost = []
+    for row in outcome.rows:
+        reasons = row["failed"] | row["refused"]
+        lost += [reason for reason in reasons.values() if reason != DROPPED]
+    if lost:
+        asked = sum(row["asked"] for row in outcome.rows)
+        yield f"{len(lost)} of {asked} replies failed or were refused, the last: {lost[-1]}"
+
+
+def _missing_accuracies(outcome: _Outcome) -> Iterator[str]:
+    silent = []
+    for site, client in outcome.final["clients"].items():
+        if not client["accuracy"] and not client.get("metrics"):
+            silent.append(site)
+    if not silent:
+        return
+    if not outcome.final["accuracy"]:
+        yield "no accuracy of any client (too few test samples)"
+    elif outcome.tested:
+        names = ", ".join(silent)
+        yield f"no accuracy of {names} (too few test samples): the others' alone are in the means"
+
+
+def _missing_metrics(outcome: _Outcome) -> Iterator[str]:
+    for metric in names_in(outcome.metrics):
+        without = []
+        for site in outcome.tested:
+            found = outcome.final["clients"][site].get("metrics", {})
+            if not any(f"/{metric}" in name for name in found):
+                without.append(site)
+        if without:
+            yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
+
+
+def _collapses(outcome: _Outcome) -> Iterator[str]:
+    for kind, figures in outcome.final["accuracy"].items():
+        best = best_of(outcome.rows, kind)
+        at_end = figures["mean"]
+        if best and best["mean"] - at_end >= COLLAPSE:
+            peak = f"{100 * best['mean']:.1f} % after round {best['after-round']}"
+            yield (
+                f"accuracy by {kind} fell from {peak} to {100 * at_end:.1f} %: "
+                "try a smaller lr, fewer rounds or early-stopping"
+            )
+
+
+def _guesses(outcome: _Outcome) -> Iterator[str]:
+    """Warn of accuracies that are had by naming each client's most frequent class."""
+    shares = []
+    for site in outcome.tested:
+        counts = outcome.sites.get("sites", {}).get(site, {}).get("test-classes", [])
+        if any(counts):
+            shares.append(max(counts) / sum(counts))
+    if not shares:
+        return
+    guess = statistics.fmean(shares)
+    for kind, figures in outcome.final["accuracy"].items():
+        if figures["mean"] <= guess + 1e-9:
+            yield (
+                f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: "
+                f"always naming each client's most frequent class is right for {100 * guess:.1f} %"
+            )
+
+
+OUTCOME_WARNINGS = (
+    _idle_rounds,
+    _lost_replies,
+    _missing_accuracies,
+    _missing_metrics,
+    _collapses,
+    _guesses,
+)

@@ -372,7 +372,7 @@ predict-among = own looks at test labels | -k own_prototypes
 + client.test_set.labels.unique()
 @@ protofl_common/runs/over_clients.py: tests/unit/protofl_common/runs/test_over_clients.py
 best round chosen on test data
-- validated = [entry for entry in outvoting if entry[0] == f"validation/{kind}"]
+- validated = _rankable(comparable, f"validation/{kind}")
 + validated = []
 @@ protofl_common/data/division.py: tests/unit/protofl_common/data/test_division.py
 trained on validation data

@@ -1,1 +1,1 @@
-"""Paper tables: their files (`spec`), runs (`plan`), the figures in their cells (`figure`), their text."""
+"""Tables: their files (`spec`), runs (`plan`), figures (`figure`) and text (`render`)."""

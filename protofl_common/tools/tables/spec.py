@@ -1,27 +1,113 @@
-"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe (docs/tables.md)."""
+"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe.
+
+docs/tables.md says what a file may hold; pydantic reads it, by the types of the fields here.
+"""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from protofl_common.config.options import Scalar, SettingsError, keys_of, unknown_keys
+from protofl_common.config.options import SettingsError, key_of, keys_of, unknown_keys
 from protofl_common.experiment.settings import known_keys
 
 TRIAL_SEEDS = (1001,)
 
 
+def _must_be(wanted: str) -> WrapValidator:
+    """Make one error that says what a value must be, whatever is wrong inside it."""
+
+    def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise PydanticCustomError("must_be", "must be {wanted}", {"wanted": wanted}) from None
+
+    return WrapValidator(validate)
+
+
+def _known(key: str) -> str:
+    if key not in known_keys():
+        raise PydanticCustomError("unknown_setting", "unknown key")
+    return key
+
+
+def _is_space(space: Any) -> bool:
+    """Return whether ``space`` is a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}."""
+    if isinstance(space, list):
+        return bool(space)
+    if not isinstance(space, dict) or list(space) not in (["log"], ["range"]):
+        return False
+    ((scale, ends),) = space.items()
+    if not isinstance(ends, list) or [type(end) in (int, float) for end in ends] != [True, True]:
+        return False
+    low, high = ends
+    return low < high and (scale == "range" or low > 0)
+
+
+def _checked_space(space: Any) -> Any:
+    if not _is_space(space):
+        wanted = "must be a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}"
+        raise PydanticCustomError("must_be", wanted)
+    return space
+
+
+def _checked_rows(rows: Any) -> Any:
+    if not isinstance(rows, dict):
+        raise PydanticCustomError("must_be", "must be a name and what it holds for each, NAME: {…}")
+    return rows
+
+
+def _filled(part: Any) -> Any:
+    """Take nothing behind a name for a part that says nothing."""
+    return {} if part is None else part
+
+
+Text = Annotated[str, _must_be("text")]
+Count = Annotated[int, Field(strict=True, ge=1), _must_be("a whole number, at least 1")]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+Seeds = Annotated[
+    Sequence[Seed], Field(min_length=1), _must_be("a list of whole numbers, at least 0")
+]
+Name = Annotated[str, BeforeValidator(str)]
+SettingName = Annotated[Name, AfterValidator(_known)]
+Values = Annotated[list[Any], Field(min_length=1), _must_be("a list of values")]
+Space = Annotated[Any, AfterValidator(_checked_space)]
+Paper = Annotated[list[Any] | dict[Name, Any], _must_be("a number for each column, [1.0, …]")]
+
+
 @dataclass(frozen=True)
-class Part:
-    recipe: str = ""
-    settings: dict[str, Scalar] = field(default_factory=dict)
+class Common:
+    """What a table, a column and a row may each say of runs."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", alias_generator=key_of)
+
+    recipe: Text = ""
+    settings: dict[SettingName, Any] = field(default_factory=dict)
     figure: dict[str, Any] = field(default_factory=dict)
-    clients: int | None = None
-    search: dict[str, Any] = field(default_factory=dict)
+    search: dict[SettingName, Space] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part(Common):
+    """A column, or what a row says of its runs."""
+
+    clients: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -31,56 +117,38 @@ class Row(Part):
 
 
 @dataclass(frozen=True)
-class TableFile(Part):
+class Heading(Common):
+    """A table but for its rows."""
+
+    title: Text = ""
+    source: Text = ""
+    note: Text = ""
+    seeds: Seeds = (1,)
+    columns: dict[Name, Annotated[Part, BeforeValidator(_filled)]] = field(default_factory=dict)
+    against: Text = ""
+    trials: Count = 0
+    trial_seeds: Seeds = TRIAL_SEEDS
+
+
+@dataclass(frozen=True)
+class TableFile(Heading):
     name: str = ""
-    title: str = ""
-    source: str = ""
-    note: str = ""
-    seeds: Sequence[int] = (1,)
-    columns: dict[str, Part] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    against: str = ""
-    trials: int = 0
-    trial_seeds: Sequence[int] = TRIAL_SEEDS
 
 
-COLUMN_KEYS = keys_of(Part)
-ROW_KEYS = [*COLUMN_KEYS, "paper", "grid"]
-TABLE_KEYS = [key for key in keys_of(TableFile) if key not in ("name", "clients")]
+@dataclass(frozen=True)
+class _RowInFile(Part):
+    """A row before its grid is spread."""
+
+    paper: Paper = field(default_factory=list)
+    grid: dict[SettingName, Values] = field(default_factory=dict)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _are_seeds(value: Any) -> bool:
-    return _is_list(value) and all(isinstance(seed, int) and seed >= 0 for seed in value)
-
-
-def _is_space(value: Any) -> bool:
-    if not isinstance(value, dict) or list(value) not in (["log"], ["range"]):
-        return _is_list(value)
-    ((name, ends),) = value.items()
-    numbers = isinstance(ends, list) and [type(end) in (int, float) for end in ends] == [True, True]
-    return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
-
-
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a value is right, and what it must be
-    **dict.fromkeys(("title", "source", "note", "recipe", "against"), (_is(str), "text")),
-    **dict.fromkeys(("settings", "figure", "search", "grid"), (_is(dict), "key: value pairs")),
-    **dict.fromkeys(("columns", "rows"), (_is(dict), "a name and what it holds for each, NAME: {…}")),
-    **dict.fromkeys(("seeds", "trial-seeds"), (_are_seeds, "a list of whole numbers, at least 0")),
-    **dict.fromkeys(("clients", "trials"), (lambda n: isinstance(n, int) and n >= 1, "a whole number, at least 1")),
-    "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
-}
-AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it
-    "grid": (_is_list, "a list of values"),
-    "search": (_is_space, "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}"),
-}
+@dataclass(frozen=True)
+class _TableInFile(Heading):
+    rows: Annotated[
+        dict[Name, Annotated[_RowInFile, BeforeValidator(_filled)]], BeforeValidator(_checked_rows)
+    ] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,8 +156,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} stands twice", node.start_mark)
+        for key in keys:
+            if keys.count(key) > 1:
+                problem = f"{key!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -99,6 +169,35 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 def read_table(path: Path) -> TableFile:
     """Read and check a table; SettingsError with a line for each thing that is wrong with it."""
+    content = _content_of(path)
+    try:
+        file = TypeAdapter(_TableInFile).validate_python(content)
+    except ValidationError as error:
+        problems = [_line_for(each) for each in error.errors()]
+    else:
+        problems = list(_contradictions(file))
+    if problems:
+        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
+
+    keys_of_rows = {str(name): set(row or {}) for name, row in content["rows"].items()}
+    rows = {}
+    for name, row in file.rows.items():
+        for spread_name, settings in _spread(name, row):
+            rows[spread_name] = Row(
+                recipe=row.recipe,
+                settings=settings,
+                figure=row.figure,
+                search=row.search,
+                clients=row.clients,
+                paper=_paper_by_column(row, file.columns),
+                runs=keys_of_rows[name] != {"paper"},
+            )
+    facts = vars(file) | {"name": path.stem, "note": file.note.strip(), "rows": rows}
+    return TableFile(**facts)
+
+
+def _content_of(path: Path) -> dict[str, Any]:
+    """Read the YAML without the keys that have no value."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -109,69 +208,69 @@ def read_table(path: Path) -> TableFile:
         raise SettingsError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("columns"), dict):
         raise SettingsError(f"{path}: a table needs title, columns and rows")
-    content = {key: value for key, value in content.items() if value is not None}
-    problems = list(_wrong_shapes(content)) or list(_problems(content))
-    if problems:
-        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
-    columns = {str(name): Part(**part or {}) for name, part in content["columns"].items()}
-    rows = {name: _row(row, list(columns)) for name, row in _spread(content["rows"])}
-    fields = {key.replace("-", "_"): value for key, value in content.items()}
-    note = content.get("note", "").strip()
-    return TableFile(**fields | {"name": path.stem, "note": note, "columns": columns, "rows": rows})
+    return {key: value for key, value in content.items() if value is not None}
 
 
-def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, row in rows.items():
-        content = row or {}
-        for values in product(*content.get("grid", {}).values()):
-            chosen = dict(zip(content.get("grid", {}), values, strict=True))
-            more = {"settings": {**content.get("settings", {}), **chosen}} if chosen else {}
-            yield ", ".join([str(name), *(f"{key} {value}" for key, value in chosen.items())]), {**content, **more}
+def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the settings of each row that a row's grid makes: all combinations."""
+    for values in product(*row.grid.values()):
+        chosen = dict(zip(row.grid, values, strict=True))
+        names = [name, *(f"{key} {value}" for key, value in chosen.items())]
+        yield ", ".join(names), row.settings | chosen
 
 
-def _row(content: dict[str, Any], columns: list[str]) -> Row:
-    numbers = content.get("paper", [])
-    paper = numbers if isinstance(numbers, dict) else dict(zip(columns, numbers, strict=False))
-    texts = {str(column): str(number) for column, number in paper.items() if number is not None}
-    part = {key: content[key] for key in COLUMN_KEYS if key in content}
-    return Row(**part, paper=texts, runs="paper" not in content or bool(part))
+def _paper_by_column(row: _RowInFile, columns: dict[str, Part]) -> dict[str, str]:
+    numbers = row.paper
+    if isinstance(numbers, list):
+        numbers = dict(zip(columns, numbers, strict=False))
+    return {column: str(number) for column, number in numbers.items() if number is not None}
 
 
-def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
-    """A line for each key that is unknown, and for each value that is not what `SHAPES` wants."""
-    parts: dict[str, tuple[dict[str, Any], list[str]]] = {"": (content, TABLE_KEYS)}
-    for kind, legal in (("column", COLUMN_KEYS), ("row", ROW_KEYS)):
-        members = content.get(f"{kind}s", {})
-        for name, part in members.items() if isinstance(members, dict) else ():
-            if not isinstance(part, dict | None):
-                yield f"{kind} {name} = {part!r}: must be key: value pairs"
-            parts[f"{kind} {name}: "] = (part if isinstance(part, dict) else {}, legal)
-    for where, (part, legal) in parts.items():
-        yield from (f"{where}{line}" for line in unknown_keys(part, legal))
-        for key, value in part.items():
-            is_right, wanted = SHAPES.get(key, (lambda _: True, ""))
-            if not is_right(value):
-                yield f"{where}{key} = {value!r}: must be {wanted}"
-            elif key in ("settings", "search", "grid"):
-                yield from (f"{where}{key}: {line}" for line in unknown_keys(value, known_keys()))
-                is_right, wanted = AMONG.get(key, (lambda _: True, ""))
-                wrong = {name: among for name, among in value.items() if not is_right(among)}
-                yield from (f"{where}{key}: {name} = {among!r}: must be {wanted}" for name, among in wrong.items())
+def _line_for(error: ErrorDetails) -> str:
+    """Say where in the file pydantic found what to be wrong: ``row A: grid: lr = 3: must be …``."""
+    place = [str(part) for part in error["loc"] if part != "[key]"]
+    legal = keys_of(_TableInFile)
+    if place[0] in ("columns", "rows") and len(place) > 1:
+        legal = keys_of(Part if place[0] == "columns" else _RowInFile)
+        place[:2] = [f"{place[0].removesuffix('s')} {place[1]}"]
+    match error["type"]:
+        case "unexpected_keyword_argument" | "invalid_key":
+            (problem,) = unknown_keys({place[-1]: ""}, legal)
+            return ": ".join([*place[:-1], problem])
+        case "unknown_setting":
+            (problem,) = unknown_keys({place[-1]: ""}, known_keys())
+            return ": ".join([*place[:-1], problem])
+        case "dict_type" | "dataclass_type":
+            problem = "must be key: value pairs"
+        case _:
+            problem = error["msg"]
+    return f"{': '.join(place)} = {error['input']!r}: {problem}"
 
 
-def _problems(content: dict[str, Any]) -> Iterator[str]:
-    yield from (f"{key}: missing" for key in ("title", "rows") if not content.get(key))
-    columns, rows, seeds = content["columns"], content.get("rows", {}), content.get("seeds", [1])
-    if set(trial_seeds := content.get("trial-seeds", list(TRIAL_SEEDS))) & set(seeds):
-        yield f"trial-seeds = {trial_seeds!r}: must be a list of whole numbers, none of them one of the seeds"
-    if any("seed" in (part or {}).get("settings", {}) for part in (content, *columns.values(), *rows.values())):
+def _contradictions(file: _TableInFile) -> Iterator[str]:
+    """Yield a line for what is missing, and for each two things that do not fit each other."""
+    if not file.title:
+        yield "title: missing"
+    if not file.rows:
+        yield "rows: missing"
+    if set(file.trial_seeds) & set(file.seeds):
+        yield (
+            f"trial-seeds = {list(file.trial_seeds)!r}: must be a list of whole numbers, none of "
+            "them one of the seeds"
+        )
+    parts: list[Common] = [file, *file.columns.values(), *file.rows.values()]
+    if any("seed" in part.settings for part in parts):
         yield "settings: seed: must not be there; list them under seeds"
-    for name, row in rows.items():
-        numbers = (row or {}).get("paper", [])
-        if isinstance(numbers, list) and len(numbers) > len(columns):
-            yield f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns"
-        if isinstance(numbers, dict):
-            yield from (f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns)
-    names = [name for name, _ in _spread(rows)]
-    if (against := content.get("against")) and against not in names:
-        yield f"against = {against!r}: must be one of {', '.join(names)}"
+
+    names = []
+    for name, row in file.rows.items():
+        names += [spread_name for spread_name, _ in _spread(name, row)]
+        if isinstance(row.paper, dict):
+            for column in row.paper:
+                if column not in file.columns:
+                    yield f"row {name}: paper: no column {column!r}"
+        elif len(row.paper) > len(file.columns):
+            count = len(row.paper)
+            yield f"row {name}: paper has {count} numbers for {len(file.columns)} columns"
+    if file.against and file.against not in names:
+        yield f"against = {file.against!r}: must be one of {', '.join(names)}"
