@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from protofl_common.basics.code_version import edited, files_of
+from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
@@ -185,8 +185,6 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     load(name, "dataset")
     if not (files := files_of(module_of(name))):
         raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; save it as a module, or give arrays")
-    if why := edited(module_of(name)):
-        raise DataError(f"dataset = {name!r}: {why}")
     return (*files, *((Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()))
 
 
