@@ -1,15 +1,12 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
 import re
-from typing import Any
 
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
-OR_ANOTHER: dict[str, Any] = {  # what an option may be beside the names below
-    "or_like": OTHER_NETWORKS,
-    "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
-}
+"""What a network may be called beside the names below."""
+OTHER_NETWORKS_IN_WORDS = "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own"
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
