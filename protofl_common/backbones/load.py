@@ -2,10 +2,10 @@
 
 It is embedded, of a package, torchvision's, timm's, or one of a file of weights. The features are
 what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors,
-or ``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON,
-the largest format that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the
-training images, ``made`` (how, and how well, in words) and ``weights``, the tensors as a safetensors
-file in base64; kernels are float16.
+or ``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are
+JSON, the largest format that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of
+the training images, ``made`` (how, and how well, in words) and ``weights``, the tensors as a
+safetensors file in base64; kernels are float16.
 
 The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three
 residual blocks (He et al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1
@@ -139,7 +139,10 @@ def _from_json(name: BackboneName) -> Parts:
 
 
 def _from_package(name: BackboneName) -> Parts:
-    """EfficientNet-Lite0 with ImageNet's weights. The package that has them is found, never imported."""
+    """EfficientNet-Lite0 with ImageNet's weights.
+
+    The package that has them is found, never imported.
+    """
     package_of_code, package_of_weights = PACKAGES
     path, wanted_sha256 = PACKAGED
     spec = find_spec(package_of_weights)

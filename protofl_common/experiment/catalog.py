@@ -342,8 +342,9 @@ def half(path: str, kind: type[Half]) -> type[Half]:
 
 def _last_defined(kind: type, module: ModuleType) -> type | None:
     for value in reversed(vars(module).values()):
-        is_of_kind = isinstance(value, type) and issubclass(value, kind)
-        if is_of_kind and value.__module__ == module.__name__:
+        if not isinstance(value, type) or not issubclass(value, kind):
+            continue
+        if value.__module__ == module.__name__:
             return value
     return None
 
