@@ -30,7 +30,6 @@ from client_app.training import (
     Proximal,
     Step,
 )
-from protofl_common.basics.code_version import edited
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
@@ -61,10 +60,6 @@ class ClientAlgorithm(Generic[H]):
     predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
     global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
     last_round: int | None = None  # The last round that this client has state of, if any
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        edited(cls.__module__)  # the first look at the modules of its package, as it is imported
 
     def __init__(self, client: Client, round_number: int) -> None:
         self.client, self.round = client, round_number

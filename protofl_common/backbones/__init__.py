@@ -1,1 +1,4 @@
-"""Frozen pre-trained backbones, three of them embedded: images -> features, for algorithms such as FedPCL."""
+"""Frozen pre-trained backbones: images -> features, for algorithms such as FedPCL.
+
+Three of them are embedded.
+"""

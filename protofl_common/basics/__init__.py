@@ -1,1 +1,4 @@
-"""Basics for every part of the project: files, text, seeds, devices, tensors on disk; no Flower, no federation."""
+"""Basics for every part of the project: files, text, seeds, devices, tensors on disk.
+
+They know of no Flower, and of no federation.
+"""

@@ -1,4 +1,4 @@
-"""The device that something computes on, so prepared that the same seed gives the same numbers on it again."""
+"""The device that something computes on, so prepared that a seed gives the same numbers again."""
 
 import os
 from collections.abc import Iterator
@@ -11,40 +11,53 @@ from protofl_common.config.options import SettingsError
 
 
 def open_device(name: str, precision: str) -> torch.device:
-    """The device of the setting, SettingsError if it is not usable; ``auto``: CUDA where PyTorch sees it, else the CPU.
+    """The device of the setting ``name``; SettingsError if it is not usable here.
 
-    On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
-    warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
+    ``auto`` is CUDA where PyTorch sees it, else the CPU. On CUDA the whole process gets, of an
+    operation's kernels, those that repeat exactly, as far as PyTorch has any (it warns where it has
+    none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         if device.type == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            deterministic: Any = torch.utils.deterministic
-            deterministic.fill_uninitialized_memory = False  # takes time, and is for finding errors
-            torch.backends.cudnn.benchmark = False
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+            _make_cuda_repeatable(allow_tf32=precision == "tf32")
         torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError) as error:
-        reason, hint = str(error).splitlines()[0], "leave it out, or take cpu; a simulated client sees a GPU only if"
-        hint += " it asks for a part of one: client-resources-num-gpus=0.25"
+        reason = str(error).splitlines()[0]
+        hint = (
+            "leave it out, or take cpu; a simulated client sees a GPU only if"
+            " it asks for a part of one: client-resources-num-gpus=0.25"
+        )
         raise SettingsError(f"device = {name!r}: not usable here ({reason}); {hint}") from error
+
+
+def _make_cuda_repeatable(*, allow_tf32: bool) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # takes time, and is for finding errors
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from the CPU's generator with this seed, and leave the state of all generators as it was."""
+    """Draw from the CPU's generator with this seed; afterwards all generators are as they were."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
+        # unlike torch.manual_seed, this leaves the GPUs' generators alone
+        torch.default_generator.manual_seed(seed)
         yield
 
 
 def seed_torch(seed: int) -> None:
-    """Seed PyTorch's own generators, as `torch.manual_seed`, which without a GPU spends a millisecond on tracebacks."""
+    """Seed PyTorch's own generators, as `torch.manual_seed` does.
+
+    That one spends a millisecond on tracebacks where there is no GPU.
+    """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all: beside, onto the disk, then renamed; and one writer at a time.
+"""Files that are written whole or not at all: beside, onto the disk, then renamed; one at a time.
 
-A process that is killed while writing leaves the old file; so does a full disk. `tensorfile` writes tensors so: this
-module loads no torch.
+A process that is killed while it writes leaves the old file; so does a full disk. `tensorfile`
+writes tensors in this way: this module loads no torch.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ class TensorFileError(RuntimeError):
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
-    """A free name for a file, or a folder of files, that replaces ``path`` in one step; a ``private`` one has a folder.
+    """A free name for a file, or for a folder of files, that then replaces ``path`` in one step.
 
-    After an error ``path`` is as it was, and nothing is left beside it. No other user can read a ``private`` file, or
-    look into the folders made for it. A power cut may undo what is not ``durable``, until `os.sync`.
+    After an error ``path`` is as it was, and nothing is left beside it. No other user can read a
+    ``private`` file, which is written in a folder of its own, or look into the folders made for it.
+    A power cut may undo what is not ``durable``, until `os.sync`.
     """
     if private:
         make_private(path.parent)
@@ -35,7 +36,10 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
         if private:  # from the first byte on, and if this process is killed
             beside.mkdir(mode=0o700)
         yield new
-        for made in (*(new.iterdir() if new.is_dir() else ()), new):
+        written = [new]
+        if new.is_dir():
+            written = [*new.iterdir(), new]
+        for made in written:
             if private:
                 made.chmod(0o700 if made.is_dir() else 0o600)
             if durable:
@@ -54,9 +58,13 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
 
 
 def make_private(folder: Path) -> None:
-    """Make ``folder`` and what is missing above it, for this user only; folders that are there stay as they are."""
-    for missing in reversed([missing for missing in (folder, *folder.parents) if not missing.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
+    """Make ``folder`` and what is missing above it, for this user only.
+
+    Folders that are there stay as they are.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
@@ -66,7 +74,10 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk: a power cut must not reorder what we rely on."""
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    A power cut must not reorder what we rely on.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -82,14 +93,17 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, of: str = "*") -> None:
-    """Remove what killed processes were writing there by `replacing`, and nobody else's ``.tmp``."""
+    """Remove what killed processes were writing by `replacing`, and nobody else's ``.tmp``."""
     for leftover in folder.glob(f"{of}.{'[0-9a-f]' * 8}.tmp"):
         remove(leftover)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process write ``path``, until it dies, and remove leftovers of another; OSError for a closed folder."""
+    """Let one process write ``path``, until it dies, and remove what another left over.
+
+    OSError for a folder that may not be written to.
+    """
     from filelock import FileLock
 
     make_private(path.parent)
@@ -104,7 +118,8 @@ def digest(*parts: object) -> str:
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """The folder of the setting ``cache-dir``, or ``protofl`` in the user's cache folder where it is empty."""
+    """The folder of the setting ``cache-dir``; where it is empty, one in the user's caches."""
     if cache_dir:
         return Path(cache_dir).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "protofl")
+    users_caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(users_caches, "protofl")

@@ -1,8 +1,9 @@
 """The Flower runs that one of our runs consists of.
 
-Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats have been trained
-before by some clients, for a server that then died: what these kept of them must not count. So the server tells every
-client the run's history. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
+Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats
+have been trained before by some clients, for a server that then died: what these kept of them must
+not count. So the server tells every client the run's history. ``"11:5,12:6,13"``: run 11 counts up
+to round 5, run 12 for round 6, and run 13 after that.
 """
 
 import re
@@ -16,18 +17,22 @@ class RunHistory:
     """The Flower run that goes on now, and those before it."""
 
     run_id: int
-    earlier: tuple[tuple[int, int], ...] = ()  # (run id, the last round of it that counts), oldest first
+    earlier: tuple[tuple[int, int], ...] = ()
+    """(run id, the last round of it that counts) of each run before, oldest first."""
 
     @property
     def first(self) -> int:
-        return self.earlier[0][0] if self.earlier else self.run_id
+        if not self.earlier:
+            return self.run_id
+        run_id, _ = self.earlier[0]
+        return run_id
 
     @property
     def known(self) -> set[int]:
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}
 
     def counts(self, run_id: int, server_round: int) -> bool:
-        """Return whether what a client kept after this round of this Flower run belongs to the run."""
+        """Return whether what a client kept after a round of a Flower run belongs to the run."""
         first = 1
         for earlier_id, last in self.earlier:
             if run_id == earlier_id:
@@ -36,18 +41,22 @@ class RunHistory:
         return run_id == self.run_id and server_round >= first
 
     def then(self, run_id: int, last: int) -> "RunHistory":
-        """This run_history, ended after the round ``last`` and continued by another Flower run."""
+        """This history, ended after the round ``last`` and continued by another Flower run."""
         return RunHistory(run_id, (*self.earlier, (self.run_id, last)))
 
     @property
     def text(self) -> str:
-        return ",".join([*(f"{run_id}:{last}" for run_id, last in self.earlier), str(self.run_id)])
+        ended = [f"{run_id}:{last}" for run_id, last in self.earlier]
+        return ",".join([*ended, str(self.run_id)])
 
     @classmethod
     def parse(cls, text: str) -> "RunHistory":
         """The inverse of ``text``; ValueError if it is none."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is no run_history, such as '11:5,12:6,13'")
-        *earlier, now = text.split(",")
-        pairs = tuple((int(run_id), int(last)) for run_id, last in (entry.split(":") for entry in earlier))
-        return cls(int(now), pairs)
+        *ended, now = text.split(",")
+        earlier = []
+        for entry in ended:
+            run_id, last = entry.split(":")
+            earlier.append((int(run_id), int(last)))
+        return cls(int(now), tuple(earlier))

@@ -15,22 +15,32 @@ from protofl_common.basics.files import TensorFileError, replacing
 CHECKSUM = "checksum"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True
+) -> None:
     """Replace ``path`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
     try:
         with replacing(path, private=True, durable=durable) as beside:
-            whole = {name: value.contiguous() for name, value in tensors.items()}
-            save_file(whole, beside, metadata={**facts, CHECKSUM: checksum(whole, facts)})
+            contiguous = {name: value.contiguous() for name, value in tensors.items()}
+            metadata = {**facts, CHECKSUM: checksum(contiguous, facts)}
+            save_file(contiguous, beside, metadata=metadata)
     except (OSError, SafetensorError) as error:
         size = sum(value.numel() * value.element_size() for value in tensors.values())
-        raise TensorFileError(f"{path} could not be written, {size / 1e6:.1f} MB: {error}") from error
+        megabytes = size / 1e6
+        raise TensorFileError(
+            f"{path} could not be written, {megabytes:.1f} MB: {error}"
+        ) from error
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and its facts; TensorFileError if it is damaged (old ones have no checksum) or missing."""
+    """The tensors of a file on ``device``, and its facts.
+
+    TensorFileError if it is missing, or damaged; old files have no checksum.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise TensorFileError(f"{path} cannot be read ({error})") from error
     stored = facts.pop(CHECKSUM, None)
@@ -40,7 +50,7 @@ def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], d
 
 
 def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, in hexadecimal digits."""
+    """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, as digits."""
     digest = hashlib.sha256(json.dumps(sorted(facts.items())).encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

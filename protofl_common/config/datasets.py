@@ -1,14 +1,22 @@
-"""The legal values of ``dataset`` and ``partition``, each with a line that explains it (no heavy imports here)."""
+"""The legal values of ``dataset`` and ``partition``, each with a line that explains it.
+
+No heavy imports here.
+"""
 
 import re
 
 from protofl_common.config.python_names import PYTHON_NAME
 
-OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)  # what else ``dataset`` may be
+# what else ``dataset`` may be
+OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
-    "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",
-    "digit-mix": "MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)",
+    "digit-domains": (
+        "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)"
+    ),
+    "digit-mix": (
+        "MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)"
+    ),
     "mnist": "MNIST, 28×28 grey",
     "fashion-mnist": "Fashion-MNIST, 28×28 grey",
     "kmnist": "Kuzushiji-MNIST, 28×28 grey",
@@ -18,7 +26,9 @@ DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10, 32×32 RGB",
     "cifar100": "CIFAR-100, 32×32 RGB",
     "flowers102": "Oxford Flowers-102, RGB",
-    "digit5": "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)",
+    "digit5": (
+        "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)"
+    ),
     "pacs": "PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
     "office10": "Office-Caltech-10: 4 domains, 10 classes",
     "tiny-imagenet": "Tiny-ImageNet, 64×64 RGB, 200 classes",
@@ -30,21 +40,30 @@ DATASETS: dict[str, str] = {
     "image-folder": "a folder of your own: CLASS/image",
     "domain-folder": "a folder of your own: DOMAIN/CLASS/image (Office-10, DomainNet)",
     "manifest": "images of your own, listed in a CSV file: file,label,client,split",
-    "arrays": "arrays of your own: .npz (inputs, labels, …), or CSV or Parquet of numbers with a column label",
+    "arrays": (
+        "arrays of your own: .npz (inputs, labels, …), "
+        "or CSV or Parquet of numbers with a column label"
+    ),
     "text-csv": "texts of your own in a CSV file with a column label (AG News)",
 }
-OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")  # files of the user's own
+# files of the user's own
+OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")
 
 
 def is_own(dataset: str) -> bool:
-    """Return whether ``dataset`` reads a user's own data, whose classes and domains have names of their own."""
+    """Return whether ``dataset`` reads a user's own data.
+
+    Their classes and domains then have names of their own.
+    """
     return dataset in OWN_FORMATS or dataset not in DATASETS
 
 
 PARTITIONS: dict[str, str] = {
     "iid": "samples dealt out at random",
     "dirichlet": "each class divided over the clients by Dir(alpha): the papers' practical setting",
-    "balanced-dirichlet": "the same, with nothing more for a client of an equal share: PFLlib's practical setting",
+    "balanced-dirichlet": (
+        "the same, with nothing more for a client of an equal share: PFLlib's practical setting"
+    ),
     "pathological": "classes-per-client classes each, in unequal amounts",
     "n-way-k-shot": "about ways classes with about shots samples each (FedProto)",
     "feature-shift": "one domain per client, all classes",
@@ -53,4 +72,5 @@ PARTITIONS: dict[str, str] = {
     "natural": "the clients that the data name, one for each",
     "own": "no division: all data in data-dir (or all of its domain) are this client's own",
 }
-REDIVIDED = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}  # versions of those that once gave other samples
+# versions of those that once gave other samples
+REDIVIDED = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}

@@ -1,7 +1,7 @@
-"""Typed options: from a flat run configuration to frozen dataclasses, with errors a person can act on.
+"""Typed options: from a flat run configuration to frozen dataclasses, with errors to act on.
 
-A `Table` is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
-``pyproject.toml``, so every key of a section must be present.
+A `Table` is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in
+``[tool.flwr.app.config]`` of ``pyproject.toml``, so every key of a section must be present.
 """
 
 import dataclasses
@@ -17,11 +17,12 @@ Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
-LARGEST = 3.4e38  # finite number: PyTorch computes in float32
+LARGEST = 3.4e38  # the largest finite number: PyTorch computes in float32
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
-"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
+"""What a setting changes: results; samples; name and place of results; where things are on a
+machine; who is waited for; what is shown."""
 
 
 class SettingsError(ValueError):
@@ -41,13 +42,30 @@ def option(
     several: bool = False,
     affects: Affects = "result",
 ) -> Any:
-    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
+    """A dataclass field with its legal values: ``choices``, or a range.
 
-    Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
-    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages.
+    A range may have ``minimum``, ``maximum`` and ``above``, which is exclusive; ``or_zero`` allows
+    0 beside it. Beside the choices, a value may be what matches ``or_like``, which errors call
+    ``or_words``; with ``several``, a list of such values, separated by commas. ``default`` is for
+    the hyper-parameters of other packages.
     """
-    legal: dict[str, Any] = {**locals(), "choices": None if choices is None else tuple(choices)}
-    return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
+    legal: dict[str, Any] = {
+        "choices": None if choices is None else tuple(choices),
+        "minimum": minimum,
+        "maximum": maximum,
+        "above": above,
+        "or_zero": or_zero,
+        "or_like": or_like,
+        "or_words": or_words,
+        "several": several,
+        "affects": affects,
+    }
+    if default is None:
+        return dataclasses.field(metadata=legal)
+    return dataclasses.field(metadata=legal, default=default)
+
+
+_ANY_VALUE: Mapping[str, Any] = option().metadata  # of a field that is none of `option`'s
 
 
 @dataclass_transform(frozen_default=True)
@@ -74,7 +92,10 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Config:
     """Nested TOML tables -> dotted keys."""
     flat: Config = {}
     for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat
 
 
@@ -89,35 +110,61 @@ def keys_of(section: type, prefix: str = "") -> list[str]:
 
 def types_of(section: type) -> dict[str, type]:
     """The type of each key of ``section``."""
-    return {key_of(field.name): _hints(section)[field.name] for field in dataclasses.fields(section)}
+    hints = _hints(section)
+    return {key_of(field.name): hints[field.name] for field in dataclasses.fields(section)}
 
 
-def read_section(section: type[Section], config: Values, problems: list[str], prefix: str = "") -> Section | None:
-    """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
-    values, before = dict[str, Any](), len(problems)
-    for field, wanted in zip(dataclasses.fields(section), types_of(section).values(), strict=True):  # type: ignore[arg-type]
+def read_section(
+    section: type[Section], config: Values, problems: list[str], prefix: str = ""
+) -> Section | None:
+    """Build ``section`` from ``config``, whose keys begin with ``prefix``.
+
+    On any problem append lines to ``problems``, and return None.
+    """
+    values: dict[str, Any] = {}
+    problems_before = len(problems)
+    types = types_of(section)
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        wanted = types[key_of(field.name)]
         key = prefix + key_of(field.name)
         if key not in config:
             problems.append(f"{key}: missing from the configuration")
             continue
-        values[field.name], problem = _checked(config[key], wanted, field.metadata or option().metadata)
-        problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
-    return section(**values) if len(problems) == before else None
+        value = config[key]
+        problem = _problem_with(value, wanted, field.metadata or _ANY_VALUE)
+        if problem:
+            problems.append(f"{key} = {value!r}: {problem}")
+            continue
+        if wanted is float and isinstance(value, int):
+            value = float(value)
+        values[field.name] = value
+    if len(problems) > problems_before:
+        return None
+    return section(**values)
 
 
 def read_pairs(section: type[Section], name: str, text: str) -> Section:
-    """Build ``section`` from its defaults and the setting ``name``, "KEY=VALUE, …"; SettingsError for a wrong pair."""
-    kinds, chosen = types_of(section), dict[str, Scalar]()
-    for part in filter(None, (word.strip() for word in text.split(","))):
-        key, equals, value = (word.strip() for word in part.partition("="))
+    """Build ``section`` from its defaults and the setting ``name``, "KEY=VALUE, …".
+
+    SettingsError for a wrong pair.
+    """
+    types = types_of(section)
+    chosen: dict[str, Scalar] = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = (word.strip() for word in pair.partition("="))
         if not equals:
-            raise SettingsError(f"{name} = {text!r}: {part!r} is not KEY=VALUE")
+            raise SettingsError(f"{name} = {text!r}: {pair!r} is not KEY=VALUE")
         if key in chosen:
             raise SettingsError(f"{name} = {text!r}: {key} stands twice")
-        chosen[key] = typed(value, kinds.get(key, str))
-    defaults = {key_of(field.name): field.default for field in dataclasses.fields(section)}  # type: ignore[arg-type]
-    values = {key: value for key, value in (defaults | chosen).items() if value is not dataclasses.MISSING}
-    problems = [f"{line}; it has {', '.join(kinds)}" for line in unknown_keys(chosen, kinds)]
+        chosen[key] = typed(value, types.get(key, str))
+
+    values: dict[str, Scalar] = {}
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        if field.default is not dataclasses.MISSING:
+            values[key_of(field.name)] = field.default
+    values |= chosen
+
+    problems = [f"{line}; it has {', '.join(types)}" for line in unknown_keys(chosen, types)]
     built = read_section(section, values, problems)
     if problems or built is None:
         raise SettingsError("\n".join(f"{name}: {line}" for line in problems))
@@ -125,71 +172,124 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
 
 
 def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
-    """A line for each key of ``config`` that is not legal, with the nearest legal one, of the ``likely`` ones first."""
-    legal = dict.fromkeys(legal)
-    return [f"{key}: unknown key{_nearest(key, list(legal), likely)}" for key in config if key not in legal]
+    """A line for each key of ``config`` that is not legal, with the nearest legal one.
+
+    The ``likely`` ones come first.
+    """
+    legal_keys = list(legal)
+    known = set(legal_keys)
+    unknown = [key for key in config if key not in known]
+    return [f"{key}: unknown key{_nearest(key, legal_keys, likely)}" for key in unknown]
 
 
 def homeless(config: Values) -> list[str]:
     """A line for each folder ``~USER/…`` of a user whom this machine does not have."""
-    lost = [(key, at) for key, at in config.items() if key.endswith("-dir") and expanduser(str(at))[:1] == "~"]
-    return [f"{key} = {at!r}: this machine has no such user; write the whole path" for key, at in lost]
+    lines = []
+    for key, folder in config.items():
+        if key.endswith("-dir") and expanduser(str(folder)).startswith("~"):
+            lines.append(f"{key} = {folder!r}: this machine has no such user; write the whole path")
+    return lines
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """`` (did you mean …?)`` with the nearest choice, whatever letters are capitals, or ""."""
-    small = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(name.lower(), small, n=1)
-    return f" (did you mean {small[near[0]]}?)" if near else ""
+    by_small_letters = {choice.lower(): choice for choice in choices}
+    nearest = difflib.get_close_matches(name.lower(), by_small_letters, n=1)
+    if not nearest:
+        return ""
+    return f" (did you mean {by_small_letters[nearest[0]]}?)"
 
 
 def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
-    """The nearest key by its bare name, without a table's; of several with that name the first."""
-    if "." in key and key.partition(".")[0] not in {name.partition(".")[0] for name in legal}:
-        return "; hyper-parameters of a package's algorithm stand in hparams"
-    near = difflib.get_close_matches(key, legal, n=1) if "." in key else []
-    for names in (likely, legal):
-        bare = {name.rpartition(".")[2]: name for name in reversed(names)}
-        near = near or [bare[name] for name in difflib.get_close_matches(key.rpartition(".")[2], bare, n=1)]
-    return f"; did you mean {near[0]}?" if near else ""
+    """Words that name the nearest legal key, or "".
+
+    Keys are compared by their names without a table; of several with one name the first counts.
+    """
+    if "." in key:
+        tables = {known.partition(".")[0] for known in legal}
+        if key.partition(".")[0] not in tables:
+            return "; hyper-parameters of a package's algorithm stand in hparams"
+        whole = difflib.get_close_matches(key, legal, n=1)
+        if whole:
+            return f"; did you mean {whole[0]}?"
+
+    name = key.rpartition(".")[2]
+    for keys in (likely, legal):
+        key_of_name: dict[str, str] = {}
+        for known in keys:
+            key_of_name.setdefault(known.rpartition(".")[2], known)
+        nearest = difflib.get_close_matches(name, key_of_name, n=1)
+        if nearest:
+            return f"; did you mean {key_of_name[nearest[0]]}?"
+    return ""
 
 
-def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
+def _problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
+    """Say why ``value`` is none of the ``wanted`` type, or not ``legal``; "" where it is."""
     if wanted not in TYPES:
-        return None, f"its type is {wanted}; a setting is a bool, int, float or str"
-    if legal["choices"] is not None and (problem := _not_among_choices(value, legal)):
-        return None, problem
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        return None, f"must be {TYPES[wanted]}{range_text(legal)}"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
-        finite, most = ("", "") if abs(value) <= LARGEST else ("finite ", f" (in float32, up to {LARGEST:g})")
-        most *= math.isfinite(value)
-        return None, f"must be a {finite}number{range_text(legal)}{most}"
-    return value, ""
+        return f"its type is {wanted}; a setting is a bool, int, float or str"
+    if legal["choices"] is not None:
+        problem = _not_among_choices(value, legal)
+        if problem:
+            return problem
+    if isinstance(value, bool):  # which Python takes for a whole number
+        return "" if wanted is bool else f"must be {TYPES[wanted]}{range_text(legal)}"
+    fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+    if not fits:
+        return f"must be {TYPES[wanted]}{range_text(legal)}"
+    if isinstance(value, (int, float)) and not _is_in_range(value, legal):
+        return _range_broken(value, legal)
+    return ""
 
 
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
-    choices, pattern = legal["choices"], legal["or_like"]
-    parts = [part.strip() for part in value.split(",")] if legal["several"] and isinstance(value, str) else [value]
-    wrong = [part for part in parts if part not in choices and not (pattern and pattern.fullmatch(str(part)))]
+    choices = legal["choices"]
+    pattern = legal["or_like"]
+
+    parts: list[Scalar] = [value]
+    if legal["several"] and isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+
+    def is_legal(part: Scalar) -> bool:
+        return part in choices or bool(pattern and pattern.fullmatch(str(part)))
+
+    wrong = [part for part in parts if not is_legal(part)]
     if not wrong:
         return ""
     which = f"{wrong[0]!r}: " if len(parts) > 1 else ""
     listed = ", ".join(choice or repr("") for choice in choices)
-    other = f", or {legal['or_words']}" if pattern else ""
-    return f"{which}choose one of {listed}{other}{did_you_mean(str(wrong[0]), choices)}"
+    if pattern:
+        listed += f", or {legal['or_words']}"
+    return f"{which}choose one of {listed}{did_you_mean(str(wrong[0]), choices)}"
 
 
-def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
-    low, high, above = legal["minimum"], legal["maximum"], legal["above"]
-    inside = abs(value) <= LARGEST and (low is None or value >= low) and (high is None or value <= high)
-    return (legal["or_zero"] and value == 0) or (inside and (above is None or value > above))
+def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
+    if legal["or_zero"] and value == 0:
+        return True
+    if not abs(value) <= LARGEST:  # nan, too
+        return False
+    if legal["minimum"] is not None and value < legal["minimum"]:
+        return False
+    if legal["maximum"] is not None and value > legal["maximum"]:
+        return False
+    return legal["above"] is None or value > legal["above"]
+
+
+def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
+    if abs(value) <= LARGEST:
+        return f"must be a number{range_text(legal)}"
+    if not math.isfinite(value):
+        return f"must be a finite number{range_text(legal)}"
+    return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST:g})"
 
 
 def range_text(legal: Mapping[str, Any]) -> str:
     """The range of an option's metadata in words, after a space; "" if it has none."""
-    words = {"above": "above", "minimum": "at least", "maximum": "at most"}
-    bounds = " and ".join(f"{word} {legal[key]:g}" for key, word in words.items() if legal[key] is not None)
-    return f" {'0, or ' if legal['or_zero'] else ''}{bounds}" if bounds else ""
+    bounds = []
+    for key, words in (("above", "above"), ("minimum", "at least"), ("maximum", "at most")):
+        if legal[key] is not None:
+            bounds.append(f"{words} {legal[key]:g}")
+    if not bounds:
+        return ""
+    zero = "0, or " if legal["or_zero"] else ""
+    return f" {zero}{' and '.join(bounds)}"

@@ -1,8 +1,9 @@
 """Python names in settings: ``arch = "mynets:TinyViT"`` is ``TinyViT`` of the module ``mynets``.
 
-An import runs code, and settings, recipes, tables and models may come from strangers. So a module is imported only if
-a person named it: on the command line (``--allow-python``, KEY=VALUE), in the settings of a run that this person has
-submitted, or, at a site, in the node config. A worker's operator names them for all runs (`allow_only`).
+An import runs code, and settings, recipes, tables and models may come from strangers. So a module
+is imported only if a person named it: on the command line (``--allow-python``, KEY=VALUE), in the
+settings of a run that this person has submitted, or, at a site, in the node config. A worker's
+operator names them for all runs (`allow_only`).
 """
 
 import re
@@ -14,10 +15,17 @@ from typing import Any
 
 from protofl_common.config.options import SettingsError
 
-LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)  # a classifier; it imports nothing else
-PYTHON_NAME = re.compile(r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-_ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
-_ONLY: list[frozenset[str]] = []  # in their place, whatever the thread, where a worker's operator has named modules
+LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)
+"""A library's classifier; it imports nothing else."""
+PYTHON_NAME = re.compile(
+    r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII
+)
+_ALLOWED: ContextVar[frozenset[str]] = ContextVar(
+    "modules that may be imported", default=frozenset()
+)
+_ONLY: list[frozenset[str]] = []
+"""One set, in the place of `_ALLOWED` in all threads, where a worker's operator has named modules;
+empty elsewhere."""
 
 
 def is_python_name(text: str) -> bool:
@@ -34,12 +42,18 @@ def is_inside(module: str, names: Iterable[str]) -> bool:
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Let `load` import these modules, and those that lie in them: somebody who may say so has named them."""
+    """Let `load` import these modules, and those that lie in them.
+
+    Somebody who may say so has named them.
+    """
     _ALLOWED.set(_ALLOWED.get().union(modules))
 
 
 def allow_only(modules: Iterable[str]) -> None:
-    """Let `load` import these modules, and those that lie in them, and nothing that settings name from now on."""
+    """Let `load` import these modules, and those that lie in them.
+
+    From now on settings cannot name others.
+    """
     _ONLY[:] = [frozenset(modules)]
 
 
@@ -48,8 +62,13 @@ def at_worker() -> bool:
     return bool(_ONLY)
 
 
+def _allowed_modules() -> frozenset[str]:
+    return _ONLY[0] if _ONLY else _ALLOWED.get()
+
+
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
+    """Let `load` import these modules inside of the ``with`` statement."""
     before = _ALLOWED.set(_ALLOWED.get().union(modules))
     try:
         yield
@@ -58,23 +77,35 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
 
 
 def check_allowed(*named: tuple[str, str]) -> None:
-    """SettingsError with a line for each ``(setting, module:name)`` whose module may not be imported here."""
-    allowed = _ONLY[0] if _ONLY else _ALLOWED.get()
+    """SettingsError with a line for each ``(setting, module:name)`` that may not be imported."""
+    allowed = _allowed_modules()
     refused = [(what, name) for what, name in named if not is_inside(module_of(name), allowed)]
+    if not refused:
+        return
     modules = ",".join(dict.fromkeys(module_of(name) for _, name in refused))
-    how = f"only if you trust it, give --allow-python {modules} (in Python: allow_python={modules!r})"
-    why = "runs code of the module {}, which you did not name"
-    if _ONLY:
-        why, how = "not allowed at this server", f"its operator may name {modules} in protofl worker --allow-python"
-    if lines := [f"{what} = {name!r}: {why.format(module_of(name))}" for what, name in refused]:
-        raise SettingsError("\n".join(lines) + f"; {how}")
+    if at_worker():
+        how = f"its operator may name {modules} in protofl worker --allow-python"
+    else:
+        how = (
+            f"only if you trust it, give --allow-python {modules}"
+            f" (in Python: allow_python={modules!r})"
+        )
+
+    lines = []
+    for what, name in refused:
+        why = f"runs code of the module {module_of(name)}, which you did not name"
+        if at_worker():
+            why = "not allowed at this server"
+        lines.append(f"{what} = {name!r}: {why}")
+    raise SettingsError("\n".join(lines) + f"; {how}")
 
 
 def load(name: str, what: str) -> Any:
-    """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
+    """Return the object that the setting ``what`` names as ``module:name``.
 
-    The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
-    module is not allowed or cannot be imported, or has no such object of its own.
+    This is the only place that imports by name. The object must be one of an allowed module itself,
+    not one that such a module has imported. SettingsError when the module is not allowed or cannot
+    be imported, or has no such object of its own.
     """
     check_allowed((what, name))
     module_name, _, attribute = name.partition(":")
@@ -82,13 +113,19 @@ def load(name: str, what: str) -> Any:
         module = import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
-        hint = "install it, or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else "repair it"
-        raise SettingsError(f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}") from error
+        hint = "repair it"
+        if isinstance(error, ModuleNotFoundError):
+            hint = "install it, or put its folder on PYTHONPATH"
+        raise SettingsError(
+            f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}"
+        ) from error
     if not hasattr(module, attribute):
         raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
     loaded = getattr(module, attribute)
     home = str(getattr(loaded, "__module__", ""))
-    if not is_inside(home, _ONLY[0] if _ONLY else _ALLOWED.get()):
+    if not is_inside(home, _allowed_modules()):
         where = f"; it lies in {home}" if home else ""
-        raise SettingsError(f"{what} = {name!r}: it is no function or class of {module_name}{where}")
+        raise SettingsError(
+            f"{what} = {name!r}: it is no function or class of {module_name}{where}"
+        )
     return loaded

@@ -1,19 +1,32 @@
-"""The settings of a run that no algorithm owns: a frozen dataclass per section, with each key's legal values."""
+"""The settings of a run that no algorithm owns: a frozen dataclass per section.
+
+Each field has the legal values of its key.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
-from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, OR_ANOTHER, ORTHOGONAL_SHARED
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    GROUPS,
+    HEADS,
+    ORTHOGONAL_SHARED,
+    OTHER_NETWORKS,
+    OTHER_NETWORKS_IN_WORDS,
+)
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, Scalar, Table, key_of, option
 
-TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
+"""Experiment trackers (`server_app/callbacks/trackers.py`)."""
 FEWEST_TESTED = 20
-"""Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are right."""
+"""Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are
+right."""
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
-NOISE = re.compile(r"(gaussian|laplace) (\d+|\d*\.\d+) (\d+|0*\.\d+)")  # of which no part can be read in two ways
+NOISE = re.compile(r"(gaussian|laplace) (\d+|\d*\.\d+) (\d+|0*\.\d+)")
+"""No part of it can be read in two ways."""
 
 
 class RunSettings(Table):
@@ -71,7 +84,10 @@ class DataSettings(Table):
     """The data, and their division among the clients."""
 
     dataset: str = option(
-        choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own", affects="data"
+        choices=DATASETS,
+        or_like=OTHER_DATASETS,
+        or_words="MODULE:FUNCTION of your own",
+        affects="data",
     )
     data_dir: str = option(affects="machine")
     download: bool = option(affects="machine")
@@ -95,7 +111,9 @@ class DataSettings(Table):
     total_samples: int = option(minimum=0)
     train_samples: int = option(minimum=0)
     test_samples: int = option(minimum=0)
-    test_from: str = option(choices=("split", "balanced", "official", "official-own", "official-all"))
+    test_from: str = option(
+        choices=("split", "balanced", "official", "official-own", "official-all")
+    )
     train_fraction: float = option(above=0, maximum=0.99)
     validation_fraction: float = option(minimum=0, maximum=0.9)
     positive_rate: float = option(above=0, maximum=1, affects="data")
@@ -104,8 +122,17 @@ class DataSettings(Table):
 class ModelSettings(Table):
     """The networks."""
 
-    models: str = option(choices=GROUPS, several=True, **OR_ANOTHER)
-    arch: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
+    models: str = option(
+        choices=GROUPS,
+        several=True,
+        or_like=OTHER_NETWORKS,
+        or_words=OTHER_NETWORKS_IN_WORDS,
+    )
+    arch: str = option(
+        choices=("", *ARCHITECTURES),
+        or_like=OTHER_NETWORKS,
+        or_words=OTHER_NETWORKS_IN_WORDS,
+    )
     feature_dim: int = option(minimum=1, maximum=16384)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("auto", "own", "shared"))
@@ -149,15 +176,22 @@ class PrivacySettings(Table):
 
     @property
     def sums_only(self) -> bool:
-        """True where the server learns sums over the clients, not a single client's upload, figures or classes."""
+        """True where the server learns sums over the clients, and of no single client.
+
+        It then sees no client's upload, figures or classes.
+        """
         return self.secagg
 
 
 class NoiseSettings(Table):
     """Noise of papers' experiments, which guarantees nothing (`privacy/release.py`)."""
 
-    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
-    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    prototype_noise: str = option(
+        choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P"
+    )
+    image_noise: str = option(
+        choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P"
+    )
     gradient_noise: float = option(minimum=0)
 
 
@@ -165,7 +199,10 @@ class MachineSettings(Table):
     """The machine a client runs on."""
 
     device: str = option(
-        choices=("auto", "cpu", "cuda", "mps"), or_like=DEVICE, or_words="cuda:N, xpu", affects="machine"
+        choices=("auto", "cpu", "cuda", "mps"),
+        or_like=DEVICE,
+        or_words="cuda:N, xpu",
+        affects="machine",
     )
     precision: str = option(choices=("fp32", "tf32"), affects="machine")
     threads: int = option(minimum=0, affects="machine")
@@ -204,25 +241,40 @@ SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 
 def keys_that_change(*kinds: Affects) -> frozenset[str]:
-    """The keys of the general settings that change one of these; those of algorithms change the result."""
-    every = [field for section in SECTIONS.values() for field in fields(section)]
-    return frozenset(key_of(field.name) for field in every if field.metadata["affects"] in kinds)
+    """The keys of the general settings that change one of these.
+
+    Those of algorithms change the result.
+    """
+    keys = set()
+    for section in SECTIONS.values():
+        for field in fields(section):
+            if field.metadata["affects"] in kinds:
+                keys.add(key_of(field.name))
+    return frozenset(keys)
 
 
 def protections(settings: Mapping[str, Scalar]) -> list[str]:
     """A line for people on each protection that the settings ask for; a site may add to them."""
     lines = []
-    if (least := settings.get("min-class-samples", 1)) != 1:
-        classes = f"nothing is sent of classes and clusters of fewer than {least} training samples"
-        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
-        lines.append(f"small classes: {classes}, {figures}; metrics are of classes of as many")
+    least = settings.get("min-class-samples", 1)
+    if least != 1:
+        fewest_tested = max(FEWEST_TESTED, int(least))
+        lines.append(
+            "small classes: nothing is sent of classes and clusters of fewer than"
+            f" {least} training samples, nor figures of fewer than {fewest_tested} test samples;"
+            " metrics are of classes of as many"
+        )
     if settings.get("secagg", False):
-        hidden = "the server learns sums over the clients, not one client's upload, figures or classes"
-        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
+        lines.append(
+            "secure aggregation: the server learns sums over the clients, not one client's upload,"
+            " figures or classes; no bound on single sites (liars) can act"
+        )
     if settings.get("dp", "none") != "none":
-        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, class moments, numbers of right predictions"
-        beside = "not covered: numbers of samples, times of replies"
-        whose = "ε in a line is that of the client that the run costs most"
-        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
+        lines.append(
+            f"differential privacy: at most ε = {settings['dp-epsilon']},"
+            f" δ = {settings['dp-delta']} for each sample of a client, of all that it sends,"
+            " with noise: weights, prototypes, class moments, numbers of right predictions;"
+            " not covered: numbers of samples, times of replies;"
+            " ε in a line is that of the client that the run costs most"
+        )
     return lines

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from protofl_common.basics.code_version import edited, files_of
+from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
@@ -286,8 +286,6 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     if not files:
         cure = "save it as a module, or give arrays"
         raise DataError(f"dataset = {name!r}: stands in no file, as in a notebook; {cure}")
-    if why := edited(module_of(name)):
-        raise DataError(f"dataset = {name!r}: {why}")
     if settings.data_dir:
         return (*files, _data_path(settings))
     return tuple(files)

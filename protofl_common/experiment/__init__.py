@@ -1,1 +1,1 @@
-"""The experiment: settings of a run, the catalog of algorithms, packages of others, permissions of operators."""
+"""The experiment: settings of a run, catalog of algorithms, permissions of operators, studies."""

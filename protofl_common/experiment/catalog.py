@@ -1,22 +1,38 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
-nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
-the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another's.
-Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both
+directions: nothing that a row does not declare can be packed or is accepted. The server half stands
+in ``server_app/strategies``, the client half in ``client_app/algorithms``, in files of the
+algorithm's name, unless the row names another's. Hyper-parameters are the table
+``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Literal, TypeVar
 
-from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    GAUSSIAN_HEADS,
+    OTHER_NETWORKS,
+    OTHER_NETWORKS_IN_WORDS,
+)
 from protofl_common.config.options import SettingsError, Table, did_you_mean, option, read_pairs
 from protofl_common.config.python_names import at_worker, check_allowed
 from protofl_common.wire import schema
-from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import (
+    Counts,
+    Entry,
+    Exchange,
+    Moments,
+    Update,
+    Vectors,
+    VectorSets,
+    Weights,
+)
 
 GROUP = "protofl.algorithms"  # of the entry points of other packages
 CLUSTERINGS = ("finch", "kmeans", "average")  # of `prototypes.cluster`
@@ -27,7 +43,7 @@ class Hparams:
     """The hyper-parameters of an algorithm; this base has none."""
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Return the exchange under these hyper-parameters; the default: all that the row declares."""
+        """Return the exchange under these hyper-parameters; by default all that is ``declared``."""
         return declared
 
     def due(self, server_round: int, rounds: int) -> bool:
@@ -36,12 +52,18 @@ class Hparams:
 
     @property
     def needs_last_round(self) -> str:
-        """Say what to set so that a run may end early; "" where nothing is done in the last round only."""
+        """Say what to set so that a run may end early; "" where it may.
+
+        Nothing is then done in the last round only.
+        """
         return ""
 
 
 class OwnHparams(Hparams, Table):
-    """A base for algorithms here; another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`."""
+    """A base for algorithms here.
+
+    Another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`.
+    """
 
 
 class AlignmentHparams(OwnHparams):
@@ -57,8 +79,8 @@ class FedProtoHparams(AlignmentHparams):
 
     def exchange(self, declared: Exchange) -> Exchange:
         """Counts travel only where they weigh."""
-        counted = Vectors(counts=self.weighting == "counts")
-        return Exchange(down=declared.down, up={**declared.up, "prototypes": counted})
+        prototypes = Vectors(counts=self.weighting == "counts")
+        return Exchange(down=declared.down, up={**declared.up, "prototypes": prototypes})
 
 
 class ServerTrainingHparams(OwnHparams):
@@ -84,7 +106,9 @@ class ProtoFedHparams(OwnHparams):
 
     @property
     def needs_last_round(self) -> str:
-        return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
+        if self.prototypes == "every-round":
+            return ""
+        return "protofed.prototypes = 'every-round'"
 
 
 class FedPCLHparams(OwnHparams):
@@ -125,7 +149,8 @@ class FedPLVMHparams(OwnHparams):
 
 
 class FPLHparams(OwnHparams):
-    global_clusters, kmeans_clusters = "finch", 0  # fixed: no settings
+    global_clusters = "finch"  # fixed, like the next one: no settings
+    kmeans_clusters = 0
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
     contrast: bool = option()
@@ -176,13 +201,17 @@ class FedDistillHparams(OwnHparams):
 
     def exchange(self, declared: Exchange) -> Exchange:
         """Logits need not be probabilities."""
-        return declared if self.outputs == "probabilities" else Exchange(down=declared.down, up=declared.down)
+        if self.outputs == "probabilities":
+            return declared
+        return Exchange(down=declared.down, up=declared.down)
 
 
 class FMLHparams(OwnHparams):
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
+    meme: str = option(
+        choices=("", *ARCHITECTURES), or_like=OTHER_NETWORKS, or_words=OTHER_NETWORKS_IN_WORDS
+    )
     mutual: str = option(choices=("detached", "coupled"))
 
 
@@ -199,13 +228,16 @@ class FeSEMHparams(OwnHparams):
 
 
 class FedKDHparams(OwnHparams):
-    student: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
+    student: str = option(
+        choices=("", *ARCHITECTURES), or_like=OTHER_NETWORKS, or_words=OTHER_NETWORKS_IN_WORDS
+    )
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
 
     def energy(self, server_round: int, rounds: int) -> float:
         """T of a round; both halves ask here."""
-        return self.energy_start + (self.energy_end - self.energy_start) * server_round / rounds
+        growth = self.energy_end - self.energy_start
+        return self.energy_start + growth * server_round / rounds
 
 
 class FedFAHparams(OwnHparams):
@@ -228,37 +260,51 @@ class PFedMeHparams(DittoHparams):
 
 @dataclass(frozen=True)
 class Algorithm:
+    """A row: an algorithm's two halves, and what a run with it may do."""
+
     title: str
     paper: str
-    client: str = ""  # its client half, ``module:Class``; of a row here whose half it is, "" for its own
-    server: str = ""  # its server half; where it adds nothing, the one that it inherits
+    client: str = ""
+    """Its client half, ``module:Class``; in the rows below, the name of the row whose half it is,
+    and "" for its own."""
+    server: str = ""
+    """Its server half, likewise; where it adds nothing, the one that it inherits."""
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
-    losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
+    losses: tuple[str, ...] = ("cross-entropy",)
+    """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
-    """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
-    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`aggregation.py`)."""
+    """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces;
+    where it trains on prototypes or clusters them, ``merging`` leaves out those far from the other
+    clients' (`aggregation.py`)."""
     supports: tuple[Literal["merging", "secagg"], ...] = ()
-    """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
-    upload, the mean of all. Any other value of these is refused."""
-    single_uploads: str = ""  # what the server needs them for, beside what `exchange` shows; "": nothing
+    """Settings that the server half was written for: ``merging`` acts in its `merge`; with
+    ``secagg`` that takes one upload, the mean of all. Any other value of these is refused."""
+    single_uploads: str = ""
+    """What the server needs single uploads for, beside what `exchange` shows; "": nothing."""
     private: tuple[str, ...] = ()
-    """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
-    of classes with noise. An algorithm that sends any other is refused under ``dp``."""
-    one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
-    frozen_backbones: bool = False  # used unless the settings say otherwise
+    """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has
+    trained, and tables of classes with noise. An algorithm that sends any other is refused under
+    ``dp``."""
+    one_shot: bool = False
+    """A client trains nothing, so its upload is the same in every round."""
+    frozen_backbones: bool = False
+    """Frozen backbones are used unless the settings say otherwise."""
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
-        """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
+        """Say why sums over the clients are not enough for a server that exchanges this, or ""."""
         if any(entry.of_each_client for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
-        if not self.averages_prototypes and schema.vectors_in(exchange.up):
+        vectors_up = schema.vectors_in(exchange.up)
+        if vectors_up and not self.averages_prototypes:
             return "its server does more with the clients' prototypes than average them"
-        if any(entry.several for entry in schema.vectors_in(exchange.up).values()):
+        if any(entry.several for entry in vectors_up.values()):
             return "a sum has one vector of each class, where its clients send several"
-        if self.single_uploads or not exchange.up or "secagg" in self.supports:
+        if self.single_uploads:
             return self.single_uploads
-        return "its row does not declare support for secagg"
+        if exchange.up and "secagg" not in self.supports:
+            return "its row does not declare support for secagg"
+        return ""
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
@@ -266,7 +312,10 @@ class Algorithm:
 
     @property
     def tells_classes(self) -> bool:
-        """Return whether uploads tell which classes a client holds, which it must then say before the first round."""
+        """Return whether uploads tell which classes a client holds.
+
+        It must then say so before the first round.
+        """
         return any(entry.of_classes for entry in self.exchange.up.values())
 
 
@@ -274,213 +323,379 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines; SettingsError without one."""
-    module, _, name = path.partition(":")
+    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines.
+
+    SettingsError where there is none.
+    """
+    module_name, _, name = path.partition(":")
     try:
-        loaded = import_module(module)
-        own = (each for each in reversed(vars(loaded).values()) if getattr(each, "__module__", "") == module)
-        fitting = (each for each in own if isinstance(each, type) and issubclass(each, kind))
-        chosen = getattr(loaded, name) if name else next(fitting, None)
+        module = import_module(module_name)
+        chosen = getattr(module, name) if name else _last_defined(kind, module)
     except Exception as error:  # a package's module may raise anything
-        raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"{path!r} in an algorithm's row: {reason}") from error
     if not (isinstance(chosen, type) and issubclass(chosen, kind)):
-        raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
+        found = f"{name or 'nothing'} is no subclass of {kind.__name__}"
+        raise SettingsError(f"{path!r} in an algorithm's row: {found}")
     return chosen
 
 
+def _last_defined(kind: type, module: ModuleType) -> type | None:
+    for value in reversed(vars(module).values()):
+        if not isinstance(value, type) or not issubclass(value, kind):
+            continue
+        if value.__module__ == module.__name__:
+            return value
+    return None
+
+
+CE = "cross-entropy"
+
+# -- what travels, in the words of the rows below
 MODEL: dict[str, Entry] = {"weights": Weights()}
 HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
-MEANS: dict[str, Entry] = {"prototypes": Vectors()}
-COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
-SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
 BODY: dict[str, Entry] = {"weights": Weights(parts=("body.",))}
 BASE: dict[str, Entry] = {"weights": Weights(without_last=1)}
 NO_NORMS: dict[str, Entry] = {"weights": Weights(normalisation=False)}
-OUTPUTS = Vectors(width="classes")
-CE = "cross-entropy"
-of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
-of_private_models = partial(of_models, private=("weights",))
-of_clients = partial(of_models, server="fedavg")  # what is new is the clients' half
-of_private_clients = partial(of_clients, private=("weights",))
-of_parts = partial(of_private_clients, client="base")  # clients train alone, and share a part
-of_merging = partial(Algorithm, supports=("merging",))
-of_prototypes = partial(of_merging, exchange=Exchange(MEANS, MEANS), losses=(CE, "prototype"), private=("prototypes",))
-of_means = partial(of_prototypes, averages_prototypes=True, supports=("merging", "secagg"))
-of_both = partial(of_means, exchange=Exchange(MODEL | MEANS, MODEL | MEANS), private=("weights", "prototypes"))
-of_frozen = partial(Algorithm, losses=(), frozen_backbones=True)
+MEME: dict[str, Entry] = {
+    "weights": Weights("meme", meaning="all weights of the meme, a shared model")
+}
+MEANS: dict[str, Entry] = {"prototypes": Vectors()}
+COUNTED_MEANS: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
+SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+
 _ROWS = {
-    "local": Algorithm("Local", "baseline: every client trains alone", client="base", server="base"),
-    "fedavg": of_private_models("FedAvg", "McMahan et al., AISTATS 2017"),
-    "fedproto": of_means(
-        "FedProto", "Tan et al., AAAI 2022", hparams=FedProtoHparams, exchange=Exchange(MEANS, COUNTED)
+    "local": Algorithm(
+        title="Local",
+        paper="baseline: every client trains alone",
+        client="base",
+        server="base",
     ),
-    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", client="fedproto", hparams=FedTGPHparams),
-    "fedpcl": of_means(
-        "FedPCL",
-        "Tan et al., NeurIPS 2022",
+    "fedavg": Algorithm(
+        title="FedAvg",
+        paper="McMahan et al., AISTATS 2017",
+        exchange=Exchange(down=MODEL, up=MODEL),
+        supports=("merging", "secagg"),
+        private=("weights",),
+    ),
+    "fedproto": Algorithm(
+        title="FedProto",
+        paper="Tan et al., AAAI 2022",
+        hparams=FedProtoHparams,
+        exchange=Exchange(down=MEANS, up=COUNTED_MEANS),
+        losses=(CE, "prototype"),
+        averages_prototypes=True,
+        supports=("merging", "secagg"),
+        private=("prototypes",),
+    ),
+    "fedtgp": Algorithm(
+        title="FedTGP",
+        paper="Zhang et al., AAAI 2024",
+        client="fedproto",
+        hparams=FedTGPHparams,
+        exchange=Exchange(down=MEANS, up=MEANS),
+        losses=(CE, "prototype"),
+        supports=("merging",),
+        private=("prototypes",),
+    ),
+    "fedpcl": Algorithm(
+        title="FedPCL",
+        paper="Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
-        exchange=Exchange({**MEANS, "local_sets": VectorSets()}, COUNTED),
+        exchange=Exchange(down=MEANS | {"local_sets": VectorSets()}, up=COUNTED_MEANS),
         losses=("contrast", "global", "local", CE, "prototype"),
+        averages_prototypes=True,
         frozen_backbones=True,
+        supports=("merging", "secagg"),
+        private=("prototypes",),
     ),
-    "mpft": of_frozen(
-        "MPFT",
-        "Zhang et al., ICLR 2025",
+    "mpft": Algorithm(
+        title="MPFT",
+        paper="Zhang et al., ICLR 2025",
         hparams=MPFTHparams,
-        exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
+        exchange=Exchange(down=MODEL, up={"prototypes": Vectors(width="backbones", several=True)}),
+        losses=(),
+        frozen_backbones=True,
         supports=("merging",),
     ),
-    "gaussian": of_frozen(
-        "Gaussian head",
-        "FedCGS, Guan et al., AAAI 2025",
+    "gaussian": Algorithm(
+        title="Gaussian head",
+        paper="FedCGS, Guan et al., AAAI 2025",
         hparams=GaussianHparams,
-        exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
-        private=("moments",),
+        exchange=Exchange(
+            down={"moments": Moments(), "counts": Counts()}, up={"moments": Moments()}
+        ),
+        losses=(),
         one_shot=True,
+        frozen_backbones=True,
         supports=("secagg",),
+        private=("moments",),
     ),
-    "fedplvm": of_merging(
-        "FedPLVM",
-        "Wang et al., NeurIPS 2024",
+    "fedplvm": Algorithm(
+        title="FedPLVM",
+        paper="Wang et al., NeurIPS 2024",
         hparams=FedPLVMHparams,
-        exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
+        exchange=Exchange(down=MODEL | SEVERAL, up=MODEL | SEVERAL),
         losses=(CE, "contrast", "correction"),
+        supports=("merging",),
     ),
-    "fpl": of_merging(
-        "FPL",
-        "Huang et al., CVPR 2023",
+    "fpl": Algorithm(
+        title="FPL",
+        paper="Huang et al., CVPR 2023",
         server="fedplvm",
         hparams=FPLHparams,
-        exchange=Exchange(MODEL | SEVERAL, MODEL | MEANS),
+        exchange=Exchange(down=MODEL | SEVERAL, up=MODEL | MEANS),
         losses=(CE, "contrast", "consistency"),
+        supports=("merging",),
         private=("weights", "prototypes"),
     ),
-    "protofed": of_both(
-        "ProtoFed",
-        "Qiao et al., Prototype Helps Federated Learning, 2023",
+    "protofed": Algorithm(
+        title="ProtoFed",
+        paper="Qiao et al., Prototype Helps Federated Learning, 2023",
         client="fedavg",
         server="fedproto-avg",
         hparams=ProtoFedHparams,
-        losses=(CE,),
-    ),
-    "fedproto-avg": of_both(
-        "FedProto + averaging",
-        "FedProto with FedAvg's model, a baseline of FedPLVM",
-        hparams=FedProtoHparams,
-        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
-    ),
-    "fednh": of_both(
-        "FedNH",
-        "Dai et al., AAAI 2023",
-        hparams=FedNHHparams,
-        exchange=Exchange(MODEL | MEANS, MODEL | COUNTED),
-        losses=(CE,),
-        single_uploads="its server scales every client's prototypes to length 1",
-        supports=("merging",),
-    ),
-    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams),
-    "fedsa": of_means(
-        "FedSA",
-        "Zhou et al., AAAI 2025",
-        hparams=FedSAHparams,
-        exchange=Exchange({"anchors": Vectors()} | MEANS, MEANS),
-        losses=(CE, "regularization", "contrast", "calibration"),
-    ),
-    "fedprox": of_private_clients("FedProx", "Li et al., MLSys 2020", hparams=FedProxHparams, losses=(CE, "proximal")),
-    "scaffold": of_merging(
-        "SCAFFOLD",
-        "Karimireddy et al., ICML 2020",
-        hparams=SCAFFOLDHparams,
-        exchange=Exchange(
-            MODEL | {"control": Weights("control", meaning="the mean of all control variates")},
-            MODEL | {"control": Weights("change", meaning="the change of its control variate")},
-        ),
-        single_uploads="its server gives every client the same weight",
-        private=("weights", "control"),
-    ),
-    "fedbn": of_parts("FedBN", "Li et al., ICLR 2021", exchange=Exchange(NO_NORMS, NO_NORMS)),
-    "fedper": of_parts("FedPer", "Arivazhagan et al., 2019", hparams=FedPerHparams, exchange=Exchange(BASE, BASE)),
-    "lg-fedavg": of_parts("LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD)),
-    "fedrep": of_clients("FedRep", "Collins et al., ICML 2021", hparams=FedRepHparams, exchange=Exchange(BODY, BODY)),
-    "feddistill": of_merging(
-        "FedDistill",
-        "FD; Jeong et al., 2018",
-        hparams=FedDistillHparams,
-        exchange=Exchange({"outputs": OUTPUTS}, {"outputs": replace(OUTPUTS, probabilities=True)}),
-        losses=(CE, "distillation"),
+        exchange=Exchange(down=MODEL | MEANS, up=MODEL | MEANS),
         averages_prototypes=True,
-        single_uploads="what teaches a client is the mean of the others' outputs",
-    ),
-    "fml": of_private_clients(
-        "FML",
-        "Shen et al., 2020",
-        hparams=FMLHparams,
-        exchange=Exchange(*[{"weights": Weights("meme", meaning="all weights of the meme, a shared model")}] * 2),
-        losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
-    ),
-    "fedgh": of_prototypes(
-        "FedGH",
-        "Yi et al., ACM Multimedia 2023",
-        client="base",
-        hparams=ServerTrainingHparams,
-        exchange=Exchange(HEAD, MEANS),
-        losses=(CE,),
-    ),
-    "fedgen": Algorithm(
-        "FedGen",
-        "Zhu et al., ICML 2021",
-        hparams=FedGenHparams,
-        exchange=Exchange(
-            HEAD | {"generator": Weights(of="generator"), "label_counts": Counts()}, HEAD | {"label_counts": Counts()}
-        ),
-        losses=(CE, "generated"),
-        private=("weights", "label_counts"),
         supports=("merging", "secagg"),
+        private=("weights", "prototypes"),
     ),
-    "fesem": of_private_models(
-        "FeSEM",
-        "Xie et al., Multi-Center Federated Learning, 2020",
-        client="fedavg",
-        hparams=FeSEMHparams,
-        single_uploads="its server groups the clients by their models",
+    "fedproto-avg": Algorithm(
+        title="FedProto + averaging",
+        paper="FedProto with FedAvg's model, a baseline of FedPLVM",
+        hparams=FedProtoHparams,
+        exchange=Exchange(down=MODEL | MEANS, up=MODEL | COUNTED_MEANS),
+        losses=(CE, "prototype"),
+        averages_prototypes=True,
+        supports=("merging", "secagg"),
+        private=("weights", "prototypes"),
+    ),
+    "fednh": Algorithm(
+        title="FedNH",
+        paper="Dai et al., AAAI 2023",
+        hparams=FedNHHparams,
+        exchange=Exchange(down=MODEL | MEANS, up=MODEL | COUNTED_MEANS),
+        averages_prototypes=True,
         supports=("merging",),
+        private=("weights", "prototypes"),
+        single_uploads="its server scales every client's prototypes to length 1",
     ),
-    "fedkd": of_merging(
-        "FedKD",
-        "Wu et al., Nature Communications 2022",
-        hparams=FedKDHparams,
-        exchange=Exchange(
-            {"weights": Weights(of="student"), "update": Update(of="student")}, {"weights": Update(of="student")}
-        ),
-        losses=(CE, "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
-        single_uploads="its updates travel as factors, which cannot be added",
+    "fedorgp": Algorithm(
+        title="FedORGP",
+        paper="Guo et al., 2025",
+        hparams=FedORGPHparams,
+        exchange=Exchange(down=MEANS, up=MEANS),
+        losses=(CE, "prototype"),
+        supports=("merging",),
+        private=("prototypes",),
+    ),
+    "fedsa": Algorithm(
+        title="FedSA",
+        paper="Zhou et al., AAAI 2025",
+        hparams=FedSAHparams,
+        exchange=Exchange(down={"anchors": Vectors()} | MEANS, up=MEANS),
+        losses=(CE, "regularization", "contrast", "calibration"),
+        averages_prototypes=True,
+        supports=("merging", "secagg"),
+        private=("prototypes",),
+    ),
+    "fedprox": Algorithm(
+        title="FedProx",
+        paper="Li et al., MLSys 2020",
+        server="fedavg",
+        hparams=FedProxHparams,
+        exchange=Exchange(down=MODEL, up=MODEL),
+        losses=(CE, "proximal"),
+        supports=("merging", "secagg"),
         private=("weights",),
     ),
-    "fedfa": of_merging(
-        "FedFA",
-        "Zhou & Konukoglu, ICLR 2023",
+    "scaffold": Algorithm(
+        title="SCAFFOLD",
+        paper="Karimireddy et al., ICML 2020",
+        hparams=SCAFFOLDHparams,
+        exchange=Exchange(
+            down=MODEL
+            | {"control": Weights("control", meaning="the mean of all control variates")},
+            up=MODEL | {"control": Weights("change", meaning="the change of its control variate")},
+        ),
+        supports=("merging",),
+        private=("weights", "control"),
+        single_uploads="its server gives every client the same weight",
+    ),
+    "fedbn": Algorithm(
+        title="FedBN",
+        paper="Li et al., ICLR 2021",
+        client="base",
+        server="fedavg",
+        exchange=Exchange(down=NO_NORMS, up=NO_NORMS),
+        supports=("merging", "secagg"),
+        private=("weights",),
+    ),
+    "fedper": Algorithm(
+        title="FedPer",
+        paper="Arivazhagan et al., 2019",
+        client="base",
+        server="fedavg",
+        hparams=FedPerHparams,
+        exchange=Exchange(down=BASE, up=BASE),
+        supports=("merging", "secagg"),
+        private=("weights",),
+    ),
+    "lg-fedavg": Algorithm(
+        title="LG-FedAvg",
+        paper="Liang et al., 2020",
+        client="base",
+        server="fedavg",
+        exchange=Exchange(down=HEAD, up=HEAD),
+        supports=("merging", "secagg"),
+        private=("weights",),
+    ),
+    "fedrep": Algorithm(
+        title="FedRep",
+        paper="Collins et al., ICML 2021",
+        server="fedavg",
+        hparams=FedRepHparams,
+        exchange=Exchange(down=BODY, up=BODY),
+        supports=("merging", "secagg"),
+    ),
+    "feddistill": Algorithm(
+        title="FedDistill",
+        paper="FD; Jeong et al., 2018",
+        hparams=FedDistillHparams,
+        exchange=Exchange(
+            down={"outputs": Vectors(width="classes")},
+            up={"outputs": Vectors(width="classes", probabilities=True)},
+        ),
+        losses=(CE, "distillation"),
+        averages_prototypes=True,
+        supports=("merging",),
+        single_uploads="what teaches a client is the mean of the others' outputs",
+    ),
+    "fml": Algorithm(
+        title="FML",
+        paper="Shen et al., 2020",
+        server="fedavg",
+        hparams=FMLHparams,
+        exchange=Exchange(down=MEME, up=MEME),
+        losses=(CE, "mutual", "meme-cross-entropy", "meme-mutual"),
+        supports=("merging", "secagg"),
+        private=("weights",),
+    ),
+    "fedgh": Algorithm(
+        title="FedGH",
+        paper="Yi et al., ACM Multimedia 2023",
+        client="base",
+        hparams=ServerTrainingHparams,
+        exchange=Exchange(down=HEAD, up=MEANS),
+        supports=("merging",),
+        private=("prototypes",),
+    ),
+    "fedgen": Algorithm(
+        title="FedGen",
+        paper="Zhu et al., ICML 2021",
+        hparams=FedGenHparams,
+        exchange=Exchange(
+            down=HEAD | {"generator": Weights(of="generator"), "label_counts": Counts()},
+            up=HEAD | {"label_counts": Counts()},
+        ),
+        losses=(CE, "generated"),
+        supports=("merging", "secagg"),
+        private=("weights", "label_counts"),
+    ),
+    "fesem": Algorithm(
+        title="FeSEM",
+        paper="Xie et al., Multi-Center Federated Learning, 2020",
+        client="fedavg",
+        hparams=FeSEMHparams,
+        exchange=Exchange(down=MODEL, up=MODEL),
+        supports=("merging",),
+        private=("weights",),
+        single_uploads="its server groups the clients by their models",
+    ),
+    "fedkd": Algorithm(
+        title="FedKD",
+        paper="Wu et al., Nature Communications 2022",
+        hparams=FedKDHparams,
+        exchange=Exchange(
+            down={"weights": Weights(of="student"), "update": Update(of="student")},
+            up={"weights": Update(of="student")},
+        ),
+        losses=(
+            CE,
+            "mutual",
+            "hidden",
+            "student-cross-entropy",
+            "student-mutual",
+            "student-hidden",
+        ),
+        supports=("merging",),
+        private=("weights",),
+        single_uploads="its updates travel as factors, which cannot be added",
+    ),
+    "fedfa": Algorithm(
+        title="FedFA",
+        paper="Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
         exchange=Exchange(
-            MODEL | {"coefficients": Weights("augmentation", ("coefficients.",), meaning="how much feature maps vary")},
-            MODEL | {"averages": Weights("augmentation", ("averages.",), meaning="means and spreads of feature maps")},
+            down=MODEL
+            | {
+                "coefficients": Weights(
+                    "augmentation", ("coefficients.",), meaning="how much feature maps vary"
+                )
+            },
+            up=MODEL
+            | {
+                "averages": Weights(
+                    "augmentation", ("averages.",), meaning="means and spreads of feature maps"
+                )
+            },
         ),
+        supports=("merging",),
         single_uploads="its server takes the variance over the clients",
     ),
-    "per-fedavg": of_clients("Per-FedAvg", "Fallah et al., NeurIPS 2020", hparams=PerFedAvgHparams),
-    "ditto": of_clients("Ditto", "Li et al., ICML 2021", hparams=DittoHparams, losses=(CE, "global-cross-entropy")),
-    "pfedme": of_models("pFedMe", "Dinh et al., NeurIPS 2020", hparams=PFedMeHparams),
+    "per-fedavg": Algorithm(
+        title="Per-FedAvg",
+        paper="Fallah et al., NeurIPS 2020",
+        server="fedavg",
+        hparams=PerFedAvgHparams,
+        exchange=Exchange(down=MODEL, up=MODEL),
+        supports=("merging", "secagg"),
+    ),
+    "ditto": Algorithm(
+        title="Ditto",
+        paper="Li et al., ICML 2021",
+        server="fedavg",
+        hparams=DittoHparams,
+        exchange=Exchange(down=MODEL, up=MODEL),
+        losses=(CE, "global-cross-entropy"),
+        supports=("merging", "secagg"),
+    ),
+    "pfedme": Algorithm(
+        title="pFedMe",
+        paper="Dinh et al., NeurIPS 2020",
+        hparams=PFedMeHparams,
+        exchange=Exchange(down=MODEL, up=MODEL),
+        supports=("merging", "secagg"),
+    ),
 }
-CATALOG: dict[str, Algorithm] = {
-    name: replace(
+
+
+def _with_modules(name: str, row: Algorithm) -> Algorithm:
+    """``row`` with the modules of its halves, in the place of names of rows."""
+    client = (row.client or name).replace("-", "_")
+    server = (row.server or name).replace("-", "_")
+    return replace(
         row,
-        client=f"client_app.algorithms.{(row.client or name).replace('-', '_')}",
-        server=f"server_app.strategies.{(row.server or name).replace('-', '_')}",
+        client=f"client_app.algorithms.{client}",
+        server=f"server_app.strategies.{server}",
     )
-    for name, row in _ROWS.items()
-}
 
 
-# -- algorithms of other packages: entry points, each a row; their hyper-parameters come from the setting ``hparams``
+CATALOG: dict[str, Algorithm] = {name: _with_modules(name, row) for name, row in _ROWS.items()}
+
+
+# -- algorithms of other packages: entry points, each a row; their hyper-parameters come from the
+# setting ``hparams``
 def installed() -> dict[str, EntryPoint]:
     """The entry points by name; those of the catalog's names are not used."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}
@@ -488,26 +703,38 @@ def installed() -> dict[str, EntryPoint]:
 
 @cache
 def algorithm_named(name: str) -> Algorithm:
-    """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
+    """The row of an algorithm: of the catalog, or of a package, which is imported now.
+
+    SettingsError where there is none.
+    """
     if name in CATALOG:
         return CATALOG[name]
-    if name not in (packages := installed()):
+    packages = installed()
+    if name not in packages:
         names = [*CATALOG, *packages]
         choices = f"{', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}")
+    point = packages[name]
     if at_worker():
-        check_allowed(("algo", packages[name].value))
+        check_allowed(("algo", point.value))
     try:
-        row = packages[name].load()
+        row = point.load()
     except Exception as error:
-        raise SettingsError(f"algo = {name!r}: {packages[name].value}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"algo = {name!r}: {point.value}: {reason}") from error
     if not isinstance(row, Algorithm):
-        raise SettingsError(f"algo = {name!r}: {packages[name].value} is a {type(row).__name__}, not an Algorithm")
+        kind = type(row).__name__
+        raise SettingsError(f"algo = {name!r}: {point.value} is a {kind}, not an Algorithm")
     return row
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
-    """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
-    if not (issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)):
-        raise SettingsError(f"hparams: write @dataclass(frozen=True) above class {row.hparams.__name__}(Hparams)")
+    """The hyper-parameters of a package's algorithm: its defaults, and what ``text`` changes.
+
+    ``text`` is the setting ``hparams``, such as ``"mu=5.0, margin=none"``.
+    """
+    is_table = issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)
+    if not is_table:
+        name = row.hparams.__name__
+        raise SettingsError(f"hparams: write @dataclass(frozen=True) above class {name}(Hparams)")
     return read_pairs(row.hparams, "hparams", text)

@@ -1,18 +1,19 @@
 """The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
 
-A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
-run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
+A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site.
+On such a site the run configuration chooses no folders, and nothing that its operator does not
+allow (`node.py`).
 """
 
+import json
 import math
-import pickle
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -35,8 +36,23 @@ from protofl_common.config.options import (
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams, algorithm_named, read_hparams
-from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SECAGG, TABLE, instead, is_site, refusals, required_dp
+from protofl_common.experiment.catalog import (
+    CATALOG,
+    Algorithm,
+    FedPCLHparams,
+    Hparams,
+    algorithm_named,
+    read_hparams,
+)
+from protofl_common.experiment.node import (
+    NODE_KEYS,
+    REQUIRE_SECAGG,
+    TABLE,
+    instead,
+    is_site,
+    refusals,
+    required_dp,
+)
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
@@ -46,31 +62,57 @@ OF_PARTITIONS = {  # setting -> the partitions that read it
     "alpha": ("dirichlet", "balanced-dirichlet", "label-shift", "feature-label-shift"),
     "classes-per-client": ("pathological",),
     "clients-per-domain": ("feature-shift", "feature-label-shift"),
-    **dict.fromkeys(("ways", "ways-stdev", "shots", "shots-stdev"), ("n-way-k-shot",)),
+    "ways": ("n-way-k-shot",),
+    "ways-stdev": ("n-way-k-shot",),
+    "shots": ("n-way-k-shot",),
+    "shots-stdev": ("n-way-k-shot",),
 }
-WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
-    "liars": (0, "hides the single uploads that it needs"),
-    "merging": ("mean", "hides the single uploads that it needs"),
-    "max-update-ratio": (0.0, "hides the single uploads that it needs"),
-    "gaussian.revocable": (False, "hides what single sites send; to take one out, make the run again without it"),
-    "gaussian.start-from": ("", "hides what single sites send; to add one, make the run again with it"),
-    "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
-    "drop-rate": (0.0, "forbids sums over different clients, whose difference shows single uploads"),
-    "new-clients": (0, "hides the single figures that it needs"),
-    "new-domain": ("", "hides the single figures that it needs"),
+
+
+class Needed(NamedTuple):
+    value: Scalar  # what a setting must be, unless it has its default
+    why: str
+
+
+_HIDES_UPLOADS = "hides the single uploads that it needs"
+_HIDES_FIGURES = "hides the single figures that it needs"
+_SAME_CLIENTS = "forbids sums over different clients, whose difference shows single uploads"
+WITH_SECAGG: dict[str, Needed] = {
+    "liars": Needed(0, _HIDES_UPLOADS),
+    "merging": Needed("mean", _HIDES_UPLOADS),
+    "max-update-ratio": Needed(0.0, _HIDES_UPLOADS),
+    "gaussian.revocable": Needed(
+        False, "hides what single sites send; to take one out, make the run again without it"
+    ),
+    "gaussian.start-from": Needed(
+        "", "hides what single sites send; to add one, make the run again with it"
+    ),
+    "participation": Needed(1.0, _SAME_CLIENTS),
+    "drop-rate": Needed(0.0, _SAME_CLIENTS),
+    "new-clients": Needed(0, _HIDES_FIGURES),
+    "new-domain": Needed("", _HIDES_FIGURES),
 }
-WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
-    "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
-    "local-steps": (0, "the privacy ledger counts epochs"),
-    "impute": ("none", "values in the place of missing ones are made of all samples; fill them in yourself"),
-    "standardise": ("auto", "its mean and deviation are made of all samples"),
-    "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
-    "metrics": ("", "only numbers of right predictions have noise"),
-    "gaussian.priors": ("global", "the client's own class shares, without noise, would shape its predictions"),
-    "new-clients": (0, "the privacy ledger counts rounds, and they train after the last one"),
-    "new-domain": ("", "the privacy ledger counts rounds, and its clients train after the last one"),
-    "predict-among": ("all", "predictions would show which classes a client has"),
-    "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
+WITH_DP: dict[str, Needed] = {  # what privacy cannot cover
+    "positive-rate": Needed(1.0, "terms of unlabelled samples compare samples"),
+    "local-steps": Needed(0, "the privacy ledger counts epochs"),
+    "impute": Needed(
+        "none",
+        "values in the place of missing ones are made of all samples; fill them in yourself",
+    ),
+    "standardise": Needed("auto", "its mean and deviation are made of all samples"),
+    "gradient-noise": Needed(0.0, "the noise follows from dp-epsilon"),
+    "metrics": Needed("", "only numbers of right predictions have noise"),
+    "gaussian.priors": Needed(
+        "global", "the client's own class shares, without noise, would shape its predictions"
+    ),
+    "new-clients": Needed(0, "the privacy ledger counts rounds, and they train after the last one"),
+    "new-domain": Needed(
+        "", "the privacy ledger counts rounds, and its clients train after the last one"
+    ),
+    "predict-among": Needed("all", "predictions would show which classes a client has"),
+    "baselines": Needed(
+        "", "each baseline would spend ε once more on the same samples; make it a run of its own"
+    ),
 }
 
 
@@ -90,9 +132,14 @@ class Settings(Sections):
         return self.hparams.exchange(self.row.exchange)
 
     def due_up(self, round_number: int) -> Declared:
-        """Return the entries that a client sends after training in this round; both halves ask here."""
-        due = self.hparams.due(round_number, self.run.rounds)
-        return {name: entry for name, entry in self.exchange.up.items() if due or name != "prototypes"}
+        """Return the entries that a client sends after training in this round.
+
+        Both halves ask here.
+        """
+        entries = self.exchange.up
+        if self.hparams.due(round_number, self.run.rounds):
+            return dict(entries)
+        return {name: entry for name, entry in entries.items() if name != "prototypes"}
 
     def evaluates(self, round_number: int) -> bool:
         """Return whether clients evaluate before they train in this round; both halves ask here."""
@@ -100,25 +147,36 @@ class Settings(Sections):
 
     def lr_in(self, round_number: int) -> float:
         """Return the learning rate of a round, counted from 1 (``lr-schedule``)."""
-        training, passed = self.training, max(0, round_number - 1)
-        factors = {"cosine": (1 + math.cos(math.pi * passed / self.run.rounds)) / 2}
-        factors["step"] = training.lr_decay ** (passed // training.lr_step)
-        return training.lr * factors.get(training.lr_schedule, 1)
+        training = self.training
+        rounds_before = max(0, round_number - 1)
+        if training.lr_schedule == "cosine":
+            return training.lr * ((1 + math.cos(math.pi * rounds_before / self.run.rounds)) / 2)
+        if training.lr_schedule == "step":
+            return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
+        return training.lr
 
     @property
     def starts_alike(self) -> bool:
-        """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
-        start, received = self.model.initial_weights, weights_in(self.exchange.down).values()
-        return start == "shared" or (start == "auto" and any(entry.of == "model" for entry in received))
+        """Return whether clients of one architecture begin with equal weights.
+
+        By default they do where they receive some.
+        """
+        start = self.model.initial_weights
+        if start != "auto":
+            return start == "shared"
+        return any(entry.of == "model" for entry in weights_in(self.exchange.down).values())
 
     @property
     def hides_samples(self) -> bool:
-        """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
+        """Return whether clients hide their numbers of training samples, too.
+
+        With `dp` the budget needs them.
+        """
         return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def named_sites(self) -> dict[str, str]:
-        """Return the sites that may take part, each with its key; {} where the run's study names none."""
+        """Return the sites that may take part, each with its key; {} where no study names them."""
         return study.keys_of_sites(self.study.study_sites)
 
     @property
@@ -131,136 +189,224 @@ class Settings(Sections):
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """Return them with balanced accuracy, which simulated clients may add where the server sees their figures."""
-        hidden = self.privacy.sums_only or self.privacy.dp != "none"
-        return self.metrics if hidden or BALANCED in self.metrics else (*self.metrics, BALANCED)
+        """Return them with balanced accuracy, where the server sees figures of single clients.
+
+        Simulated clients may then add it.
+        """
+        is_hidden = self.privacy.sums_only or self.privacy.dp != "none"
+        if is_hidden or BALANCED in self.metrics:
+            return self.metrics
+        return (*self.metrics, BALANCED)
 
     @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
-        if (named := self.model.backbones) == "auto":
-            return tuple(EMBEDDED) if self.row.frozen_backbones else ()
-        return () if named == "none" else parse_backbones(named)
+        named = self.model.backbones
+        if named == "auto" and self.row.frozen_backbones:
+            return tuple(EMBEDDED)
+        if named in ("auto", "none"):
+            return ()
+        return parse_backbones(named)
 
     def new_clients(self, clients: int) -> set[int]:
-        """Return the numbers of those, of so many that divide a data set, that never train (``new-clients``)."""
+        """Return the numbers of the clients that never train (``new-clients``).
+
+        ``clients`` is how many divide the data set.
+        """
         generator = np.random.default_rng(derive_seed(self.run.seed, "new-clients"))
-        return set(generator.choice(clients, min(self.federation.new_clients, clients), replace=False).tolist())
+        count = min(self.federation.new_clients, clients)
+        return set(generator.choice(clients, count, replace=False).tolist())
 
     def plan(self, samples: int) -> Plan | None:
-        """How the messages of a client with so many training samples are made private; None where they are not."""
+        """How the messages of a client with so many training samples are made private.
+
+        None where they are not.
+        """
         if self.privacy.dp == "none":
             return None
-        rounds, tables = self.run.rounds, sum(entry.of_classes for entry in self.exchange.up.values())
-        of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
-        training, every = self.training, self.federation.evaluate_every
-        epochs = 0 if self.row.one_shot else training.local_epochs
-        return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
+        rounds = self.run.rounds
+        tables = sum(entry.of_classes for entry in self.exchange.up.values())
+        tables_in_rounds = tuple(
+            tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
+        )
+        return plan_of(
+            self.privacy,
+            samples,
+            self.training.batch_size,
+            0 if self.row.one_shot else self.training.local_epochs,
+            tables_in_rounds,
+            self.federation.evaluate_every,
+        )
 
     def architecture(self, client: int, named: str = "") -> str:
-        """Return the architecture: the projection behind frozen backbones, else the one ``named``, else the group's."""
-        return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
+        """Return a client's architecture: ``named``, or else the one of its group.
+
+        Behind frozen backbones it is the projection.
+        """
+        if self.backbones:
+            return PROJECTION
+        return named or architecture_of(self.model.models, client)
 
     @classmethod
     def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
-        """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
+        """Check all keys of ``run_config``, and a node's overrides of it; build the settings.
 
-        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
-        range or not among its choices; and where there is none, for each value that does not fit the others.
+        This happens once per process. SettingsError has a line for each unknown key (of the node's,
+        too), missing key, wrong type, and value out of range or not among its choices; and where
+        there is none, for each value that does not fit the others.
         """
-        node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
-        if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
+        node: Values = {}
+        if node_config and is_site(node_config):  # numbers of partitions change nothing
+            node = node_config
+        if run_config.get("algo") not in CATALOG:  # such a row may change while it is developed
             return cls._read(run_config, node)
-        return cls._read_once(pickle.dumps((dict(run_config), dict(node))))  # in which 1, 1.0 and True differ
+        if not all(isinstance(value, Scalar) for value in (*run_config.values(), *node.values())):
+            return cls._read(run_config, node)
+        configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
+        return cls._read_once(configs)
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, configs: bytes) -> Self:
-        return cls._read(*pickle.loads(configs))
+    def _read_once(cls, configs: str) -> Self:
+        run_config, node = json.loads(configs)
+        return cls._read(run_config, node)
 
     @classmethod
     def _read(cls, given: Values, node: Values) -> Self:
         config = {**given, **instead(node, _defaults())}
-        config |= {key: composed(of) for key in ("classes", "new-domain", *TABLE) if type(of := config.get(key)) is str}
-        choices = f"choose from {', '.join(NODE_KEYS)}"
-        problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
+        for key in ("classes", "new-domain", *TABLE):
+            value = config.get(key)
+            if isinstance(value, str):
+                config[key] = composed(value)
+
+        problems = [
+            f"node-config: {line}; choose from {', '.join(NODE_KEYS)}"
+            for line in unknown_keys(node, NODE_KEYS)
+        ]
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
-        problems += [*unknown_keys(config, known_keys(), likely), *homeless(config)]
+        problems += unknown_keys(config, known_keys(), likely)
+        problems += homeless(config)
         denied = refusals(node, config, given) if node else []
-        late = list[str]()
-        tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
-        hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
-        sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
-        problems += late
+
+        problems_of_tables: list[str] = []
+        tables = {}
+        for name, row in CATALOG.items():
+            tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
+        hparams = None
+        if not denied:  # the package of a denied run is not imported
+            hparams = _hparams(config, tables, problems)
+        sections = {
+            name: read_section(section, config, problems) for name, section in SECTIONS.items()
+        }
+        problems += problems_of_tables
+
         if hparams and not problems:
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
-            problems += [line for rule in RULES for line in rule(settings)]
+            for rule in RULES:
+                problems += rule(settings)
         if problems or denied:
             raise SettingsError("\n".join(problems + denied))
         return settings
 
 
 def check_chosen(chosen: Values, *runs: Settings) -> None:
-    """SettingsError with a line for each ``chosen`` setting of an algorithm or a partition that no run has."""
-    acting, reads = {""}, dict[str, str]()
+    """SettingsError with a line for each ``chosen`` setting that acts in no run.
+
+    Such settings are of an algorithm or a partition that no run has.
+    """
+    tables = {""}
+    settings_of: dict[str, str] = {}
     for settings in runs:
-        algo, keys = settings.run.algo, keys_of(type(settings.hparams))
-        own = [f"{algo}.{key}" if algo in CATALOG else f"{key} in hparams" for key in keys]
-        reads[algo] = ", ".join(own) or "no settings of its own"
-        acting |= {algo, *settings.baselines}
-    why = f"has no effect on {'; on '.join(f'{algo}, which reads {own}' for algo, own in reads.items())}"
-    problems = [f"{key} = {chosen[key]!r}: {why}" for key in chosen if key.rpartition(".")[0] not in acting]
+        algo = settings.run.algo
+        tables |= {algo, *settings.baselines}
+        keys = keys_of(type(settings.hparams))
+        if algo in CATALOG:
+            own = [f"{algo}.{key}" for key in keys]
+        else:
+            own = [f"{key} in hparams" for key in keys]
+        settings_of[algo] = ", ".join(own) or "no settings of its own"
+
+    problems = []
+    reads = "; on ".join(f"{algo}, which reads {own}" for algo, own in settings_of.items())
+    for key, value in chosen.items():
+        if key.rpartition(".")[0] not in tables:
+            problems.append(f"{key} = {value!r}: has no effect on {reads}")
+
     partitions = {settings.data.partition for settings in runs}
     for key, read_by in OF_PARTITIONS.items():
-        if key in chosen and not partitions & {*read_by}:
-            none = f"has no effect on partition = {', '.join(sorted(partitions))}; choose {' or '.join(read_by)}"
-            problems.append(f"{key} = {chosen[key]!r}: {none}")
+        if key in chosen and partitions.isdisjoint(read_by):
+            problems.append(
+                f"{key} = {chosen[key]!r}: has no effect on partition ="
+                f" {', '.join(sorted(partitions))}; choose {' or '.join(read_by)}"
+            )
     if problems:
         raise SettingsError("\n".join(problems))
 
 
 def digest_of(run_config: Values) -> str:
-    """16 hexadecimal digits that stand for a run configuration, but for the server's folder, which is no site's."""
+    """16 hexadecimal digits that stand for a run configuration.
+
+    The server's folder is left out: it is no site's.
+    """
     return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
 
 
 def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
-    """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
-    merging: dict[str, Scalar] = {} if CATALOG[algo].exchange.up else {"merging": "mean", "max-update-ratio": 0.0}
-    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
+    """The run configuration of a run's baseline: another algorithm, all else that applies alike.
+
+    It has no ``callback``.
+    """
+    config = {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
+    if not CATALOG[algo].exchange.up:
+        config |= {"merging": "mean", "max-update-ratio": 0.0}
+    return config
 
 
-def baselines_of(settings: Settings, run_config: Values, node: Values | None = None) -> dict[str, Settings]:
+def baselines_of(
+    settings: Settings, run_config: Values, node: Values | None = None
+) -> dict[str, Settings]:
     baselines = {}
     for algo in settings.baselines:
         try:
             baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo), node)
         except SettingsError as error:
-            lines = str(error).splitlines()
-            raise SettingsError("\n".join(f"baselines = {algo!r}: {line}" for line in lines)) from error
+            lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
+            raise SettingsError("\n".join(lines)) from error
     return baselines
 
 
 def meeting_demands(node: Values) -> dict[str, Scalar]:
     """Return the settings with which a run meets what a site demands of its protections."""
     config: dict[str, Scalar] = {}
-    if limits := required_dp(node):
-        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    limits = required_dp(node)
+    if limits:
+        epsilon, delta = limits
+        config |= {"dp": "sample", "dp-epsilon": epsilon, "dp-delta": delta}
     if node.get(REQUIRE_SECAGG):
-        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+        config |= {key: needed.value for key, needed in WITH_SECAGG.items()}
+        config["secagg"] = True
     return config
 
 
-def _hparams(config: Values, tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
-    algo, text = str(config.get("algo")), str(config.get("hparams", ""))
+def _hparams(
+    config: Values, tables: Mapping[str, Hparams | None], problems: list[str]
+) -> Hparams | None:
+    """The hyper-parameters of the run; on any problem append lines to ``problems``, return None."""
+    algo = str(config.get("algo"))
+    text = str(config.get("hparams", ""))
     try:
         row = algorithm_named(algo)
-        if algo in CATALOG and text:
-            raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
-        return tables[algo] if algo in CATALOG else read_hparams(row, text)
+        if algo not in CATALOG:
+            return read_hparams(row, text)
     except SettingsError as error:
         problems.append(str(error))
         return None
+    if text:
+        problems.append(
+            f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead"
+        )
+        return None
+    return tables[algo]
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:
@@ -271,7 +417,8 @@ def _run_problems(settings: Settings) -> Iterator[str]:
         yield f"callback = {run.callback!r}: must be {', '.join(TRACKERS)}, or module:function"
     for name in settings.baselines:
         if name not in CATALOG:
-            yield f"baselines = {name!r}: choose among {', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
+            choices = f"{', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
+            yield f"baselines = {name!r}: choose among {choices}"
     try:
         metric_names(run.metrics)
     except SettingsError as error:
@@ -281,92 +428,163 @@ def _run_problems(settings: Settings) -> Iterator[str]:
 
 
 def _stopping_problems(settings: Settings) -> Iterator[str]:
-    run, last = settings.run, settings.hparams.needs_last_round
-    kind, slash, metric = run.early_stopping_metric.partition("/")
-    if kind and (kind not in KINDS or (slash and metric.partition("/")[0] not in names_in(run.metrics))):
-        choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
-        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
-    if run.early_stopping and last:
-        asked = f"{run.algo} does a part of its work in the last round only; set {last}"
-        yield f"early-stopping = {run.early_stopping}: {asked}"
+    run = settings.run
+    if run.early_stopping_metric and not _is_figure(run.early_stopping_metric, run.metrics):
+        yield (
+            f"early-stopping-metric = {run.early_stopping_metric!r}: choose head, prototype, or one"
+            " of the setting metrics, such as head/auc with metrics = 'auc'"
+        )
+    every_round = settings.hparams.needs_last_round
+    if run.early_stopping and every_round:
+        yield (
+            f"early-stopping = {run.early_stopping}: {run.algo} does a part of its work in the last"
+            f" round only; set {every_round}"
+        )
+
+
+def _is_figure(name: str, metrics: str) -> bool:
+    """Return whether ``name`` is a way to predict, or such a way and one of the ``metrics``."""
+    kind, slash, metric = name.partition("/")
+    if kind not in KINDS:
+        return not kind
+    return not slash or metric.partition("/")[0] in names_in(metrics)
 
 
 def _upload_problems(settings: Settings) -> Iterator[str]:
-    algo, row = settings.run.algo, settings.row
-    why = f"the row of {algo} does not declare that its server merges by it"
-    if not row.exchange.up:
-        why = f"in {algo} clients send nothing that a server could merge"
-    needed: dict[str, tuple[Scalar, str]] = {"merging": ("mean", why), "max-update-ratio": (0.0, why)}
-    needed |= {} if algo in CATALOG else {"liars": (0, why)}  # what it bounds in one of these, its page says
-    for setting, only, _ in () if "merging" in row.supports else _changed(settings, needed):
-        yield f"{setting}: {why}; choose {only}"
-    noise, sent = settings.noise.prototype_noise, vectors_in(settings.exchange.up).values()
-    if noise != "none" and any(entry.probabilities for entry in sent):
-        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
+    algo = settings.run.algo
+    row = settings.row
+    if "merging" not in row.supports:
+        why = f"the row of {algo} does not declare that its server merges by it"
+        if not row.exchange.up:
+            why = f"in {algo} clients send nothing that a server could merge"
+        needed = {"merging": Needed("mean", why), "max-update-ratio": Needed(0.0, why)}
+        if algo not in CATALOG:  # what it bounds in one of these, its page says
+            needed["liars"] = Needed(0, why)
+        for setting, only, _ in _changed(settings, needed):
+            yield f"{setting}: {why}; choose {only}"
+
+    noise = settings.noise.prototype_noise
+    vectors = vectors_in(settings.exchange.up).values()
+    if noise != "none" and any(entry.probabilities for entry in vectors):
+        yield (
+            f"prototype-noise = {noise!r}: {algo} sends class probabilities,"
+            " which noise would make none; choose none"
+        )
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
-    named, algo, augment = settings.model.backbones, settings.run.algo, settings.training.augment
-    sent = [entry.words for entry in settings.exchange.up.values() if entry.of_frozen]
+    named = settings.model.backbones
+    augment = settings.training.augment
+    algo = settings.run.algo
     try:
-        frozen = settings.backbones
+        is_frozen = bool(settings.backbones)
     except ValueError as error:
         yield f"backbones = {named!r}: {error}; or auto, or none"
         return
+    sent = [entry.words for entry in settings.exchange.up.values() if entry.of_frozen]
     if sent and named == "none":
         yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
-    if augment != "none" and frozen:
-        yield f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"
+    if augment != "none" and is_frozen:
+        yield (
+            f"augment = {augment!r}: frozen backbones see every image once, as it is;"
+            " set augment to none"
+        )
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
-    if settings.privacy.dp == "none":
-        if (epsilon := settings.privacy.dp_epsilon) != _defaults()["dp-epsilon"]:
-            yield f"dp-epsilon = {epsilon}: nothing is private with dp = 'none'; set dp = 'sample', or leave it out"
+    privacy = settings.privacy
+    if privacy.dp == "none":
+        if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
+            yield (
+                f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
+                " set dp = 'sample', or leave it out"
+            )
         return
-    algo, able = settings.run.algo, ", ".join(_able(settings))
+
     for setting, only, why in _changed(settings, WITH_DP):
         yield f"dp = 'sample': {setting}: {why}; set {only!r}"
-    if algo not in CATALOG:  # nobody here has read how it trains, and a row's word for it proves nothing
-        yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
-    elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
-        yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
+
+    algo = settings.run.algo
+    choices = ", ".join(_able(settings))
+    uncovered = [name for name in settings.exchange.up if name not in settings.row.private]
+    if algo not in CATALOG:
+        # nobody here has read how it trains, and a row's word for it proves nothing
+        yield (
+            f"dp = 'sample': {algo} is of another package, whose steps are not covered;"
+            f" choose among {choices}"
+        )
+    elif uncovered:
+        yield (
+            f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover;"
+            f" choose among {choices}"
+        )
     if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
-        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
-    least, whole = settings.privacy.min_class_samples, any(entry.of_all for entry in settings.exchange.up.values())
-    if least > 1 and whole:
-        yield f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
+        yield (
+            "dp = 'sample': fedpcl.loss = 'supcon' compares samples,"
+            " whose gradients are then no sample's own"
+        )
+    least = privacy.min_class_samples
+    if least > 1 and any(entry.of_all for entry in settings.exchange.up.values()):
+        yield (
+            f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes;"
+            " choose 1"
+        )
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
     if not settings.privacy.secagg:
         return
-    algo, training, rounds = settings.run.algo, settings.training, settings.run.rounds
     for setting, only, why in _changed(settings, WITH_SECAGG):
         yield f"{setting}: secagg = true {why}; choose {only!r}"
-    same = "the same in every round, and the sums' differences show single uploads"
-    if training.local_epochs == training.local_steps == 0 and rounds != 1:
-        yield f"local-epochs = 0: without training a client sends {same}; with secagg choose at least 1, or rounds = 1"
-    if (last := settings.lr_in(rounds)) <= 1e-7 and rounds != 1:  # next to nothing in float32
-        yield f"lr = {training.lr}: in steps of {last:g} a client sends {same}; with secagg end above 1e-7"
-    if settings.row.one_shot and rounds != 1:
-        yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
+
+    algo = settings.run.algo
+    rounds = settings.run.rounds
+    training = settings.training
+    if rounds != 1:
+        same = "the same in every round, and the sums' differences show single uploads"
+        if training.local_epochs == 0 and training.local_steps == 0:
+            yield (
+                f"local-epochs = 0: without training a client sends {same};"
+                " with secagg choose at least 1, or rounds = 1"
+            )
+        last_lr = settings.lr_in(rounds)
+        if last_lr <= 1e-7:  # next to nothing in float32
+            yield (
+                f"lr = {training.lr}: in steps of {last_lr:g} a client sends {same};"
+                " with secagg end above 1e-7"
+            )
+        if settings.row.one_shot:
+            yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
-        yield "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
-    if why := settings.row.needs_single_uploads(settings.exchange):
+        yield (
+            "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
+        )
+
+    why = settings.row.needs_single_uploads(settings.exchange)
+    if why:
         choices = f"{', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
-        own = "" if algo in CATALOG else "; or set averages_prototypes and supports in its row (docs/extend.md)"
-        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}{own}"
+        if algo not in CATALOG:
+            choices += "; or set averages_prototypes and supports in its row (docs/extend.md)"
+        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
+
+
+def _study_problems(settings: Settings) -> Iterator[str]:
+    return study.problems(settings.study)
 
 
 RULES = (  # what values must mean together
-    *(_upload_problems, _dp_problems, _run_problems, lambda settings: study.problems(settings.study)),
-    *(_stopping_problems, _backbone_problems, _secagg_problems),
+    _upload_problems,
+    _dp_problems,
+    _run_problems,
+    _study_problems,
+    _stopping_problems,
+    _backbone_problems,
+    _secagg_problems,
 )
 
 
-def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> Iterator[tuple[str, Scalar, str]]:
-    """``key = value``, what is needed and why, of settings that have neither this value nor their default."""
+def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
+    """``key = value``, the value needed and why, of settings without it or their default."""
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
         if values.get(key, only) not in (only, _defaults()[key]):
@@ -374,21 +592,27 @@ def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> It
 
 
 def _able(settings: Settings) -> Iterator[str]:
+    """The algorithms that run with the protections of ``settings``."""
     for name, row in CATALOG.items():
-        covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
-        if covered and not (settings.privacy.secagg and row.needs_single_uploads(row.exchange)):
+        is_covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
+        is_open = settings.privacy.secagg and row.needs_single_uploads(row.exchange)
+        if is_covered and not is_open:
             yield name
 
 
 @cache
 def known_keys() -> list[str]:
-    """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
-    general = [key for section in SECTIONS.values() for key in keys_of(section)]
-    return general + [key for name, row in CATALOG.items() for key in keys_of(row.hparams, f"{name}.")]
+    """Every key of a run configuration in the order of ``pyproject.toml``, algorithms' included."""
+    keys = []
+    for section in SECTIONS.values():
+        keys += keys_of(section)
+    for name, row in CATALOG.items():
+        keys += keys_of(row.hparams, f"{name}.")
+    return keys
 
 
 def default_run_config() -> dict[str, Scalar]:
-    """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
+    """The defaults of ``pyproject.toml``, flattened as Flower does (``fedproto.lambda``)."""
     return dict(_defaults())
 
 
@@ -399,21 +623,32 @@ def _defaults() -> dict[str, Scalar]:
 
 
 def app_folder() -> Path:
-    """The Flower app: the folder of this package, in a checkout and in a bundle; in a wheel, the copy that it holds."""
+    """The Flower app: the folder of this package, in a checkout and in a bundle.
+
+    In a wheel it is the copy that the wheel holds.
+    """
     package = Path(__file__).resolve().parents[1]
-    return package / "app" if (package / "app").is_dir() else package.parent
+    if (package / "app").is_dir():
+        return package / "app"
+    return package.parent
 
 
 def with_halves() -> None:
     """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
-    if (folder := str(app_folder())) not in sys.path:
+    folder = str(app_folder())
+    if folder not in sys.path:
         sys.path.append(folder)
 
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:
-    """The inverse of ``from_run_config``: the keys of the run, without those of algorithms not chosen."""
-    parts = [("", getattr(settings, name)) for name in SECTIONS]
+    """The inverse of ``from_run_config``: a run's keys, without those of algorithms not chosen."""
+    config: dict[str, Scalar] = {}
+    for name in SECTIONS:
+        config |= _as_keys(getattr(settings, name))
     if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
-        parts.append((f"{settings.run.algo}.", settings.hparams))
-    keyed = (zip(keys_of(type(part), prefix), vars(part).values(), strict=True) for prefix, part in parts)
-    return {key: value for pairs in keyed for key, value in pairs}
+        config |= _as_keys(settings.hparams, f"{settings.run.algo}.")
+    return config
+
+
+def _as_keys(table: object, prefix: str = "") -> dict[str, Scalar]:
+    return dict(zip(keys_of(type(table), prefix), vars(table).values(), strict=True))

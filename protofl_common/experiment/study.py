@@ -1,10 +1,12 @@
-"""A study: a run's settings that somebody has signed, with the sites that may take part, an end and a purpose.
+"""A study: a run's settings, signed, with the sites that may take part, an end and a purpose.
 
-It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id is a digest of all
-settings, defaults included, but for `UNSIGNED` (name and folder of a run, ``resume``). Whoever changes one setting
-asks for another study. A run that names no study has an id, too, so that a site's operator can approve it.
+It is a TOML file of settings, which ``flwr run . --run-config study.toml`` takes as it is. Its id
+is a digest of all settings, defaults included, but for `UNSIGNED` (name and folder of a run,
+``resume``). Whoever changes one setting asks for another study. A run that names no study has an
+id, too, so that a site's operator can approve it.
 
-Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its ``state-dir``.
+Keys are Ed25519, written as base64url: a person's is the SSH key that signs, a site's lies in its
+``state-dir``.
 """
 
 import hashlib
@@ -32,24 +34,40 @@ class Study:
 
     id: str  # 32 hexadecimal digits
     name: str  # "" for a run without a study
-    by: str  # Who signed: ``NAME:KEY``
-    sites: dict[str, str]  # Site -> its public key; {} where the study names none
+    by: str  # who signed: ``NAME:KEY``
+    sites: dict[str, str]  # site -> its public key; {} where the study names none
     until: str  # its last day, ``2027-06-30``, or ""
     runs: int  # how many Flower runs it may have; 0: any number
     purpose: str
 
     @classmethod
     def of(cls, config: Values) -> "Study":
-        """Read the study of a run's settings, defaults included; SettingsError where the signature is not theirs."""
-        name, by = str(config["study"]), str(config["study-by"])
-        if name and not is_signed(by.rpartition(":")[2], str(config["study-signature"]), signed_part(config)):
-            raise SettingsError(f"study-signature: not {by}'s signature of these settings; sign the study again")
-        sites = keys_of_sites(str(config["study-sites"]))
-        until, purpose = str(config["study-until"]), printable(" ".join(str(config["study-purpose"]).split()))
-        return cls(id_of(config), name, by, sites, until, int(config["study-runs"]), purpose)
+        """Read the study of a run's settings, defaults included.
+
+        SettingsError where the signature is not theirs.
+        """
+        name = str(config["study"])
+        by = str(config["study-by"])
+        key = by.rpartition(":")[2]
+        if name and not is_signed(key, str(config["study-signature"]), signed_part(config)):
+            raise SettingsError(
+                f"study-signature: not {by}'s signature of these settings; sign the study again"
+            )
+        purpose = " ".join(str(config["study-purpose"]).split())
+        return cls(
+            id=id_of(config),
+            name=name,
+            by=by,
+            sites=keys_of_sites(str(config["study-sites"])),
+            until=str(config["study-until"]),
+            runs=int(config["study-runs"]),
+            purpose=printable(purpose),
+        )
 
     def __str__(self) -> str:
-        return f"{f'study {self.name}' if self.name else 'a run without a study'} ({self.id})"
+        if not self.name:
+            return f"a run without a study ({self.id})"
+        return f"study {self.name} ({self.id})"
 
 
 def is_past(day: str) -> bool:
@@ -58,7 +76,9 @@ def is_past(day: str) -> bool:
 
 
 def signed_part(config: Values) -> bytes:
-    return json.dumps({key: config[key] for key in sorted(config.keys() - UNSIGNED)}, default=repr).encode()
+    """The settings that a study's signature is of, as bytes."""
+    signed = {key: config[key] for key in sorted(config.keys() - UNSIGNED)}
+    return json.dumps(signed, default=repr).encode()
 
 
 def id_of(config: Values) -> str:
@@ -67,7 +87,11 @@ def id_of(config: Values) -> str:
 
 def keys_of_sites(text: str) -> dict[str, str]:
     """``"north:KEY, south:KEY"`` -> the key of each site."""
-    return {name: key for name, _, key in (entry.partition(":") for entry in names_in(text))}
+    keys = {}
+    for entry in names_in(text):
+        name, _, key = entry.partition(":")
+        keys[name] = key
+    return keys
 
 
 def in_text(key: Ed25519PublicKey) -> str:
@@ -75,44 +99,73 @@ def in_text(key: Ed25519PublicKey) -> str:
 
 
 def is_signed(key: str, signature: str, about: bytes) -> bool:
-    """Return whether ``signature``, hexadecimal digits, is of these bytes, by the owner of the public ``key``."""
+    """Return whether ``signature`` is of the bytes ``about``, by the owner of the public ``key``.
+
+    It is in hexadecimal digits.
+    """
     try:
-        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(bytes.fromhex(signature), about)
+        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(
+            bytes.fromhex(signature), about
+        )
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> bytes:
-    """Return what a site signs for one study and Flower run: its introduction, a refusal of it, or keys for a sum."""
+    """Return what a site signs for one study and Flower run.
+
+    It is the beginning of its introduction, of a refusal of it, or of keys for a sum.
+    """
     return f"protofl {purpose} of {name} in run {run_id} of study {study.study_signature}".encode()
 
 
-def is_from_site(study: StudySettings, name: str, run_id: int, purpose: str, signature: bytes) -> bool:
-    """Return whether the site has signed that with its key in the study; True where no site is named."""
+def is_from_site(
+    study: StudySettings, name: str, run_id: int, purpose: str, signature: bytes
+) -> bool:
+    """Return whether the site has signed that with its key in the study.
+
+    True where the study names no sites.
+    """
     sites = keys_of_sites(study.study_sites)
-    return not sites or is_signed(sites.get(name, ""), signature.hex(), about_site(study, name, run_id, purpose))
+    if not sites:
+        return True
+    about = about_site(study, name, run_id, purpose)
+    return is_signed(sites.get(name, ""), signature.hex(), about)
 
 
 def problems(study: StudySettings) -> Iterator[str]:
     """Yield a line for each invalid setting of a study."""
     if not study.study:
-        for key in ("study-sites", "study-until", "study-by", "study-signature"):
-            if value := getattr(study, key.replace("-", "_")):
+        for key, value in (
+            ("study-sites", study.study_sites),
+            ("study-until", study.study_until),
+            ("study-by", study.study_by),
+            ("study-signature", study.study_signature),
+        ):
+            if value:
                 yield f"{key} = {value!r}: only with a study; name it with the setting study"
         return
     if not is_site_name(study.study):
         yield f"study = {study.study!r}: must be made of ASCII letters, digits, '.', '_' and '-'"
     if not study.study_by or not study.study_signature:
-        yield f"study = {study.study!r}: not signed; protofl study sign FILE --key ~/.ssh/id_ed25519"
-    for key, entries in (("study-sites", names_in(study.study_sites)), ("study-by", (study.study_by,))):
-        for entry in entries:
-            name, _, public = entry.partition(":")
-            if not is_site_name(name) or not _KEY.fullmatch(public):
-                yield f"{key}: {printable(repr(entry))} must be NAME:KEY; `protofl site key` prints a site's"
-    if len(names_in(study.study_sites)) > len(keys_of_sites(study.study_sites)):
+        yield (
+            f"study = {study.study!r}: not signed; protofl study sign FILE --key ~/.ssh/id_ed25519"
+        )
+    sites = names_in(study.study_sites)
+    for site in sites:
+        yield from _about_key("study-sites", site)
+    yield from _about_key("study-by", study.study_by)
+    if len(sites) > len(keys_of_sites(study.study_sites)):
         yield "study-sites: names a site twice"
     try:
         date.fromisoformat(study.study_until or "2000-01-01")
     except ValueError:
         yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"
+
+
+def _about_key(setting: str, entry: str) -> Iterator[str]:
+    name, _, key = entry.partition(":")
+    if not is_site_name(name) or not _KEY.fullmatch(key):
+        shown = printable(repr(entry))
+        yield f"{setting}: {shown} must be NAME:KEY; `protofl site key` prints a site's"

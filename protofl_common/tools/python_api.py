@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from protofl_common.basics.code_version import edited
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams, algorithm_named
-from protofl_common.experiment.node import allow_named, own_code
+from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
@@ -98,10 +97,6 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
-    row = algorithm_named(str(config["algo"]))
-    modules = [*own_code(config, without=()), *(path.partition(":")[0] for path in (row.client, row.server))]
-    if why := next(filter(None, map(edited, modules)), ""):
-        raise SettingsError(why)
     return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
 
 
@@ -115,8 +110,6 @@ def try_method(
     has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    if why := edited(client.__module__, client):
-        raise SettingsError(why)
     from client_app.client import Client
     from client_app.introduction import card_of
     from server_app.strategies.base import server_half

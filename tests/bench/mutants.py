@@ -421,8 +421,8 @@ FedTGP sends the prototypes of the round before
 +         return before
 @@ protofl_common/experiment/catalog.py: tests/unit/reference/test_fpl.py
 FPL averages in place of FINCH
-- kmeans_clusters = "finch"
-+ kmeans_clusters = "average"
+- global_clusters = "finch"
++ global_clusters = "average"
 @@ pyproject.toml: tests/unit/reference/test_fedtgp.py
 FedTGP's default sums over classes
 - granularity = "class-mean"

@@ -568,13 +568,6 @@ def test_a_function_of_the_users_own(
             open_data(data_settings(dataset=name))
     with pytest.raises(DataError, match=r"it failed \(ZeroDivisionError"):
         open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
-    (tmp_path / f"{own_module}.py").write_text(f"{OWN}#")
-    data_key.cache_clear()
-    with pytest.raises(
-        DataError,
-        match=f"dataset = '{own_module}:load': {own_module}: .* was edited after the import",
-    ):
-        open_data(data_settings(dataset=f"{own_module}:load"))
 
 
 def test_data_of_edited_code_are_read_again(
