@@ -163,8 +163,8 @@ class DifferentialPrivacy(Protection):
         if released is None:
             return
         released.check(self.has_trained or self.client.settings.row.one_shot)
-        released.check(released.covers([*modules]))
         released.check_entries(upload.entries)
+        released.check(released.covers([*modules]))
         released.check(released.tables_left == 0)
 
     def check_covered(self, covered: bool) -> None:

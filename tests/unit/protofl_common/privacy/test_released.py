@@ -1,4 +1,4 @@
-"""What may leave under differential privacy: arrays known by their content, and what is computed from them alone."""
+"""What may leave under differential privacy: arrays known by content, and what is made of them."""
 
 import numpy as np
 import pytest
