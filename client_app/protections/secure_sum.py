@@ -36,7 +36,7 @@ from client_app.answers import UntoldError
 from client_app.client import Client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
-from protofl_common.experiment.study import is_from_site
+from protofl_common.experiment.study import id_of, is_from_site
 from protofl_common.privacy import masks, shares, sums
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import (
@@ -44,6 +44,7 @@ from protofl_common.wire.records import (
     NEXT_SUM,
     SECAGG,
     Report,
+    digest_of_message,
     pack_by_site,
     unpack_by_site,
 )
@@ -156,7 +157,7 @@ class SecureSum:
             ) from error
 
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        received = masks.received(sums.digest_of(self.client.content), progress.keys, peers)
+        received = masks.received(digest_of_message(self.client.content), progress.keys, peers)
         name = self._name_of(self.sum_number)
         sent = masks.masked(name, vector, progress.secret, self.name, peers, received).view(
             np.int64
@@ -368,9 +369,7 @@ class SecureSum:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
 
     def _name_of(self, sum_number: int) -> masks.SumName:
-        return masks.SumName(
-            self.client.settings.study.study_signature, self.run_id, self.algo, sum_number
-        )
+        return masks.SumName(id_of(self.client.settings.given), self.run_id, self.algo, sum_number)
 
 
 def _kinds(use: str) -> set[str]:

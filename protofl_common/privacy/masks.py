@@ -55,7 +55,7 @@ FIELD = 2**255 - 19  # X25519's field; a public key is a number below
 class SumName:
     """Which sum keys are for; no two sums of any runs have the same name."""
 
-    study: str  # its signature, "" for a run without a study
+    study: str  # its id, which stands for all settings; a run without a study has one, too
     run_id: int
     algo: str  # the run's, or its baseline's
     number: int  # as in `sums.sum_after`

@@ -73,7 +73,7 @@ class Recovery:
             raise Unrecoverable(0)
         code = self._code(values)
         if code.fits(values):
-            if secret := _checked(code.at_zero(values), is_right):
+            if secret := _checked(code.at(0, values), is_right):
                 return Recovered(secret)
             raise Unrecoverable(
                 code.spare + 1
@@ -81,15 +81,16 @@ class Recovery:
 
         trusted = values.keys() - self._liars
         if self.threshold <= len(trusted) < len(values):
-            code_of_trusted = self._code(trusted)
-            if code_of_trusted.fits(values) and (
-                secret := _checked(code_of_trusted.at_zero(values), is_right)
-            ):
-                return self._recovered(secret, code_of_trusted.interpolated(values), values)
+            of_trusted = self._code(trusted)
+            secret = _checked(of_trusted.at(0, values), is_right)
+            if secret and of_trusted.fits(values):
+                others = values.keys() - trusted
+                wrong = {x for x in others if of_trusted.at(x, values) != values[x] % PRIME}
+                return self._recovered(secret, wrong, values)
 
         polynomial = code.decoded(values)
         if polynomial and (secret := _checked(polynomial[0], is_right)):
-            return self._recovered(secret, polynomial, values)
+            return self._recovered(secret, _unlike(polynomial, values), values)
 
         if math.comb(len(values), self.threshold) > MOST_CHOICES:
             raise Unrecoverable(code.spare // 2 + 1)
@@ -100,8 +101,9 @@ class Recovery:
         recovered = None
         for points in combinations(values, self.threshold):
             code = _Code(points, self.threshold)
-            if secret := _checked(code.at_zero(values), is_right):
-                recovered = self._recovered(secret, code.interpolated(values), values)
+            if secret := _checked(code.at(0, values), is_right):
+                wrong = _unlike(code.interpolated(values), values)
+                recovered = self._recovered(secret, wrong, values)
                 if recovered.wrong:
                     return recovered
         if recovered is None:
@@ -110,16 +112,11 @@ class Recovery:
             )  # among fewer liars, t shares would be honest
         return recovered
 
-    def _recovered(
-        self, secret: bytes, polynomial: Polynomial, values: Mapping[int, int]
-    ) -> Recovered:
-        wrong = frozenset(
-            x for x, value in values.items() if _value(polynomial, x) != value % PRIME
-        )
+    def _recovered(self, secret: bytes, wrong: set[int], values: Mapping[int, int]) -> Recovered:
         if len(wrong) > (len(values) - self.threshold + 1) // 2:
             return Recovered(secret)
         self._liars |= wrong
-        return Recovered(secret, wrong)
+        return Recovered(secret, frozenset(wrong))
 
     def _code(self, points: Iterable[int]) -> "_Code":
         chosen = tuple(sorted(points))
@@ -136,12 +133,10 @@ class _Code:
         self.spare = len(points) - threshold
         # Σ w_x · f(x) over the points is the coefficient of x^(k − 1) of f, if no higher ones exist
         self._weights = []
-        self._weights_at_zero = []
         for x in points:
-            others = [other for other in points if other != x]
-            weight = pow(math.prod(x - other for other in others), -1, PRIME)
-            self._weights.append(weight)
-            self._weights_at_zero.append(weight * math.prod(-other for other in others) % PRIME)
+            product = math.prod(x - other for other in points if other != x)
+            self._weights.append(pow(product, -1, PRIME))
+        self._weights_at: dict[int, list[int]] = {}
         # f times any polynomial of degree below k − t has a degree below k − 1, so that this sum is
         # 0. With one that is drawn at random, after the shares have come, wrong shares give 0
         # with a probability of 1 / p
@@ -151,9 +146,15 @@ class _Code:
             for x, weight in zip(points, self._weights, strict=True)
         ]
 
-    def at_zero(self, values: Mapping[int, int]) -> int:
-        """f(0), if the values are all right."""
-        return self._total(self._weights_at_zero, values)
+    def at(self, place: int, values: Mapping[int, int]) -> int:
+        """f(place), if the values are all right (Lagrange)."""
+        if place not in self._weights_at:
+            weights = []
+            for x, weight in zip(self.points, self._weights, strict=True):
+                product = math.prod(place - other for other in self.points if other != x)
+                weights.append(weight * product % PRIME)
+            self._weights_at[place] = weights
+        return self._total(self._weights_at[place], values)
 
     def fits(self, values: Mapping[int, int]) -> bool:
         """Return whether the values are of one polynomial of degree below t.
@@ -206,6 +207,11 @@ class _Code:
 
 
 # -- polynomials mod p
+def _unlike(polynomial: Sequence[int], values: Mapping[int, int]) -> set[int]:
+    """At which points the values are not the polynomial's."""
+    return {x for x, value in values.items() if _value(polynomial, x) != value % PRIME}
+
+
 def _value(polynomial: Sequence[int], x: int) -> int:
     return reduce(
         lambda value, coefficient: (value * x + coefficient) % PRIME, reversed(polynomial), 0

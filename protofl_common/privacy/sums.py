@@ -13,16 +13,12 @@ refuse sums that no honest clients can have. A client one of whose numbers is no
 vector (`NotFinite`): it must not be counted among those whose sum hides a single one.
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array
 from numpy.typing import NDArray
 
 from protofl_common.wire.payloads import (
@@ -33,7 +29,7 @@ from protofl_common.wire.payloads import (
     pack_payload,
     unpack_payload,
 )
-from protofl_common.wire.records import ROUNDING, SECAGG, Report, is_share, report_names
+from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
 Means = dict[
@@ -44,27 +40,6 @@ MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``s
 
 class NotFinite(ValueError):
     """A number that would be summed is NaN or infinity."""
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Return a digest of the message that asks a site for its vector, less its peers' shares.
-
-    All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the
-    run or the round, masks of sites that were told different things do not cancel.
-    """
-    digest = hashlib.sha256()
-    for name, record in sorted(content.items()):
-        if name == SECAGG:
-            continue
-        digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
-        for key, value in sorted(record.items()):
-            if isinstance(value, Array):
-                kind, data = [value.stype, value.dtype, *value.shape], value.data
-            else:
-                kind, data = [type(value).__name__], repr(value).encode()
-            digest.update(json.dumps([key, kind, len(data)]).encode())
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def sum_after(number: int, rounds: int) -> int:

@@ -1,13 +1,15 @@
 """The records beside a payload: instructions, reports, introductions, and bytes by site."""
 
 import dataclasses
+import hashlib
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar, get_origin
 
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import LONGEST_NAME, is_plain_name, is_site_name
@@ -104,6 +106,27 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     except ValueError:
         raise RefusedMessage(f"round.run_history is {instructions.run_history!r}") from None
     return dataclasses.replace(instructions, run_history=run_history)
+
+
+def digest_of_message(content: Mapping[str, Any]) -> str:
+    """Return a digest of the message that asks a site for its vector, less its peers' shares.
+
+    All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the
+    run or the round, masks of sites that were told different things do not cancel.
+    """
+    digest = hashlib.sha256()
+    for name, record in sorted(content.items()):
+        if name == SECAGG:
+            continue
+        digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
+        for key, value in sorted(record.items()):
+            if isinstance(value, Array):
+                kind, data = [value.stype, value.dtype, *value.shape], value.data
+            else:
+                kind, data = [type(value).__name__], repr(value).encode()
+            digest.update(json.dumps([key, kind, len(data)]).encode())
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:

@@ -19,12 +19,11 @@ from typing import NoReturn
 import numpy as np
 from flwr.app import RecordDict
 
-from protofl_common.experiment.study import is_from_site
+from protofl_common.experiment.study import id_of, is_from_site
 from protofl_common.privacy import masks
 from protofl_common.privacy.shares import SHARE, Recovery, Unrecoverable
 from protofl_common.privacy.sums import (
     MASKED,
-    digest_of,
     figure_names,
     from_sums,
     from_whole,
@@ -38,6 +37,7 @@ from protofl_common.wire.records import (
     SECAGG,
     Report,
     SiteCard,
+    digest_of_message,
     pack_by_site,
     unpack_by_site,
 )
@@ -107,7 +107,7 @@ class SecureSum(Channel):
             title = self.settings.row.title
             raise FederationError(f"secure aggregation: {title} sends {site} a payload of its own")
         if not self.digest:
-            self.digest = digest_of({**common, **self.exchange.about(self.result)})
+            self.digest = digest_of_message({**common, **self.exchange.about(self.result)})
         return own
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
@@ -195,10 +195,9 @@ class SecureSum(Channel):
 
         RefusedMessage where too many shares are wrong.
         """
-        study = self.settings.study.study_signature
-        name = masks.SumName(
-            study, self.federation.run_history.run_id, self.settings.run.algo, self.number
-        )
+        study = id_of(self.settings.given)
+        run_id = self.federation.run_history.run_id
+        name = masks.SumName(study, run_id, self.settings.run.algo, self.number)
         received = masks.received(self.digest, self.keys, self.shared)
         total = np.zeros(self.size, np.uint64)
         for site, secret in self._secrets(sent, shares).items():

@@ -117,7 +117,7 @@ wrong shares are not seen where some give the secret
 a key's owner is guilty whoever lies
 - code.spare // 2 + 1
 + len(values)
-@@ protofl_common/privacy/sums.py: tests/unit/protofl_common/privacy/test_privacy_sums.py
+@@ protofl_common/wire/records.py: tests/unit/protofl_common/privacy/test_privacy_sums.py
 what a site is told beside arrays counts for nothing | -k r_u
 - if name == SECAGG:
 + if name != "weights":

@@ -20,7 +20,6 @@ from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.records import SECAGG
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import FederationError
-from tests.federation.test_secagg import SMALL
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import both, by, silent, when
 from tests.support.given import Patch
@@ -28,6 +27,14 @@ from tests.support.harness import RUN_ID, Outcome, Tamper, run_config, run_feder
 from tests.support.sites import real_sites
 
 CLIENTS = 4
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "pathological",
+    "classes_per_client": 5,
+    "models": "htcnn-1",
+    "train_samples": 10,
+    "test_samples": 10,
+}
 VICTIM = 1003
 
 

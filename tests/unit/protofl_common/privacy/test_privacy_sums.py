@@ -20,7 +20,7 @@ from protofl_common.privacy import masks
 from protofl_common.privacy import sums as summing
 from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.payloads import Payload, template_of
-from protofl_common.wire.records import SECAGG, Report
+from protofl_common.wire.records import SECAGG, Report, digest_of_message
 from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
 
 THIS = masks.SumName("signature", 4711, "fedavg", 2)
@@ -163,9 +163,9 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
         "round": ConfigRecord({"round": 2, "run_history": "4711", "part": 1.0}),
         SECAGG: ConfigRecord({"site-0": b"share"}),
     })  # fmt: skip
-    digest = summing.digest_of(content)
-    assert summing.digest_of(recorddict_from_proto(recorddict_to_proto(content))) == digest
-    assert summing.digest_of({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
+    digest = digest_of_message(content)
+    assert digest_of_message(recorddict_from_proto(recorddict_to_proto(content))) == digest
+    assert digest_of_message({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
     others: list[dict[str, Any]] = [
         {"weights": ArrayRecord({"w": Array("float32", (1, 2), "protofl.raw", bytes(8))})},
         {"weights": ArrayRecord({"w": Array("int64", (2, 1), "protofl.raw", bytes(8))})},
@@ -175,7 +175,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
         {"best": ConfigRecord({})},
         {"next-sum": ConfigRecord({"site-0": b"key"})},
     ]
-    assert len({summing.digest_of({**content, **other}) for other in others} | {digest}) == 8
+    assert len({digest_of_message({**content, **other}) for other in others} | {digest}) == 8
 
 
 # -- uploads as vectors ------------------------------------------------------------------------------------------------
