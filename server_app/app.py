@@ -45,10 +45,10 @@ def federate(grid: Grid, context: Context) -> Path:
     """A run and its baselines; the folder of its results. What the user can mend ends it with one clear message."""
     find_messages_by_node(grid)
     try:
+        allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         settings = Settings.from_run_config(context.run_config)
         if is_past((study := Study.of(context.run_config)).until):
             raise SettingsError(f"study-until = {study.until!r}: the study is over")
-        allow_named(context.run_config)  # whoever submits a run, unless a worker's operator has said
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
         data = "own-data" if settings.data.partition == "own" else as_file_name(settings.data.dataset)
