@@ -51,9 +51,9 @@ class Client:
             raise RefusedMessage(f"a message of the kind {kind!r}")
         self.trains_now = kind == MessageType.TRAIN
         baseline = unpack_baseline(self.content)
-        self.settings = Settings.from_run_config(context.run_config, node)
         allow_named(node if is_site(node) else context.run_config)
         allow(names_in(node.get("allow-python")))
+        self.settings = Settings.from_run_config(context.run_config, node)
         if baseline:
             if baseline not in self.settings.baselines:
                 raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")

@@ -64,11 +64,11 @@ def federate(grid: Grid, context: Context) -> Path:
 
 
 def _run_with_baselines(grid: Grid, context: Context) -> Path:
+    allow_named(context.run_config)  # Whoever submits a run, unless a worker's operator has said
     settings = Settings.from_run_config(context.run_config)
     until = Study.of(context.run_config).until
     if is_past(until):
         raise SettingsError(f"study-until = {until!r}: the study is over")
-    allow_named(context.run_config)  # Whoever submits a run, unless a worker's operator has said
     check_data_settings(settings.data)
     baselines = baselines_of(settings, context.run_config)
 

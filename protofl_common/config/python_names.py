@@ -78,11 +78,16 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
 
 def check_allowed(*named: tuple[str, str]) -> None:
     """SettingsError with a line for each ``(setting, module:name)`` that may not be imported."""
+    check_modules([(f"{what} = {name!r}", module_of(name)) for what, name in named])
+
+
+def check_modules(named: Iterable[tuple[str, str]]) -> None:
+    """`check_allowed` of ``KEY = VALUE`` of each setting, and the module that it stands for."""
     allowed = _allowed_modules()
-    refused = [(what, name) for what, name in named if not is_inside(module_of(name), allowed)]
+    refused = [(setting, module) for setting, module in named if not is_inside(module, allowed)]
     if not refused:
         return
-    modules = ",".join(dict.fromkeys(module_of(name) for _, name in refused))
+    modules = ",".join(dict.fromkeys(module for _, module in refused))
     if at_worker():
         how = f"its operator may name {modules} in protofl worker --allow-python"
     else:
@@ -92,11 +97,11 @@ def check_allowed(*named: tuple[str, str]) -> None:
         )
 
     lines = []
-    for what, name in refused:
-        why = f"runs code of the module {module_of(name)}, which you did not name"
+    for setting, module in refused:
+        why = f"runs code of the module {module}, which you did not name"
         if at_worker():
             why = "not allowed at this server"
-        lines.append(f"{what} = {name!r}: {why}")
+        lines.append(f"{setting}: {why}")
     raise SettingsError("\n".join(lines) + f"; {how}")
 
 

@@ -21,7 +21,7 @@ from protofl_common.config.architectures import (
     OTHER_NETWORKS_IN_WORDS,
 )
 from protofl_common.config.options import SettingsError, Table, did_you_mean, option, read_pairs
-from protofl_common.config.python_names import at_worker, check_allowed
+from protofl_common.config.python_names import check_modules
 from protofl_common.wire import schema
 from protofl_common.wire.schema import (
     Counts,
@@ -705,7 +705,8 @@ def installed() -> dict[str, EntryPoint]:
 def algorithm_named(name: str) -> Algorithm:
     """The row of an algorithm: of the catalog, or of a package, which is imported now.
 
-    SettingsError where there is none.
+    SettingsError where there is none, or where nobody who may say so has named the package: the
+    name may stand in a stranger's recipe or table. What is imported stays so: the row is kept.
     """
     if name in CATALOG:
         return CATALOG[name]
@@ -715,8 +716,7 @@ def algorithm_named(name: str) -> Algorithm:
         choices = f"{', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}")
     point = packages[name]
-    if at_worker():
-        check_allowed(("algo", point.value))
+    check_modules([(f"algo = {name!r}", point.module)])
     try:
         row = point.load()
     except Exception as error:

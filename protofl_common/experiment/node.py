@@ -409,8 +409,11 @@ def _named_in(config: Values) -> Iterator[tuple[str, str]]:
 
 
 def allow_named(config: Values) -> None:
-    """Allow the modules that these settings name: who may say so has typed or submitted them."""
-    python_names.allow([python_names.module_of(name) for _, name in _named_in(config)])
+    """Allow the modules that these settings name, that of a package's algorithm included.
+
+    Somebody who may say so has typed or submitted them.
+    """
+    python_names.allow([module for _, module in _modules_named(config, without=())])
 
 
 def check_named(config: Values) -> None:

@@ -33,7 +33,7 @@ from protofl_common.config.options import (
     read_section,
     unknown_keys,
 )
-from protofl_common.config.python_names import is_python_name
+from protofl_common.config.python_names import allowing, is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import (
@@ -294,7 +294,8 @@ class Settings(Sections):
             tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
         hparams = None
         if not denied:  # the package of a denied run is not imported
-            hparams = _hparams(config, tables, problems)
+            with allowing(names_in(node.get("allow-python"))):
+                hparams = _hparams(config, tables, problems)
         sections = {
             name: read_section(section, config, problems) for name, section in SECTIONS.items()
         }

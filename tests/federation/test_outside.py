@@ -23,6 +23,7 @@ from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.training import Batch, Step
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
+from protofl_common.config.python_names import allow
 from protofl_common.data.raw import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
@@ -82,6 +83,7 @@ def site_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _installed(site_packages: Path, monkeypatch: Patch) -> Iterator[None]:
     forget()
     monkeypatch.syspath_prepend(site_packages)
+    allow(["outside_moon"])
     yield
     forget()
 
@@ -570,11 +572,9 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        plugins,
-        "installed",
-        lambda: {"mine": EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)},
-    )
+    points = {"mine": EntryPoint("mine", "its_scaffold:ROW", plugins.GROUP)}
+    for module in ("catalog", "node"):
+        monkeypatch.setattr(f"protofl_common.experiment.{module}.installed", lambda: points)
     settings = STRIPES | {
         "models": "cnn4",
         "rounds": 3,

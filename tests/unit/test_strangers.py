@@ -1,6 +1,7 @@
 """Files of strangers run no code: models, recipes, runs and tables that name modules which nobody here has named."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import allow, is_python_name, load
+from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, load
+from protofl_common.experiment.catalog import GROUP, algorithm_named
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import read_assignments
@@ -44,6 +47,28 @@ def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in ("planted", "planted.vision"):
         sys.modules.pop(name, None)
     return tmp_path / "ran"
+
+
+METHOD = """
+from pathlib import Path
+from protofl_common.experiment.catalog import Algorithm
+Path({mark!r}).touch()
+ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategies.base")
+"""
+
+
+@pytest.fixture
+def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+    """`mark`, once the module `planted.method` of the installed method ``theirs`` has run."""
+    (tmp_path / "planted" / "method.py").write_text(METHOD.format(mark=str(mark)))
+    (info := tmp_path / "planted-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: planted\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = planted.method:ROW\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("planted.method", None)
+    algorithm_named.cache_clear()
+    yield mark
+    algorithm_named.cache_clear()
 
 
 @pytest.fixture
@@ -129,6 +154,76 @@ def test_a_recipe_a_run_and_a_table_name_no_code(
     assert main(["doctor", "--recipe", "evil.toml"]) == 1
     assert precious.exists()
     assert not mark.exists()
+
+
+SMALL = 'dataset = "digits"\npartition = "iid"\nrounds = 1\ntotal-samples = 60\nreport = false\n'
+REFUSED = (
+    "algo = 'theirs': runs code of the module planted.method, which you did not name; "
+    "only if you trust it, give --allow-python planted.method ("
+)
+
+
+def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
+    plugin: Path, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "theirs.toml").write_text(f'algo = "theirs"\n{SMALL}')
+    (tmp_path / "run/clients/site-0").mkdir(parents=True)
+    (tmp_path / "run/settings.toml").write_text(f'algo = "theirs"\n{SMALL}')
+    foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
+    (tmp_path / "theirs.yaml").write_text(
+        "title: t\nsettings: {dataset: digits, partition: iid, algo: theirs}\n"
+        "columns: {a: }\nrows: {b: }\n"
+    )
+    plan = ["table", "theirs.yaml", "--out", "out", "--dry-run"]
+    for words in (
+        ["run", "--recipe", "theirs.toml", "seed=2"],
+        ["run", "--recipe", "theirs.toml", "--allow-python", "planted.vision,plant"],
+        ["predict", "run"],
+        ["study", "show", "theirs.toml"],
+        plan,
+    ):
+        assert REFUSED in output(capsys, *words, status=1).err, words
+    assert (
+        "which you did not name"
+        in output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
+    )
+    assert not plugin.exists()
+
+    output(capsys, *plan, "--allow-python", "planted")
+    assert plugin.exists()
+
+
+def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
+    plugin: Path, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
+    words = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
+    output(capsys, *words, "run-name=allowed", "--allow-python", "planted.method")
+    forget_what_was_named()
+    assert REFUSED in output(capsys, *words, "run-name=refused", status=1).err
+    output(capsys, *words, "run-name=typed", "algo=theirs")
+    forget_what_was_named()
+    assert REFUSED in output(capsys, "run", "--recipe", "runs/typed/resume.toml", status=1).err
+
+
+def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
+    config = default_run_config() | {"algo": "theirs"}
+    with pytest.raises(SettingsError, match="which you did not name"):
+        Settings.from_run_config(config)
+    site = {"site-name": "north", "partition-id": 0, "num-partitions": 2}
+    with pytest.raises(SettingsError, match=r"name planted\.method in allow-python \(node config"):
+        Settings.from_run_config(config, site)
+    assert not plugin.exists()
+    assert (
+        Settings.from_run_config(config, site | {"allow-python": "planted"}).row.title == "Theirs"
+    )
+
+
+def forget_what_was_named() -> None:
+    """As in a process of its own."""
+    _ALLOWED.set(frozenset())
+    algorithm_named.cache_clear()
+    sys.modules.pop("planted.method")
 
 
 @pytest.mark.usefixtures("mark")

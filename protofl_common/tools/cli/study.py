@@ -20,7 +20,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.experiment.study import in_text, signed_part
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.cli.arguments import add_allow_python, read_recipe
 
 _SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 
@@ -30,6 +30,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a TOML file of run settings")
     parser.add_argument("--key", type=Path, help="sign: your private SSH key, of type ed25519")
     parser.add_argument("--by", help="sign: your name")
+    add_allow_python(parser, "the file")
 
 
 def act(arguments: argparse.Namespace) -> None:

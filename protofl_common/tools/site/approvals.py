@@ -98,7 +98,7 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
     folder, name = site_folder(node), site_name(node)
-    path, typed = _asked_by(folder, word)
+    path, typed = _asked_by(folder, word, node if decision == APPROVED else None)
     with locked(path):
         request = typed if typed and not path.exists() else read(path)
         study = request.study
@@ -118,10 +118,13 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
     return f"{name}: {decision}: {study}{ends * (decision == APPROVED)}, in {path.parent.absolute()}"
 
 
-def _asked_by(folder: Path, word: str) -> tuple[Path, Request | None]:
+def _asked_by(
+    folder: Path, word: str, node: Mapping[str, Scalar] | None
+) -> tuple[Path, Request | None]:
     """Return the file of the request that an id or a file of settings stands for, and what the latter asks."""
     if word.endswith(".toml"):
-        typed = new_request(Settings.from_run_config(default_run_config() | read_recipe(word).settings).given)
+        asked = default_run_config() | read_recipe(word).settings
+        typed = new_request(Settings.from_run_config(asked, node).given)
         return folder / FOLDER / f"{typed.study.id}.json", typed
     path = folder / FOLDER / f"{word}.json"
     if not is_plain_name(word) or not path.exists():
