@@ -343,8 +343,11 @@ def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
     algo: str, pays: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The private table of every row; the honest ones run in the test of steps and tables above."""
+    draw = np.random.default_rng(0)  # counts of few classes with noise may by chance be the exact
+    monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
     exact_in_place_of_noisy(monkeypatch, pays)
-    small = SMALL | {"fedsa__contrast": 0.0, "rounds": 1} | FROZEN.get(algo, {})
+    of_ten_classes = BEHIND if algo == "fedgen" else FROZEN.get(algo, {})
+    small = SMALL | {"fedsa__contrast": 0.0, "rounds": 1} | of_ten_classes
     rows = rows_without_a_reply(run_config(tmp_path, algo=algo, **small), 2)
     reasons = [why for row in rows for why in row["failed"].values()]
     assert reasons
