@@ -228,12 +228,14 @@ def _stripped(coefficients: Iterable[int]) -> Polynomial:
 def _divided(polynomial: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
     """Quotient and remainder."""
     rest = list(polynomial)
-    degree, inverse = len(divisor) - 1, pow(divisor[-1], -1, PRIME)
+    degree = len(divisor) - 1
+    inverse = pow(divisor[-1], -1, PRIME)
     quotient = [0] * max(0, len(rest) - degree)
     for power in reversed(range(len(quotient))):
-        factor = quotient[power] = rest[power + degree] * inverse % PRIME
-        for place, coefficient in enumerate(divisor):
-            rest[power + place] = (rest[power + place] - factor * coefficient) % PRIME
+        factor = rest[power + degree] * inverse % PRIME
+        quotient[power] = factor
+        for place, coefficient in enumerate(divisor, start=power):
+            rest[place] = (rest[place] - factor * coefficient) % PRIME
     return quotient, _stripped(rest)
 
 
