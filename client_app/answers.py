@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 
 from client_app import audit
 from client_app.consent import site_key
-from client_app.state import LedgerError, StateError
+from client_app.state import LedgerError, LostStateError, StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
@@ -31,7 +31,7 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes, summary_of
-from protofl_common.wire.records import AUDIT, WAITING
+from protofl_common.wire.records import AUDIT, LOST_STATE, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -87,7 +87,8 @@ def answered(
             if is_query and at_site and is_site_name(site_name(node)):
                 # the server does not know yet who this is
                 reason = f"{_signed_name(context)}: {reason}"
-            return Message(Error(ERROR_CODE, reason), reply_to=message)
+            code = LOST_STATE if isinstance(error, LostStateError) else ERROR_CODE
+            return Message(Error(code, reason), reply_to=message)
 
     return handler
 

@@ -26,6 +26,10 @@ from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.wire.schema import RefusedMessage
 
 FORMAT = "protofl-client-state-3"
+LOST = (
+    "Put this folder back, and resume; or begin the run anew. "
+    "Several machines that simulate clients must share the out-dir"
+)
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 
 
@@ -35,6 +39,13 @@ class LedgerError(RuntimeError):
 
 class StateError(RuntimeError):
     """The state on disk cannot be used, or not be written; the message says which file and why."""
+
+
+class LostStateError(StateError):
+    """A simulated client lacks the state to go on from; the run ends, as its figures would differ.
+
+    A site with an operator says it in its log, and goes on from what it has.
+    """
 
 
 @contextmanager
@@ -100,32 +111,56 @@ class StateFolder:
         return text
 
     def load(
-        self, before: int, arch: str, device: torch.device
+        self, before: int, arch: str, device: torch.device, counted: int = 0
     ) -> tuple[dict[str, Tensor], int] | None:
         """The last whole state before round ``before`` that counts, with its round, or None.
 
-        StateError where there are states, and none of them can be used.
+        ``counted`` is the last round of this client that the server has merged, 0 for none: a
+        client has a state after that round, or a later one. StateError where there are states, and
+        none of them can be used. A simulated client has LostStateError in its place, and also where
+        the state is older than ``counted``.
         """
+        error_kind = StateError if self.wary else LostStateError
         key = self._last(before)
+        if not self.wary:
+            self._check_newest(key, counted)
         if key is None:
             return None
         path = self._path(key)
         try:
             tensors, facts = read_tensors(path, device)
         except TensorFileError as error:
-            if self._last(key.round) is None:
-                raise StateError(f"{error}; remove it to start afresh") from error
+            older = self._last(key.round)
+            if not self.wary and counted > (older.round if older else 0):
+                raise LostStateError(f"{self.folder.name}: {error}. {LOST}") from error
+            if older is None:
+                raise error_kind(f"{error}; remove it to start afresh") from error
             print(f"protofl: {error}; going on from an older state", file=sys.stderr, flush=True)
-            return self.load(key.round, arch, device)
+            return self.load(key.round, arch, device, counted)
 
         if facts.get("format") != FORMAT:
             version = f"{path} is of the version {facts.get('format')}, not {FORMAT}"
-            raise StateError(f"{version}; remove it to start afresh")
+            raise error_kind(f"{version}; remove it to start afresh")
+        if facts["round"] != str(key.round):
+            raise error_kind(f"{path} is of round {facts['round']}; put the right one in its place")
         if facts["arch"] != arch:
-            raise StateError(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
+            raise error_kind(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
         if facts["use"] != self.use:
-            raise StateError(f"{path} was stored under {facts['use']}, and is not for {self.use}")
+            raise error_kind(f"{path} was stored under {facts['use']}, and is not for {self.use}")
         return tensors, key.round
+
+    def _check_newest(self, key: _Key | None, counted: int) -> None:
+        """LostStateError where the newest state is of a round before that which counted last."""
+        newest = key.round if key else 0
+        if newest >= counted:
+            return
+        run_ids = sorted(self.run_history.known)
+        run_id = next(each for each in run_ids if self.run_history.counts(each, counted))
+        path = self._path(_Key(counted, run_id))
+        file = path.relative_to(self.folder.parents[2])
+        there = f"the newest is of round {newest}" if newest else "there is none"
+        missing = f"{file}, its state after round {counted}, is missing; {there}"
+        raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
 
     def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:
         """Keep a round's state beside the one that it started from, and the one before.

@@ -22,6 +22,7 @@ _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24  # of a sample; a server may have to
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
 WAITING = "waiting for approval"  # begins the reason of a site whose operator has not decided about a run
+LOST_STATE = 64  # the code of an error by which a simulated client ends the run; Flower's are below 10
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
 NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about
