@@ -1,1 +1,1 @@
-"""The client: its data, its private model, local training, and the client half of every algorithm."""
+"""The client: its data, private model, local training, and the client half of every algorithm."""

@@ -1,7 +1,8 @@
-"""The answer to a message: a reply, or an error with its reason. Either way the server need not wait any longer.
+"""The answer to a message: a reply, or an error with its reason.
 
-Errors about data, weights and states may name files, folders and classes, or quote their content. A site says of those
-only the kind, and the setting that they are about. A simulated client's log is the server's: it says the whole text.
+Either way the server need not wait any longer. Errors about data, weights and states may name
+files, folders and classes, or quote their content. A site says of those only the kind, and the
+setting that they are about. A simulated client's log is the server's: it says the whole text.
 """
 
 import re
@@ -18,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 
 from client_app import audit
 from client_app.consent import site_key
-from client_app.state import LedgerError, StateError
+from client_app.state import LedgerError, LostStateError, StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
@@ -30,13 +31,20 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, id_of
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes, summary_of
-from protofl_common.wire.records import AUDIT, WAITING
+from protofl_common.wire.records import AUDIT, LOST_STATE, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
-OPEN = (SettingsError, TrainingError, RefusedMessage)  # Texts of settings, the model's names, and what the server sent
-FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
-FULL_MACHINE = "the machine has no memory left; take a smaller batch-size, image-size, text-length or feature-dim"
+OPEN = (SettingsError, TrainingError, RefusedMessage)
+"""Errors whose texts are of settings, the model's names, and what the server sent."""
+FULL = (
+    "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), "
+    "or take a smaller batch-size"
+)
+FULL_MACHINE = (
+    "the machine has no memory left; "
+    "take a smaller batch-size, image-size, text-length or feature-dim"
+)
 KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its state (models, requests, counts) cannot be read or written",
@@ -48,103 +56,159 @@ UNEXPECTED = "an unexpected error"
 
 
 class UntoldError(Exception):
-    """An error that a site answers like one that nobody expects: which it was would tell of its data."""
+    """An error that a site answers like one that nobody expects.
+
+    Which it was would tell of its data.
+    """
 
 
-def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+def answered(
+    work: Callable[[Message, Context], RecordDict],
+) -> Callable[[Message, Context], Message]:
     """Make a handler that replies with what ``work`` returns, or with the reason why it did not."""
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
-        config, node, at_site = context.run_config, context.node_config, is_site(context.node_config)
-        in_envelope, message.content = envelope.NAME in message.content, envelope.take_out(message.content)
-        about = _about(message, context) if at_site else {}
-        asked = _asked(about, digest_of(config)) if at_site else ""
+        node = context.node_config
+        at_site = is_site(node)
+        in_envelope = envelope.NAME in message.content
+        message.content = envelope.take_out(message.content)
+        about: dict[str, Any] = {}
+        asked = ""
+        if at_site:
+            about = _about(message, context)
+            asked = _asked(about, digest_of(context.run_config))
+
         try:
             content = work(message, context)
             if at_site:
                 head = audit.append(site_folder(node), **about, **summary_of(content))
                 log("INFO", f"{asked}: {_sent(content)}")
                 content = RecordDict({**content, AUDIT: ConfigRecord({"head": head})})
-            return Message(envelope.put_in(content) if in_envelope else content, reply_to=message)
+            if in_envelope:
+                content = envelope.put_in(content)
+            return Message(content, reply_to=message)
         except Exception as error:
-            private = config.get("dp") != "none" or bool(config.get("secagg"))
-            reason = reason_of(error, at_site, asked, private)
-            try:
-                if at_site:
-                    waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
-                    reason, appended = audit.refuse(site_folder(node), reason, waits, **about)
-                    if waits and appended:  # the server asks every few seconds, perhaps for days
-                        log("INFO", f"{asked}: {error}")
-            except audit.AuditError as full:
-                reason = reason_of(full, at_site, asked)
-            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(site_name(node)):
-                reason = f"{_signed_name(context)}: {reason}"  # the server does not know yet who this is
-            return Message(Error(ERROR_CODE, reason), reply_to=message)
+            reason = _refused(error, context, about, asked)
+            is_query = message.metadata.message_type == MessageType.QUERY
+            if is_query and at_site and is_site_name(site_name(node)):
+                # the server does not know yet who this is
+                reason = f"{_signed_name(context)}: {reason}"
+            code = LOST_STATE if isinstance(error, LostStateError) else ERROR_CODE
+            return Message(Error(code, reason), reply_to=message)
 
     return handler
 
 
+def _refused(error: Exception, context: Context, about: Mapping[str, Any], asked: str) -> str:
+    """Log an error, at a site in its audit log too, and return the reason that may leave."""
+    at_site = is_site(context.node_config)
+    config = context.run_config
+    is_private = config.get("dp") != "none" or bool(config.get("secagg"))
+    reason = reason_of(error, at_site, asked, is_private)
+    if not at_site:
+        return reason
+    waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
+    try:
+        reason, appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)
+    except audit.AuditError as full:
+        return reason_of(full, at_site, asked)
+    if waits and appended:  # the server asks every few seconds, perhaps for days
+        log("INFO", f"{asked}: {error}")
+    return reason
+
+
 def _signed_name(context: Context) -> str:
-    """Return ``site north``, with its signature where a study names sites: no other ends the wait for it."""
-    name, study = site_name(context.node_config), read_section(StudySettings, context.run_config, [])
+    """Return ``site north``, with its signature where a study names sites.
+
+    No other ends the wait for it.
+    """
+    name = site_name(context.node_config)
+    study = read_section(StudySettings, context.run_config, [])
     with suppress(OSError, ValueError, StateError):
         if study and study.study_sites:
             about = about_site(study, name, context.run_id, "refusal")
-            return f"site {name} signed {site_key(site_folder(context.node_config)).sign(about).hex()}"
+            signature = site_key(site_folder(context.node_config)).sign(about)
+            return f"site {name} signed {signature.hex()}"
     return f"site {name}"
 
 
 def _about(message: Message, context: Context) -> dict[str, Any]:
-    """Return what a message is about, for a log, whatever its records have; of a baseline's, its algorithm."""
-    records, config = message.content.config_records, context.run_config
+    """Return what a message is about, for a log, whatever its records have.
+
+    Of a message about a baseline, the algorithm is the baseline's.
+    """
+    records = message.content.config_records
     instructions = records.get("round", ConfigRecord())
-    number, algo = instructions.get("round"), records.get("baseline", config).get("algo")
-    about = {"kind": message.metadata.message_type, "run": context.run_id}
-    about |= {"name": printable(str(instructions.get("run_name", ""))), "round": number if type(number) is int else 0}
-    return about | {"study": id_of(config), "algo": printable(str(algo))}
+    number = instructions.get("round")
+    algo = records.get("baseline", context.run_config).get("algo")
+    return {
+        "kind": message.metadata.message_type,
+        "run": context.run_id,
+        "name": printable(str(instructions.get("run_name", ""))),
+        "round": number if type(number) is int else 0,
+        "study": id_of(context.run_config),
+        "algo": printable(str(algo)),
+    }
 
 
 def _asked(about: Mapping[str, Any], settings: str) -> str:
     run = f"{about['name']} ({about['run']})" if about["name"] else about["run"]
-    return printable(f"run {run}, settings {settings}, {about['algo']}, {about['kind']} {about['round']}")
+    question = f"{about['algo']}, {about['kind']} {about['round']}"
+    return printable(f"run {run}, settings {settings}, {question}")
 
 
 def _sent(content: RecordDict) -> str:
+    text = f"sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays"
     card = content.config_records.get("site")
-    classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
-    return f"sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}"
+    if card:
+        text += f"; its classes: {', '.join(map(str, card['classes']))}"  # type: ignore[arg-type]
+    return text
 
 
 def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
-    """Log ``error``, and what was ``asked``; the reason for the server: one line, nothing of a site's files.
+    """Log ``error`` and what was ``asked``, and return the reason for the server.
 
-    With ``private`` (dp, secagg) a site does not say of which kind an unexpected error is: single samples may cause it.
+    The reason is one line, with nothing of a site's files. With ``private`` (dp, secagg) a site does
+    not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)
-    elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # of NumPy, of PyTorch on a CPU
-        error = TrainingError(FULL_MACHINE)
-    expected = isinstance(error, (*OPEN, *KINDS, UntoldError))
-    text = str(error) if expected else f"{type(error).__name__}: {error}"
-    if not (isinstance(error, RefusedMessage) and text.startswith(WAITING)):
-        (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
-    if not expected:
+    elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        error = TrainingError(FULL_MACHINE)  # the one is NumPy's, the other PyTorch's on a CPU
+
+    is_expected = isinstance(error, (*OPEN, *KINDS, UntoldError))
+    text = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    waits = isinstance(error, RefusedMessage) and text.startswith(WAITING)
+    if not waits:
+        say = log if at_site else log_once
+        say("ERROR", f"{asked}: {text}" if asked else text)
+    if not is_expected:
         for line in "".join(traceback.format_exception(error)).splitlines():
             print("   ", printable(line), file=sys.stderr, flush=True)
+
     if at_site and not isinstance(error, OPEN):
-        key = re.match(r"[a-z-]*", str(error))
-        about = f" ({key[0]})" if key and key[0] in {*known_keys(), *NODE_KEYS} else ""  # with which its text begins
-        kind = f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"
-        if isinstance(error, UntoldError) or (private and not expected):
+        kind = _kind_of(error)
+        if isinstance(error, UntoldError) or (private and not is_expected):
             kind = UNEXPECTED
         text = f"{kind}; the log of the site says more"
     return printable(without_paths(text))
 
 
+def _kind_of(error: Exception) -> str:
+    """Return what a site says of an error: its kind, and the setting with which its text begins."""
+    first_word = re.split("[^a-z-]", str(error), maxsplit=1)[0]
+    about = f" ({first_word})" if first_word in {*known_keys(), *NODE_KEYS} else ""
+    return f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"
+
+
 def log(level: str, text: str) -> None:
-    """One line with its time on standard error, whatever ``text`` has: settings must not write lines of their own."""
-    line = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
+    """Print one line with its time on standard error, whatever ``text`` has.
+
+    Settings must not write lines of their own.
+    """
+    now = datetime.now().astimezone()
+    line = f"{now:%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
     print(line, file=sys.stderr, flush=True)
 
 

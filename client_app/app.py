@@ -112,8 +112,13 @@ class Visit(AbstractContextManager["Visit"]):
         if not algorithm.lasting:
             return
         first_without = instructions.round + (not client.trains_now)
-        if state := client.states.load(first_without, client.arch, client.device):
+        counted = instructions.counted
+        if state := client.states.load(first_without, client.arch, client.device, counted):
             algorithm.restore(*state)
+            if client.node.is_site and state[1] < counted:
+                newest = f"the newest model in state-dir is of round {state[1]}"
+                why = f"{newest}, older than round {counted}, the last that counted; it goes on from it"
+                log("WARNING", f"run {client.run_id}: {why}")
         elif first_without > 1 and client.node.is_site:
             if client.settings.privacy.secagg and client.states.uncounted(first_without):
                 history = f"round.run_history is {instructions.run_history.text!r}"
@@ -163,8 +168,9 @@ class Visit(AbstractContextManager["Visit"]):
             whole = client.tells_errors or all(bool(value.isfinite().all()) for value in after.values())
             if not whole:
                 log("ERROR", f"run {client.run_id}: the state has NaN or infinity after training; that of before stays")
-            if tensors := after if whole else before:
-                client.states.save(client.instructions.round, client.arch, tensors)
+            if algorithm.lasting:  # an empty state too, as of SGD without momentum: it has a round
+                state = after if whole else before
+                client.states.save(client.instructions.round, client.arch, state)
         return upload, losses
 
     def reply(self, upload: Payload, losses: dict[str, float]) -> RecordDict:

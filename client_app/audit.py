@@ -1,7 +1,8 @@
-"""The audit log of a site: a line of JSON for each reply and approval, and for refusals (`refuse`), chained by hashes.
+"""The audit log of a site: a line of JSON for each reply, approval and refusal, chained by hashes.
 
-Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, and the server writes
-it into the run's metrics: neither can change or cut what the other has seen. What cannot be recorded does not leave.
+Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, and
+the server writes it into the run's metrics: neither can change or cut what the other has seen. What
+cannot be recorded does not leave. `refuse` says which refusals have a line.
 """
 
 import errno
@@ -28,13 +29,17 @@ class AuditError(RuntimeError):
 
 
 def append(folder: Path, **entry: Any) -> str:
-    """Append a line to the log in ``folder``, onto the disk, and return its hash; AuditError where that fails."""
+    """Append a line to the log in ``folder``, onto the disk, and return its hash.
+
+    AuditError where that fails.
+    """
     path = folder / FILE
     try:
         with locked(path), open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as log:
-            before = _last_line(log)
+            last_line = _last_line(log)
+            before = hash_of(last_line) if last_line else START
             time = datetime.now().astimezone().isoformat(timespec="milliseconds")
-            line = json.dumps({"time": time, **entry, "before": hash_of(before) if before else START}).encode()
+            line = json.dumps({"time": time, **entry, "before": before}).encode()
             if len(line) >= _LONGEST:
                 raise OSError(errno.EFBIG, f"a line of {len(line)} bytes")
             log.write(line + b"\n")
@@ -46,26 +51,32 @@ def append(folder: Path, **entry: Any) -> str:
 
 
 def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, bool]:
-    """Append a refusal at its 1st, 2nd, 4th … time in a day; return the reason that may leave, and if it was appended.
+    """Append a refusal at its 1st, 2nd, 4th … time in a day.
 
-    So whoever is refused cannot fill the disk; the run and the round make no difference. Of the refusals beyond
-    `MOST_REFUSALS`, counted together, no reason leaves: the log would not have it. A site that ``waits`` always
-    says so, whatever was refused before: such reasons are as few as requests. AuditError where nothing can be written.
+    Returns the reason that may leave, and whether it was appended. So whoever is refused cannot
+    fill the disk; the run and the round make no difference. Of the refusals beyond `MOST_REFUSALS`,
+    counted together, no reason leaves: the log would not have it. A site that ``waits`` always says
+    so, whatever was refused before: such reasons are as few as requests. AuditError where nothing
+    can be written.
     """
-    today, kind = date.today().isoformat(), digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
+    today = date.today().isoformat()
+    kind = digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:
             counts = days.pop(today, {})
             if kind not in counts and len(counts) >= MOST_REFUSALS and not waits:
-                kind, reason = "others", f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
-            times = counts[kind] = counts.get(kind, 0) + 1
-            if appended := times.bit_count() == 1:
+                kind = "others"
+                reason = f"more than {MOST_REFUSALS} refusals today; the log of the site says more"
+            times = counts.get(kind, 0) + 1
+            counts[kind] = times
+            is_appended = times.bit_count() == 1  # a power of two
+            if is_appended:
                 append(folder, **about, refused=reason, times=times)
             days.clear()
             days[today] = counts
     except StateError as error:
         raise AuditError(str(error)) from error
-    return reason, appended
+    return reason, is_appended
 
 
 def hash_of(line: bytes) -> str:
@@ -73,7 +84,10 @@ def hash_of(line: bytes) -> str:
 
 
 def _last_line(log: IO[bytes]) -> bytes:
-    """Return the last whole line, and stand behind it; half a line, of a kill or a full disk, is cut off."""
+    """Return the last whole line, and stand behind it.
+
+    Half a line, of a kill or a full disk, is cut off.
+    """
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST))
     *lines, half = log.read().split(b"\n")
     if half:
@@ -82,17 +96,30 @@ def _last_line(log: IO[bytes]) -> bytes:
     return lines[-1] if lines else b""
 
 
-def entries(path: Path, at: int = 0, before: str = START) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield each line's hash, content, and what is wrong with it (""); from byte ``at``, after a line's hash."""
+def entries(
+    path: Path, at: int = 0, before: str = START
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield each line's hash, its content, and what is wrong with it ("" where nothing is).
+
+    Reading starts at byte ``at``, behind the line with the hash ``before``.
+    """
     with path.open("rb") as log:
         log.seek(at)
         for number, line in enumerate(log, 1):
-            whole, entry = line.endswith(b"\n"), dict[str, Any]()
+            entry: dict[str, Any] = {}
             with suppress(ValueError, TypeError):
                 entry = {**json.loads(line)}
-            wrong = "" if whole and entry else "is no whole line of the log"
-            wrong += ": cut short by a full disk or a kill; nothing was sent for it, the next replaces it" * (not whole)
+
+            wrong = ""
+            if not line.endswith(b"\n"):
+                wrong = (
+                    "is no whole line of the log: cut short by a full disk or a kill; "
+                    "nothing was sent for it, the next replaces it"
+                )
+            elif not entry:
+                wrong = "is no whole line of the log"
             if entry and entry.get("before") != before:
                 wrong = "does not follow the line before it: one was changed, moved or removed"
+
             before = hash_of(line.rstrip(b"\n"))
             yield before, entry, f"line {number} {wrong}" if wrong else ""

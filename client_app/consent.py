@@ -1,8 +1,10 @@
-"""Ask a site's operator about each run. Before a run is approved, nothing of the data is read for it.
+"""Ask a site's operator about each run.
 
-``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run, and the decision.
-It is looked up at every message, so a denial acts at once. It holds for the settings and the code that the operator was
-shown: other settings are another study, and after an upgrade of the code (`code_of`) the site asks again.
+Before a run is approved, nothing of the data is read for it.
+``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run,
+and the decision. It is looked up at every message, so a denial acts at once. It holds for the
+settings and the code that the operator was shown: other settings are another study, and after an
+upgrade of the code (`code_of`) the site asks again.
 """
 
 import json
@@ -26,13 +28,19 @@ from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 CODE = code_version()  # of this process: a site forks from one that has imported everything
-FOLDER, KEY_FILE = "studies", "site.key"
-APPROVED, DENIED = "approved", "denied"
+FOLDER = "studies"
+KEY_FILE = "site.key"
+APPROVED = "approved"
+DENIED = "denied"
 MOST_BYTES = 2**16  # of the settings of a request
-MOST_REQUESTS = 100  # that wait for a decision (`_check_room`): whoever submits runs could fill the disk with more
-MOST_INTRODUCTIONS = 100  # for each run: more would show, day by day, which samples the site gets
-MOST_MESSAGES = 10  # for each of its exchanges; an honest server sends four in secure aggregation, and repeats a few
-MOST_RUNS = 100  # that count for both, where any number is approved: a server may call each message another run's
+MOST_REQUESTS = 100
+"""Requests that wait for a decision (`_check_room`): whoever submits runs could fill the disk."""
+MOST_INTRODUCTIONS = 100  # of each run: more would show, day by day, which samples the site gets
+MOST_MESSAGES = 10
+"""For each exchange of a run; an honest server sends four in secure aggregation, repeats a few."""
+MOST_RUNS = 100
+"""Runs that count for both, where any number is approved: a server may call each message another
+run's."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +65,39 @@ class Request:
 
     @property
     def bounded(self) -> "Request":
-        """The request with the last day and the number of runs that hold: the approval's or the study's."""
-        until = min(filter(None, (self.until, self.study.until)), key=date.fromisoformat, default="")
-        return replace(self, until=until, runs=min(filter(None, (self.runs, self.study.runs)), default=0))
+        """The request with the last day and the number of runs that hold.
+
+        They are the approval's or the study's, whichever is stricter.
+        """
+        days = [day for day in (self.until, self.study.until) if day]
+        limits = [limit for limit in (self.runs, self.study.runs) if limit]
+        until = min(days, key=date.fromisoformat, default="")
+        return replace(self, until=until, runs=min(limits, default=0))
 
 
-def check_consent(config: Values, run_id: int, node: Values, *, approves: bool, counts: bool) -> Study:
-    """Return the study of a run in which this site may take part now; RefusedMessage where it may not.
+def check_consent(
+    config: Values, run_id: int, node: Values, *, approves: bool, counts: bool
+) -> Study:
+    """Return the study of a run in which this site may take part now.
 
-    StateError for `unknown_site`, and where no decision can be read or the message not be counted. ``approves``: its
-    operator is asked, and a denial holds without that, too; ``counts``: it is no mere introduction, so its run counts.
+    RefusedMessage where it may not; StateError for `unknown_site`, and where no decision can be
+    read or the message not be counted. With ``approves`` its operator is asked, and a denial holds
+    without that, too. With ``counts`` it is no mere introduction, so its run counts.
     """
-    study, folder, name = Study.of(config), site_folder(node), site_name(node)
+    study = Study.of(config)
+    folder = site_folder(node)
+    name = site_name(node)
     if is_past(study.until):
         raise RefusedMessage(f"{study} ended on {study.until}")
+
     path = folder / FOLDER / f"{study.id}.json"
     try:
-        if lost := unknown_site(node):
+        lost = unknown_site(node)
+        if lost:
             raise StateError(lost)
         if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
-            why = f"{study} does not name {name}, or names another key of it; `protofl site key` prints it"
-            raise RefusedMessage(why)
+            other_key = "or names another key of it; `protofl site key` prints it"
+            raise RefusedMessage(f"{study} does not name {name}, {other_key}")
         if approves:
             if not path.exists():
                 _check_room(config, study, folder)
@@ -91,38 +111,74 @@ def check_consent(config: Values, run_id: int, node: Values, *, approves: bool, 
 
 
 def unknown_site(node: Values) -> str:
-    """Say that ``state-dir`` has neither ledger nor key of a site that rests on them, as before a mount; else ""."""
-    folder, name = site_folder(node).absolute(), site_name(node)
-    files = folder / KEY_FILE, folder.parents[1] / "privacy" / f"{name}.json"
-    if any(file.exists() for file in files) or not (node.get("require-dp") or node.get(REQUIRE_SECAGG)):
+    """Say that ``state-dir`` has neither ledger nor key of a site that rests on them, else "".
+
+    So it is before its disk is mounted.
+    """
+    folder = site_folder(node).absolute()
+    name = site_name(node)
+    state_dir = folder.parents[1]
+    key = folder / KEY_FILE
+    ledger = state_dir / "privacy" / f"{name}.json"
+    if key.exists() or ledger.exists():
+        return ""
+    if not (node.get("require-dp") or node.get(REQUIRE_SECAGG)):
         return ""
     cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
-    return f"state-dir: {folder.parents[1]} has neither a privacy ledger nor a key of {name}: {cure}"
+    return f"state-dir: {state_dir} has neither a privacy ledger nor a key of {name}: {cure}"
 
 
-def _check_approved(config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool) -> None:
-    """RefusedMessage unless the run is approved, and it and its message are none too many, which this counts."""
+def _check_approved(
+    config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool
+) -> None:
+    """Count a message of a run, and its run; RefusedMessage where it is not approved.
+
+    So it is, too, where the run or the message is one too many.
+    """
     request = read(path) if path.exists() else None
-    other_code = request is not None and request.decision == APPROVED and request.code != code_of(config)
-    if other_code and code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
-        why = "the site's code has changed since its start; its operator must stop protofl site run and start it again"
-        raise RefusedMessage(f"{WAITING} at {name}: {why}")
-    if request is None or other_code:
-        write(path, request := new_request(config, request.run_ids if request else ()))
+    if request is None:
+        request = new_request(config)
+        write(path, request)
+    elif request.decision == APPROVED and request.code != code_of(config):
+        if code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
+            raise RefusedMessage(
+                f"{WAITING} at {name}: the site's code has changed since its start; "
+                "its operator must stop protofl site run and start it again"
+            )
+        request = new_request(config, request.run_ids)
+        write(path, request)
+
     _check_not_denied(request, name)
     if not request.decision:
-        raise RefusedMessage(f"{WAITING} at {name}: {study}; its operator runs protofl site approve {study.id}")
+        how = f"its operator runs protofl site approve {study.id}"
+        raise RefusedMessage(f"{WAITING} at {name}: {study}; {how}")
     if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
-    now, most = sorted({*request.run_ids, run_id}), request.bounded.runs
-    if most and len(now) > most:
-        raise RefusedMessage(f"{name} takes part in {most} runs of {study}; all have begun, and resumed ones count")
-    exchanges = (int(config["rounds"]) + 1) * (1 + len(names_in(config["baselines"])))
-    kind, of_a_run = ("messages", MOST_MESSAGES * exchanges) if counts else ("introductions", MOST_INTRODUCTIONS)
-    if (number := getattr(request, kind) + 1) > (limit := of_a_run * (most or min(len(now), MOST_RUNS))):
-        why = f"has had {limit} {kind} of {study}, more than an honest server needs; its operator may approve it again"
-        raise RefusedMessage(f"{name} {why}")
-    write(path, replace(request, run_ids=now if counts else request.run_ids, **{kind: number}))
+
+    all_runs = sorted({*request.run_ids, run_id})
+    most_runs = request.bounded.runs
+    if most_runs and len(all_runs) > most_runs:
+        raise RefusedMessage(
+            f"{name} takes part in {most_runs} runs of {study}; "
+            "all have begun, and resumed ones count"
+        )
+
+    kind = "introductions"
+    most_per_run = MOST_INTRODUCTIONS
+    run_ids = request.run_ids
+    if counts:
+        exchanges = (int(config["rounds"]) + 1) * (1 + len(names_in(config["baselines"])))
+        kind = "messages"
+        most_per_run = MOST_MESSAGES * exchanges
+        run_ids = all_runs
+    limit = most_per_run * (most_runs or min(len(all_runs), MOST_RUNS))
+    number = getattr(request, kind) + 1
+    if number > limit:
+        raise RefusedMessage(
+            f"{name} has had {limit} {kind} of {study}, more than an honest server needs; "
+            "its operator may approve it again"
+        )
+    write(path, replace(request, run_ids=run_ids, **{kind: number}))
 
 
 def _check_not_denied(request: Request, name: str) -> None:
@@ -133,20 +189,32 @@ def _check_not_denied(request: Request, name: str) -> None:
 def _check_room(config: Values, study: Study, folder: Path) -> None:
     """RefusedMessage for a request that would help to fill the disk, or to hide the others.
 
-    They count apart: of each signer of something approved here, of all other signers, and of nobody.
+    Waiting requests count apart: of each signer of something approved here, of all other signers,
+    and of nobody.
     """
     every = [(request.decision, request.study.by) for request in requests(folder)]
-    approved = {by for decision, by in every if decision == APPROVED}
-    waiting = Counter(by if by in approved else bool(by) for decision, by in every if not decision)
-    if waiting[study.by if study.by in approved else bool(study.by)] >= MOST_REQUESTS:
+    approved_signers = {by for decision, by in every if decision == APPROVED}
+
+    def group_of(by: str) -> str | bool:
+        return by if by in approved_signers else bool(by)
+
+    waiting = Counter(group_of(by) for decision, by in every if not decision)
+    if waiting[group_of(study.by)] >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
-    if (size := len(signed_part(config))) > MOST_BYTES:
-        raise RefusedMessage(f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read")
+    size = len(signed_part(config))
+    if size > MOST_BYTES:
+        raise RefusedMessage(
+            f"settings of {size} bytes, more than {MOST_BYTES}, for an operator to read"
+        )
 
 
 def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
-    """Return a request for the operator to decide, a new one or one after an upgrade; ``run_ids``: the runs so far."""
-    settings = {key: value for key, value in config.items() if key not in UNSIGNED or key == "study-signature"}
+    """Return a request for the operator to decide, a new one or one after an upgrade.
+
+    ``run_ids`` are the Flower runs so far.
+    """
+    without = UNSIGNED - {"study-signature"}
+    settings = {key: value for key, value in config.items() if key not in without}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return Request(settings, now, code_of(settings), run_ids=[*run_ids])
 
@@ -164,12 +232,17 @@ def requests(folder: Path) -> Iterator[Request]:
 
 
 def read(path: Path) -> Request:
-    """Read a request; SettingsError where it cannot be read, or stands for other settings than its name says."""
+    """Read a request.
+
+    SettingsError where it cannot be read, or stands for other settings than its name says.
+    """
     with suppress(ValueError, TypeError, KeyError):
         request = Request(**json.loads(path.read_text(encoding="utf-8")))
         if request.study.id == path.stem:
             return request
-    raise SettingsError(f"studies/{path.name}: this request of a run cannot be read; remove the file")
+    raise SettingsError(
+        f"studies/{path.name}: this request of a run cannot be read; remove the file"
+    )
 
 
 def write(path: Path, request: Request) -> None:
@@ -177,13 +250,17 @@ def write(path: Path, request: Request) -> None:
 
 
 def site_key(folder: Path, *, make: bool = False) -> Ed25519PrivateKey:
-    """Return the site's own key; where it has none, a fresh one, which no study names and only ``make`` stores."""
+    """Return the site's own key; where it has none, a fresh one.
+
+    No study names a fresh key, and only ``make`` stores it.
+    """
     path = folder / KEY_FILE
     with locked(path):
-        if not (make or path.exists()):
-            return Ed25519PrivateKey.generate()
         if not path.exists():
-            write_text(path, Ed25519PrivateKey.generate().private_bytes_raw().hex(), private=True)
+            fresh = Ed25519PrivateKey.generate()
+            if not make:
+                return fresh
+            write_text(path, fresh.private_bytes_raw().hex(), private=True)
     with suppress(ValueError):
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))
     raise StateError(f"state-dir: {path} is damaged; restore it, or remove it for a new key")

@@ -1,8 +1,9 @@
-"""This client's own data, as tensors on its device, or, where the memory is too small for that, on the disk.
+"""This client's own data: tensors on its device, or on the disk where the memory is too small.
 
-Training images may be changed at random, anew for each batch (setting ``augment``). Source: the authors' code of
-FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and ``RandomRotation(30)``. Here each
-image of a batch has its own draw, as there, but the whole batch is changed at once.
+Training images may be changed at random, anew for each batch (setting ``augment``). Source: the
+authors' code of FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and
+``RandomRotation(30)``. Here each image of a batch has its own draw, as there, but the whole batch
+is changed at once.
 """
 
 import math
@@ -22,13 +23,16 @@ MOST_DEGREES = 30.0
 
 
 class StoredInputs:
-    """Inputs [N, …] that stay on the disk: of the rows that are asked for, the tensor that others are part of."""
+    """Inputs [N, …] that stay on the disk; asked for rows, it reads them as a tensor."""
 
     def __init__(self, rows: StoredRows, data: ClientData, device: torch.device) -> None:
-        self.rows, self.data, self.device = rows, data, device
+        self.rows = rows
+        self.data = data
+        self.device = device
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
+        inputs = self.rows[index.cpu().numpy()]
+        return normalised(inputs, self.data.mean, self.data.std, self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
         for index in torch.arange(len(self.rows)).split(size):
@@ -37,38 +41,52 @@ class StoredInputs:
 
 @dataclass(frozen=True)
 class Augment:
-    """Images of a batch are changed; all randomness comes from the ``generator``, of the CPU."""
+    """Changes the images of a batch at random.
 
-    kinds: frozenset[str]  # ``flip``: mirrored, one in two; ``rotate``: by up to 30°, nearest pixel, black outside
+    ``flip`` mirrors one image in two; ``rotate`` turns each by up to 30°, with the nearest pixel,
+    and black outside. All randomness comes from the ``generator``, which is the CPU's.
+    """
+
+    kinds: frozenset[str]  # ``flip``, ``rotate``
     black_C11: Tensor  # Black after normalisation, [channels, 1, 1]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        many = len(images)
+        batch_size = len(images)
         if "flip" in self.kinds:
-            chosen = (torch.rand(many, generator=generator) < 0.5).to(images.device)
-            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+            is_flipped_B = (torch.rand(batch_size, generator=generator) < 0.5).to(images.device)
+            images = torch.where(is_flipped_B[:, None, None, None], images.flip(3), images)
         if "rotate" in self.kinds:
-            angles = (torch.rand(many, generator=generator) * 2 - 1) * math.radians(MOST_DEGREES)
-            images = rotated(images - self.black_C11, angles.to(images.device)) + self.black_C11
+            part_B = torch.rand(batch_size, generator=generator) * 2 - 1  # of the largest angle
+            angles_B = (part_B * math.radians(MOST_DEGREES)).to(images.device)
+            images = rotated(images - self.black_C11, angles_B) + self.black_C11
         return images
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labels [N] int64 and inputs [N, …] on the device: images or numbers, normalised, tokens, or features."""
+    """Labels [N] int64 and inputs [N, …] on the device.
+
+    Inputs are images or numbers, normalised, tokens, or features.
+    """
 
     inputs: Tensor | StoredInputs
     labels: Tensor
-    unlabelled: Tensor | None = None  # Further inputs [U, …] without a label (``positive-rate`` below 1), not of N
+    unlabelled: Tensor | None = None
+    """Further inputs [U, …], not of N, that have no label (``positive-rate`` below 1)."""
     augment: Augment | None = None  # Changes inputs of a batch to train on, and no others
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a batch of ``rows`` [B]: inputs, changed by `augment` with ``generator``, labels, and rows."""
+        """Return a batch of ``rows`` [B]: inputs, labels, and the rows.
+
+        The inputs are changed by `augment` with ``generator``.
+        """
         inputs = self.inputs[rows]
-        return self.augment(inputs, generator) if self.augment else inputs, self.labels[rows], rows
+        if self.augment:
+            inputs = self.augment(inputs, generator)
+        return inputs, self.labels[rows], rows
 
     @property
     def in_memory(self) -> Tensor:
@@ -80,13 +98,20 @@ class Samples:
         """All N + U samples, those without a label at the end, with the label `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self
-        nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
+        no_labels = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
         inputs = torch.cat([self.in_memory, self.unlabelled])
-        return Samples(inputs, torch.cat([self.labels, nothing]), augment=self.augment)
+        labels = torch.cat([self.labels, no_labels])
+        return Samples(inputs, labels, augment=self.augment)
 
 
-def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
-    """Images and numbers as floats, normalised by the mean and deviation of the data set; tokens as they are."""
+def to_device(
+    inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device
+) -> Samples:
+    """Move samples to the device.
+
+    Images and numbers become floats, normalised by the mean and deviation of the data set; tokens
+    stay as they are.
+    """
     labels_N = torch.from_numpy(labels.astype(np.int64)).to(device)
     if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
         return Samples(StoredInputs(inputs, data, device), labels_N)
@@ -94,14 +119,19 @@ def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: 
 
 
 def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
-    if bool((is_known := labels != UNLABELLED).all()):
+    is_known = labels != UNLABELLED
+    if bool(is_known.all()):
         return Samples(inputs, labels)
     return Samples(inputs[is_known], labels[is_known], inputs[~is_known])
 
 
 def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:
-    """Return the augmentation that the setting names; None for ``none``. DataError for inputs that are no images."""
-    if not (kinds := frozenset(names_in(named)) - {"none"}):
+    """Return the augmentation that the setting names; None for ``none``.
+
+    DataError for inputs that are no images.
+    """
+    kinds = frozenset(names_in(named)) - {"none"}
+    if not kinds:
         return None
     if not are_images(data.train_inputs):
         sample = described(data.train_inputs)
@@ -111,9 +141,16 @@ def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | 
 
 
 def rotated(images: Tensor, angles_B: Tensor) -> Tensor:
-    """Images [B, channels, H, W] turned counter-clockwise by ``angles_B`` [B], radians; 0 where there was nothing."""
+    """Images [B, channels, H, W], turned counter-clockwise by ``angles_B`` [B] in radians.
+
+    Pixels that come from outside are 0.
+    """
     height, width = images.shape[2:]
-    cos, sin, none = angles_B.cos(), angles_B.sin(), torch.zeros_like(angles_B)
-    rows = torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)
-    grid = affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    cos_B = angles_B.cos()
+    sin_B = angles_B.sin()
+    shift_B = torch.zeros_like(angles_B)
+    x_B3 = torch.stack([cos_B, -sin_B * height / width, shift_B], 1)
+    y_B3 = torch.stack([sin_B * width / height, cos_B, shift_B], 1)
+    turns_B23 = torch.stack([x_B3, y_B3], 1)
+    grid = affine_grid(turns_B23, list(images.shape), align_corners=False)
     return grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)

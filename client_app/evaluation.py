@@ -16,10 +16,14 @@ from protofl_common.runs.evaluation_metrics import evaluate_metrics
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of some of a client's samples, by way to predict: ``head`` (logits) and, given any, ``prototype``."""
+    """Figures of some of a client's samples, by way to predict.
+
+    The ways are ``head`` (logits) and, where there are prototypes, ``prototype``.
+    """
 
     correct: dict[str, int] = field(default_factory=dict)  # Right predictions
-    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, where asked for (`evaluation_metrics.py`)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
 
     def accuracies(self, samples: int) -> dict[str, float]:
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
@@ -37,44 +41,57 @@ def evaluate(
     num_classes: int = 0,
     least: int = 1,
 ) -> Evaluation:
-    """Predict by head and nearest prototype; `distances` explains ``similarity``, `tested_classes` ``least``."""
+    """Predict by head and nearest prototype, and count what is right.
+
+    `distances` explains ``similarity``, `tested_classes` ``least``.
+    """
     model.eval()
-    hits, scores = dict[str, Tensor](), dict[str, list[Tensor]]()
-    for inputs, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
-        features = model.body(inputs)
-        predicted = {}
+    hits: dict[str, Tensor] = {}
+    scores: dict[str, list[Tensor]] = {}  # of all batches, where metrics are asked for
+    batches = zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True)
+    for inputs, labels_B in batches:
+        features_BD = model.body(inputs)
+        predicted: dict[str, Tensor] = {}
         if with_head:
-            logits = model.head(features)
-            predicted["head"] = logits.argmax(1)
+            logits_BC = model.head(features_BD)
+            predicted["head"] = logits_BC.argmax(1)
             if metrics:
-                scores.setdefault("head", []).append(logits)
+                scores.setdefault("head", []).append(logits_BC)
         if prototypes is not None and len(prototypes):
-            distances_BP = distances(features, prototypes, similarity)
+            distances_BP = distances(features_BD, prototypes, similarity)
             predicted["prototype"] = prototypes.labels[distances_BP.argmin(dim=1)]
             if metrics:
-                scores.setdefault("prototype", []).append(class_scores(distances_BP, prototypes.labels, num_classes))
-        for name, labels_found in predicted.items():
-            hits[name] = hits.get(name, 0) + (labels_found == labels).sum()
+                scores_BC = class_scores(distances_BP, prototypes.labels, num_classes)
+                scores.setdefault("prototype", []).append(scores_BC)
+        for name, predicted_B in predicted.items():
+            hits[name] = hits.get(name, 0) + (predicted_B == labels_B).sum()
+
     correct = {name: int(count) for name, count in hits.items()}
     if not scores:
         return Evaluation(correct)
+
     labels_N = data.labels.cpu().numpy()
-    rows_N = np.isin(labels_N, tested_classes(labels_N, least))
-    figures = {
-        f"{name}/{metric}": value
-        for name, parts in scores.items()
-        for metric, value in evaluate_metrics(metrics, _finite(torch.cat(parts))[rows_N], labels_N[rows_N]).items()
-    }
+    is_tested_N = np.isin(labels_N, tested_classes(labels_N, least))
+    figures: dict[str, float] = {}
+    for name, parts in scores.items():
+        scores_NC = _finite(torch.cat(parts))[is_tested_N]
+        for metric, value in evaluate_metrics(metrics, scores_NC, labels_N[is_tested_N]).items():
+            figures[f"{name}/{metric}"] = value
     return Evaluation(correct, figures)
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
+    """The scores as numbers of which a softmax can be taken.
+
+    The probability of a class without a prototype is then 0.
+    """
     scores = scores_NC.double().cpu().numpy()
-    return np.where(np.isfinite(scores), scores, -1e30)  # the probability of a class without a prototype is 0
+    return np.where(np.isfinite(scores), scores, -1e30)
 
 
 @torch.inference_mode()
 def features_of(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
     """The features [N, D] of all of ``data``, in its order, on the CPU."""
     model.eval()
-    return torch.cat([model.body(inputs) for inputs in data.inputs.split(batch_size)]).cpu()
+    parts = [model.body(inputs) for inputs in data.inputs.split(batch_size)]
+    return torch.cat(parts).cpu()

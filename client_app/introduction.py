@@ -18,33 +18,58 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
 from protofl_common.wire import records
 
-_KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
+"""Cache of `_about_model`, by what a model depends on."""
 
 
 def introduction(message: Message, context: Context) -> RecordDict:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
     client = Client(context, message)
     if client.node.has_own_data:
-        own, asked = own_division(context.node_config, default_run_config()), context.run_config
-        ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
-        log("INFO", f"run {client.run_id}: this site divides its own data, and ignores the run's {ignored}")
-    for name in filter(is_python_name, client.settings.metrics):
-        load(name, "metrics")
-    about_model = _about_model(client)
+        _log_ignored(client, context)
+    for name in client.settings.metrics:
+        if is_python_name(name):
+            load(name, "metrics")
+    parameters, weights = _about_model(client)
     _check_batches(client)
     check_affordable(client)
-    if client.node.has_own_data and client.data.columns:
-        log("INFO", f"run {client.run_id}: its inputs, in this order: {', '.join(client.data.columns)}")
-    if client.node.has_own_data and client.plan is not None and client.data.train_inputs.dtype.kind == "f":
-        log("WARNING", f"run {client.run_id}: under dp its numbers are not standardised: scale them by known limits")
-    return RecordDict({"site": records.pack_site_card(card_of(client, *about_model))})
+    if client.node.has_own_data:
+        _log_inputs(client)
+    card = card_of(client, parameters, weights)
+    return RecordDict({"site": records.pack_site_card(card)})
+
+
+def _log_ignored(client: Client, context: Context) -> None:
+    """Say which settings of the run have no effect on data that their site divides itself."""
+    own = own_division(context.node_config, default_run_config())
+    ignored = [key for key, value in own.items() if context.run_config.get(key) != value]
+    names = ", ".join(["seed", *ignored])
+    log(
+        "INFO",
+        f"run {client.run_id}: this site divides its own data, and ignores the run's {names}",
+    )
+
+
+def _log_inputs(client: Client) -> None:
+    """Say in which order a table's columns are inputs, and that dp leaves numbers as they are."""
+    if client.data.columns:
+        columns = ", ".join(client.data.columns)
+        log("INFO", f"run {client.run_id}: its inputs, in this order: {columns}")
+    if client.plan is not None and client.data.train_inputs.dtype.kind == "f":
+        why = "under dp its numbers are not standardised: scale them by known limits"
+        log("WARNING", f"run {client.run_id}: {why}")
 
 
 def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
-    """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
-    data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
-    refuses = not hidden or client.settings.row.one_shot  # moments of no class are no numbers, which nobody can sum
-    present = client.classes_present if refuses else ()
+    """Describe a client; ``weights`` is a digest of all weights that it exchanges, "" for none."""
+    data = client.data
+    row = client.settings.row
+    hidden = client.settings.privacy.sums_only
+    if hidden and not row.one_shot:
+        present: tuple[int, ...] = ()
+    else:
+        # refuses a client without a large class: nobody can sum moments of no class
+        present = client.classes_present
     return records.SiteCard(
         name=client.name,
         partition=client.node.partition,
@@ -56,7 +81,7 @@ def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
         train_samples=client.stated_samples,
         test_samples=0 if hidden else len(data.test_labels),
         classes=data.classes,
-        present=present if tells and not hidden else (),
+        present=present if row.tells_classes and not hidden else (),
         weights=weights,
         device=str(client.device),
         found=0 if hidden else data.found - len(data.train_labels) + client.stated_samples,
@@ -68,43 +93,72 @@ def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
 
 
 def _about_model(client: Client) -> tuple[int, str]:
-    """Parameters of the model, and a digest of the weights that it exchanges; made once for clients that are alike."""
-    settings, exchange = client.settings, client.settings.exchange
-    of_model = settings.model, client.arch, client.input_shape, bool(client.data.mean), client.num_classes
-    noise = settings.privacy.dp != "none", settings.noise.gradient_noise
-    kind = repr((settings.run.algo, settings.hparams, *of_model, *noise))
+    """The number of the model's parameters, and a digest of the weights that it exchanges.
+
+    They are made once for clients that are alike.
+    """
+    settings = client.settings
+    has_dp = settings.privacy.dp != "none"
+    what_counts = (
+        settings.run.algo,
+        settings.hparams,
+        settings.model,
+        client.arch,
+        client.input_shape,
+        bool(client.data.mean),
+        client.num_classes,
+        has_dp,
+        settings.noise.gradient_noise,
+    )
+    kind = repr(what_counts)
     if kind in _KNOWN_MODELS:
         return _KNOWN_MODELS[kind]
+
     if settings.backbones:
         check_images(client.data.train_inputs, settings.backbones)
     else:
         try:
-            check_model(client.model, client.arch, _zeros(client, 2), settings.model.feature_dim)
+            inputs = _zeros(client, 2)
+            check_model(client.model, client.arch, inputs, settings.model.feature_dim)
         except ValueError as error:
             raise SettingsError(str(error)) from error
     algorithm = client_half(settings.row)(client, 0)
-    if any(noise) and not settings.row.one_shot:
+    if (has_dp or settings.noise.gradient_noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
+
+    exchange = settings.exchange
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    about = sum(parameter.numel() for parameter in client.model.parameters()), digest(weights) if weights else ""
+    parameters = sum(parameter.numel() for parameter in client.model.parameters())
+    about = (parameters, digest(weights) if weights else "")
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
 
 
 def _check_batches(client: Client) -> None:
-    """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
+    """SettingsError where the model's batch normalisation cannot train on a batch of one sample.
+
+    It is only about clients that have such a batch.
+    """
     size = client.settings.training.batch_size
+    if min(size, len(client.data.train_labels)) > 1:
+        return
     try:
-        if min(size, len(client.data.train_labels)) <= 1:
-            with torch.no_grad():
-                copy.deepcopy(client.model).train().body(_zeros(client, 1))
+        with torch.no_grad():
+            copy.deepcopy(client.model).train().body(_zeros(client, 1))
     except ValueError as error:
-        why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
-        raise SettingsError(f"batch-size = {size}: {why}") from error  # how many it has may only be in a sum
+        # it does not say how many samples the client has: that may only be in a sum
+        raise SettingsError(
+            f"batch-size = {size}: batch normalisation cannot train on a batch of one sample; "
+            "set norm = 'group', or bring more samples"
+        ) from error
 
 
 def _zeros(client: Client, number: int) -> torch.Tensor:
-    """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
-    dtype = torch.float32 if client.data.mean or client.settings.backbones else torch.int64
+    """Return inputs to try a network on.
+
+    They are zeros, as its error goes to the server, and may quote what it was given.
+    """
+    is_real = client.data.mean or client.settings.backbones
+    dtype = torch.float32 if is_real else torch.int64
     return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)

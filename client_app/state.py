@@ -1,10 +1,11 @@
-"""The state that never leaves a client: its algorithm's, after the last round that counts and the one it trains.
+"""The state of an algorithm that never leaves a client, from one of its rounds to the next.
 
-One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
-round again, or for the one before it where its newest checkpoint is damaged, and the client must then start from where
-it stood before. So two older ones stay (`StateFolder.save`): at rest there are three files, at last one.
-On a site with an operator, the server's word alone removes nothing of other Flower runs: a run that was stopped and
-resumed leaves up to three more files there each time.
+One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may
+ask for its last round again, or for the one before it where its newest checkpoint is damaged, and
+the client must then start from where it stood before. So two older ones stay (`StateFolder.save`):
+at rest there are three files, at last one. On a site with an operator, the server's word alone
+removes nothing of other Flower runs: a run that was stopped and resumed leaves up to three more
+files there each time.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,11 @@ from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.wire.schema import RefusedMessage
 
 FORMAT = "protofl-client-state-3"
+LOST = (
+    "Put this folder back, and resume; or begin the run anew. "
+    "Several machines that simulate clients must share the out-dir"
+)
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
-_Key = tuple[int, int]  # (round, Flower run id)
 
 
 class LedgerError(RuntimeError):
@@ -37,61 +41,126 @@ class StateError(RuntimeError):
     """The state on disk cannot be used, or not be written; the message says which file and why."""
 
 
+class LostStateError(StateError):
+    """A simulated client lacks the state to go on from; the run ends, as its figures would differ.
+
+    A site with an operator says it in its log, and goes on from what it has.
+    """
+
+
 @contextmanager
 def record_in(path: Path, unknown: str) -> Iterator[dict[str, Any]]:
-    """Lock a site's record, {} where there is no file yet, and write what the block changes; no error writes anything.
+    """Lock a site's record, and write what the block changes; a block that fails changes nothing.
 
-    StateError, which says what is ``unknown`` then, for a file that cannot be used, or whose content is another.
+    The record is {} where there is no file yet. StateError, which says what is ``unknown`` then,
+    for a file that cannot be used, or whose content is another.
     """
     try:
         with locked(path):
             record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             before = json.dumps(record)
             yield record
-            if (after := json.dumps(record)) != before:
+            after = json.dumps(record)
+            if after != before:
                 write_text(path, after + "\n", private=True)
     except RefusedMessage:
         raise
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StateError(f"state-dir: {path} cannot be read or written ({error}): {unknown} is not known") from error
+        raise StateError(
+            f"state-dir: {path} cannot be read or written ({error}): {unknown} is not known"
+        ) from error
+
+
+class _Key(NamedTuple):
+    """What a file's name says: after which round, of which Flower run, the state is."""
+
+    round: int
+    run_id: int
 
 
 class StateFolder:
     """The states of one client in one run."""
 
-    def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
-        self.folder, self.run_history = folder / name, run_history
-        self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
-        self.use = use  # Algorithm and exchange: no private model must come to one that uploads it
+    def __init__(
+        self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = ""
+    ) -> None:
+        """Open the states of the client ``name`` in a run's ``folder``.
+
+        With ``wary``, only states of the present Flower run may be removed, and never its newest.
+        ``use`` is algorithm and exchange: no private model must come to one that uploads it.
+        """
+        self.folder = folder / name
+        self.run_history = run_history
+        self.wary = wary
+        self.use = use
 
     @property
     def beginning(self) -> str:
         """Say how this Flower run begins, for the log of a site: anew, or after which round."""
-        run, earlier = self.folder.parents[1], self.run_history.earlier
-        begins = "goes on after round {1} of the Flower run {0}".format(*earlier[-1]) if earlier else "begins"
-        alike = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
-        others = ", ".join(sorted(folder.name for folder in alike if folder != run and folder.is_dir()))
-        return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
+        run = self.folder.parents[1]
+        begins = "begins"
+        if self.run_history.earlier:
+            run_id, last_round = self.run_history.earlier[-1]
+            begins = f"goes on after round {last_round} of the Flower run {run_id}"
+        text = f"{begins}, in {run}"
 
-    def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
-        """The last whole state before round ``before`` that counts, with its round; StateError if none can be used."""
-        if (key := self._last(before)) is None:
+        same_name = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
+        others = [folder.name for folder in same_name if folder != run and folder.is_dir()]
+        if others:
+            text += f"; others of this name stay as they are: {', '.join(sorted(others))}"
+        return text
+
+    def load(
+        self, before: int, arch: str, device: torch.device, counted: int = 0
+    ) -> tuple[dict[str, Tensor], int] | None:
+        """The last whole state before round ``before`` that counts, with its round, or None.
+
+        ``counted`` is the last round of this client that the server has merged, 0 for none: a
+        client has a state after that round, or a later one. StateError where there are states, and
+        none of them can be used. A simulated client has LostStateError in its place, and also where
+        the state is older than ``counted``.
+        """
+        error_kind = StateError if self.wary else LostStateError
+        key = self._last(before)
+        if not self.wary:
+            self._check_newest(key, counted)
+        if key is None:
             return None
         path = self._path(key)
         try:
             tensors, facts = read_tensors(path, device)
         except TensorFileError as error:
-            if self._last(key[0]) is None:
-                raise StateError(f"{error}; remove it to start afresh") from error
+            older = self._last(key.round)
+            if not self.wary and counted > (older.round if older else 0):
+                raise LostStateError(f"{self.folder.name}: {error}. {LOST}") from error
+            if older is None:
+                raise error_kind(f"{error}; remove it to start afresh") from error
             print(f"protofl: {error}; going on from an older state", file=sys.stderr, flush=True)
-            return self.load(key[0], arch, device)
+            return self.load(key.round, arch, device, counted)
+
         if facts.get("format") != FORMAT:
-            raise StateError(f"{path} is of the version {facts.get('format')}, not {FORMAT}; remove it to start afresh")
+            version = f"{path} is of the version {facts.get('format')}, not {FORMAT}"
+            raise error_kind(f"{version}; remove it to start afresh")
+        if facts["round"] != str(key.round):
+            raise error_kind(f"{path} is of round {facts['round']}; put the right one in its place")
         if facts["arch"] != arch:
-            raise StateError(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
+            raise error_kind(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
         if facts["use"] != self.use:
-            raise StateError(f"{path} was stored under {facts['use']}, and is not for {self.use}")
-        return tensors, key[0]
+            raise error_kind(f"{path} was stored under {facts['use']}, and is not for {self.use}")
+        return tensors, key.round
+
+    def _check_newest(self, key: _Key | None, counted: int) -> None:
+        """LostStateError where the newest state is of a round before that which counted last."""
+        newest = key.round if key else 0
+        if newest >= counted:
+            return
+        run_ids = sorted(self.run_history.known)
+        run_id = next(each for each in run_ids if self.run_history.counts(each, counted))
+        path = self._path(_Key(counted, run_id))
+        file = path.relative_to(self.folder.parents[2])
+        there = f"the newest is of round {newest}" if newest else "there is none"
+        missing = f"{file}, its state after round {counted}, is missing; {there}"
+        raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
 
     def uncounted(self, before: int) -> Path | None:
         """A state for this use of a round before that one, of a Flower run in the history, whatever the run's name was.
@@ -106,41 +175,68 @@ class StateFolder:
         return None
 
     def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:
-        """Keep a round's state beside the one that it started from, and the one before; StateError leaves these."""
+        """Keep a round's state beside the one that it started from, and the one before.
+
+        StateError, which leaves these as they are, where it cannot be written.
+        """
         start = self._last(after)
-        self._tidy(self._last(start[0]) if start else None)
-        path = self._path((after, self.run_history.run_id))
+        self._remove_before(self._last(start.round) if start else None)
+        path = self._path(_Key(after, self.run_history.run_id))
         facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
-            write_tensors(path, tensors, facts, durable=self.wary)  # a simulation waits for the disk once a round
+            # a simulation waits for the disk once a round
+            write_tensors(path, tensors, facts, durable=self.wary)
         except TensorFileError as error:
-            newest = f"the state after round {start[0]}" if start else "no older state"
-            raise StateError(f"round {after} is lost on this client, which has {newest}: {error}") from error
+            newest = f"the state after round {start.round}" if start else "no older state"
+            raise StateError(
+                f"round {after} is lost on this client, which has {newest}: {error}"
+            ) from error
 
     def finish(self, last_round: int) -> None:
-        self._tidy(self._last(last_round + 1))
+        """Remove all states but that of the last round."""
+        self._remove_before(self._last(last_round + 1))
 
-    def _tidy(self, start: _Key | None) -> None:
-        """Remove what is older than ``start``, or of rounds that do not count; files of unknown run ids stay."""
-        files, present = self._files(), self.run_history.run_id
-        newest = max((key[0] for path, key in files if key[1] == present and path.suffix != ".tmp"), default=0)
-        for path, (number, run_id) in files:
-            old = start is not None and number < start[0]
+    def _remove_before(self, start: _Key | None) -> None:
+        """Remove what is older than ``start``, or of rounds that do not count.
+
+        Files of unknown run ids stay. At a wary site all stay but older ones of this Flower run.
+        """
+        files = self._files()
+        present = self.run_history.run_id
+        rounds = [key.round for path, key in files if key.run_id == present and _is_whole(path)]
+        newest = max(rounds, default=0)
+        for path, key in files:
+            old = start is not None and key.round < start.round
             if self.wary:
-                old = old and run_id == present and number < newest
-            elif run_id in self.run_history.known:
-                old = old or not self.run_history.counts(run_id, number)
+                old = old and key.run_id == present and key.round < newest
+            elif key.run_id in self.run_history.known:
+                old = old or not self.run_history.counts(key.run_id, key.round)
             if old:
                 remove(path)
 
     def _last(self, before: int) -> _Key | None:
-        whole = [key for path, key in self._files() if path.suffix != ".tmp"]
-        return max((key for key in whole if key[0] < before and self.run_history.counts(key[1], key[0])), default=None)
+        """The newest whole state of a round before ``before`` that counts."""
+        last: _Key | None = None
+        for path, key in self._files():
+            counts = key.round < before and self.run_history.counts(key.run_id, key.round)
+            if counts and _is_whole(path) and (last is None or key > last):
+                last = key
+        return last
 
     def _files(self) -> list[tuple[Path, _Key]]:
         """All states, and what a killed client was about to write (``.tmp``)."""
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return [(path, (int(name[1]), int(name[2]))) for path in paths if (name := _NAME.fullmatch(path.name))]
+        if not self.folder.is_dir():
+            return []
+        files = []
+        for path in self.folder.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if name:
+                files.append((path, _Key(int(name[1]), int(name[2]))))
+        return files
 
     def _path(self, key: _Key) -> Path:
-        return self.folder / f"{key[0]:06d}-{key[1]}.safetensors"
+        return self.folder / f"{key.round:06d}-{key.run_id}.safetensors"
+
+
+def _is_whole(path: Path) -> bool:
+    return path.suffix != ".tmp"

@@ -1,7 +1,7 @@
 """The model as it was evaluated, left in this site's own folder for ``protofl export``.
 
-That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels. Whether it can be
-written changes nothing for the federation.
+That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels.
+Whether it can be written changes nothing for the federation.
 """
 
 from contextlib import suppress
@@ -35,12 +35,19 @@ class Evaluated:
 
 
 def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
-    """Leave the model after that round as a file of this name, ready for use; a line in the log where that fails."""
-    algorithm, client = evaluated.algorithm, evaluated.algorithm.client
-    prototypes = evaluated.prototypes if evaluated.prototypes is not None and len(evaluated.prototypes) else None
+    """Leave the model as it is after a round, ready for use, as a file of this name.
+
+    Where that fails, the log has a line.
+    """
+    algorithm = evaluated.algorithm
+    client = algorithm.client
+    prototypes = evaluated.prototypes
+    if prototypes is not None and not len(prototypes):
+        prototypes = None
     own_distances, temperature = _calibrated(evaluated, prototypes)
     weights = algorithm.evaluation_model().state_dict()
-    model = TrainedModel(_card(evaluated, after, temperature), weights, prototypes, own_distances)
+    card = _card(evaluated, after, temperature)
+    model = TrainedModel(card, weights, prototypes, own_distances)
     path = client.states.folder / name
     try:
         _keep_former(client, path)
@@ -50,9 +57,13 @@ def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
 
 
 def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
-    algorithm, client = evaluated.algorithm, evaluated.algorithm.client
-    data, settings, has_validation = client.data, client.settings, len(client.validation_set) > 0
-    right = (evaluated.validated if has_validation else evaluated.tested).correct
+    algorithm = evaluated.algorithm
+    client = algorithm.client
+    data = client.data
+    settings = client.settings
+    has_validation = len(client.validation_set) > 0
+    correct = (evaluated.validated if has_validation else evaluated.tested).correct
+    by_prototype = correct.get("prototype", -1) >= correct.get("head", -1)
     return ModelCard(
         run=client.instructions.run_name,
         flower_run=str(client.run_id),
@@ -71,7 +82,7 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
         features_in=client.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
-        inference="prototype" if right.get("prototype", -1) >= right.get("head", -1) else "head",
+        inference="prototype" if by_prototype else "head",
         similarity=algorithm.similarity,
         accuracy=evaluated.tested.accuracies(len(client.test_set)),
         test_samples=len(client.test_set),
@@ -82,19 +93,30 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
 
 
 def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[torch.Tensor, float]:
-    """Distances [n] of own samples from their nearest prototypes, ascending, and T of the probabilities."""
-    algorithm, client = evaluated.algorithm, evaluated.algorithm.client
-    own = client.validation_set if len(client.validation_set) else client.test_set
-    if prototypes is None or not len(own):
+    """How far own samples are from prototypes, and the temperature T of the probabilities.
+
+    The distances [n] are those from the nearest prototype, ascending. Samples are the validation
+    samples, test samples where there are none.
+    """
+    algorithm = evaluated.algorithm
+    client = algorithm.client
+    samples = client.validation_set if len(client.validation_set) else client.test_set
+    if prototypes is None or not len(samples):
         return torch.empty(0), 1.0
-    features_ND = features_of(algorithm.evaluation_model(), own, client.settings.training.eval_batch_size)
+
+    batch_size = client.settings.training.eval_batch_size
+    features_ND = features_of(algorithm.evaluation_model(), samples, batch_size)
     distances_NP = distances(features_ND.to(client.device), prototypes, algorithm.similarity).cpu()
     scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), client.num_classes)
-    return distances_NP.amin(1).sort().values, fit_temperature(scores_NC, own.labels.cpu())
+    nearest_N = distances_NP.amin(1).sort().values
+    return nearest_N, fit_temperature(scores_NC, samples.labels.cpu())
 
 
 def _keep_former(client: Client, path: Path) -> None:
-    """At a site a model that is there already stays, under another name: a server may name any run of before."""
+    """At a site, let a model that is there already stay under another name.
+
+    A server may name any run of before.
+    """
     aside = path.with_name(f"{path.stem}-before-{client.run_id}{path.suffix}")
     if client.node.is_site and path.exists() and not aside.exists():
         path.rename(aside)
@@ -102,11 +124,15 @@ def _keep_former(client: Client, path: Path) -> None:
 
 
 def leave_best(evaluated: Evaluated) -> None:
-    """Leave the model as that after the round before, and of this Flower run's no other but the best round's so far."""
+    """Leave the model as that of the round before, and remove all but the best round's so far.
+
+    Models of other Flower runs stay.
+    """
     client = evaluated.algorithm.client
     if not client.settings.run.keep_best:
         return
-    folder, (best, _) = client.states.folder, unpack_best(client.content)
+    folder = client.states.folder
+    best, _ = unpack_best(client.content)
     _keep_former(client, folder / BEST)
     for file in (*folder.glob(_evaluated("*", client.run_id)), folder / BEST):
         if file.name != _evaluated(best, client.run_id):
@@ -116,23 +142,33 @@ def leave_best(evaluated: Evaluated) -> None:
 
 
 def choose_best(message: Message, context: Context) -> RecordDict:
-    """Name the model of the best round, and remove this run's others; the server says which, and on which data."""
+    """Name the model of the best round, and remove the others of this Flower run.
+
+    The server says which round it was, and on which data.
+    """
     client = Client(context, message)
-    folder, (best, chosen_on) = client.states.folder, unpack_best(client.content)
-    history = client.instructions.run_history  # of its Flower runs, one has evaluated this model in a round that counts
-    names = [_evaluated(best, run_id) for run_id in history.known if history.counts(run_id, best + 1)]
-    for name in (*names, WEIGHTS):
+    folder = client.states.folder
+    best, chosen_on = unpack_best(client.content)
+
+    # one of the run's Flower runs has evaluated this model, in a round that counts
+    run_history = client.instructions.run_history
+    run_ids = [run_id for run_id in run_history.known if run_history.counts(run_id, best + 1)]
+    for name in (*(_evaluated(best, run_id) for run_id in run_ids), WEIGHTS):
         with suppress(SettingsError):
-            if (model := TrainedModel.read(folder / name)).card.round == best:
+            model = TrainedModel.read(folder / name)
+            if model.card.round == best:
                 _keep_former(client, folder / BEST)
-                replace(model, card=replace(model.card, chosen_on=chosen_on)).write(folder / BEST)
+                chosen = replace(model, card=replace(model.card, chosen_on=chosen_on))
+                chosen.write(folder / BEST)
                 break
     else:
         log("ERROR", f"there is no model of round {best}, which was the best")
+
     for file in folder.glob(_evaluated("*", client.run_id)):
         file.unlink(missing_ok=True)
     return RecordDict()
 
 
 def _evaluated(after: int | str, run_id: int | str) -> str:
+    """The name of a model's file, or a pattern."""
     return f"evaluated-{after}-{run_id}.safetensors"

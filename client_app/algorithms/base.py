@@ -1,8 +1,9 @@
 """The client's side of an algorithm: hooks, in the order in which `client_app/app.py` calls them.
 
-restore -> receive -> (evaluate `evaluation_model`) -> fit, which asks `loss` once per batch -> upload
+restore -> receive -> (evaluate `evaluation_model`) -> fit (asks `loss` once per batch) -> upload
 
-An algorithm overrides what differs. It is built anew for every round; what shall live on stands in `state`.
+An algorithm overrides what differs. It is built anew for every round; what shall live on is named
+in `state`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,22 @@ from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
 from protofl_common.wire.schema import Declared, Template, weights_in
 
-__all__ = ["Batch", "Client", "ClientAlgorithm", "H", "LossTerms", "Payload", "Prototypes", "Proximal", "Samples"]
-__all__ += ["SplitModel", "StateDict", "Step", "by_class", "client_half"]  # what an algorithm's file needs
+__all__ = [  # what an algorithm's file needs
+    "Batch",
+    "Client",
+    "ClientAlgorithm",
+    "H",
+    "LossTerms",
+    "Payload",
+    "Prototypes",
+    "Proximal",
+    "Samples",
+    "SplitModel",
+    "StateDict",
+    "Step",
+    "by_class",
+    "client_half",
+]
 
 H = TypeVar("H", bound=Hparams)
 
@@ -50,19 +65,25 @@ class ClientAlgorithm(Generic[H]):
     """Local training alone: every hook of the simplest algorithm, to be overridden."""
 
     state: tuple[str, ...] = ("model",)
-    """Attributes that live on until the client's next round: modules, tensors, prototypes, optimizers, generators, and
-    dictionaries of these. A model that the server overwrites need not be among them."""
-    trains: tuple[str, ...] = ("model",)  # What `fit` trains with one optimizer; the first gives features and logits
+    """Attributes that live on until the client's next round: modules, tensors, prototypes,
+    optimizers, generators, and dictionaries of these. A model that the server overwrites need not
+    be among them."""
+
+    trains: tuple[str, ...] = ("model",)
+    """What `fit` trains with one optimizer; the first gives features and logits."""
+
     needs_gradients = False
-    """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
-    every gradient is then left in place until the optimizer's step."""
+    """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or
+    uses a layer twice: every gradient is then left in place until the optimizer's step."""
+
     similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
-    predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
-    global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
+    predicts_with_head = True  # False: the head is not trained, so its accuracy is not reported
+    global_prototypes: Prototypes | None = None  # What the server sent, on the device, if any
     last_round: int | None = None  # The last round that this client has state of, if any
 
     def __init__(self, client: Client, round_number: int) -> None:
-        self.client, self.round = client, round_number
+        self.client = client
+        self.round = round_number
         self.settings = client.settings
         self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
@@ -70,26 +91,39 @@ class ClientAlgorithm(Generic[H]):
         self.privacy = DifferentialPrivacy(client)
         self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
         self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
-        """True where algorithm and network are this project's, whose losses and layers are known."""
+        """True where algorithm and network are this project's: losses and layers are known."""
 
-    # -- before training -----------------------------------------------------------------------------------------
+    # -- before training -------------------------------------------------------------------------
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
-        """Be as after ``last_round``. It comes before `receive`: here the model is what this client has trained."""
+        """Be as after ``last_round``.
+
+        It comes before `receive`: here the model is what this client has trained.
+        """
         restore_attributes(self, self.lasting, tensors)
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent, if anything: weights where the row says, prototypes as `global_prototypes`."""
-        if "prototypes" in payload.entries and (prototypes := payload.vectors()) is not None:
-            self.global_prototypes = prototypes.to(self.client.device)
+        """Take in what the server sent, if anything.
+
+        Weights go where the row says, prototypes become `global_prototypes`.
+        """
+        if "prototypes" in payload.entries:
+            prototypes = payload.vectors()
+            if prototypes is not None:
+                self.global_prototypes = prototypes.to(self.client.device)
+
         for name, entry in weights_in(self.settings.exchange.down).items():
-            if (weights := payload.weights(name)) is not None:
-                module: nn.Module = getattr(self, entry.of)
-                if not self.of_catalog:
-                    module.load_state_dict(weights, strict=False)  # all that is declared, by `unpack_payload`
-                else:  # the same, but a third of the time: these modules' state is their own tensors
-                    for key, own in part_of(module, entry).items():
-                        own.copy_(weights[key])
+            weights = payload.weights(name)
+            if weights is None:
+                continue
+            module: nn.Module = getattr(self, entry.of)
+            if self.of_catalog:
+                # a third of load_state_dict's time: these modules' state is their own tensors
+                for key, own in part_of(module, entry).items():
+                    own.copy_(weights[key])
+            else:
+                # `unpack_payload` has seen to it that all that is declared is there
+                module.load_state_dict(weights, strict=False)
 
     @cached_property
     def global_table(self) -> tuple[Tensor, Tensor]:
@@ -102,10 +136,13 @@ class ClientAlgorithm(Generic[H]):
         return self.model
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
+        """Prototypes to predict with by nearest prototype, on the device.
+
+        None: the head alone predicts.
+        """
         return self.global_prototypes
 
-    # -- training ------------------------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------
     @property
     def modules(self) -> Sequence[nn.Module]:
         return tuple(getattr(self, name) for name in self.trains)
@@ -120,18 +157,27 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def labelled_loss(self) -> Loss:
-        """`loss` of the labelled samples; where labels are few, with FedPU's term for the rest (`maths/losses.py`)."""
-        data, settings = self.client.train_set, self.training
-        if (hidden := data.unlabelled) is None:
+        """`loss` of the labelled samples; where labels are few, with FedPU's term for the rest.
+
+        The term is `positive_unlabelled_risk` (`maths/losses.py`).
+        """
+        data = self.client.train_set
+        if data.unlabelled is None:
             return self.loss
+        settings = self.training
+        num_unlabelled = len(data.unlabelled)
         counts_C = data.labels.bincount(minlength=self.client.num_classes)
 
         def both(batch: Batch) -> LossTerms:
             known_B = batch.labels != UNLABELLED
-            terms = self.loss(batch.only(known_B)) if bool(known_B.any()) else {}  # nothing to learn from the batch
+            terms: LossTerms = {}  # of a batch without a label there is nothing to learn by `loss`
+            if bool(known_B.any()):
+                terms = self.loss(batch.only(known_B))
             if settings.pu_weight > 0:
                 bounded = settings.pu_risk == "non-negative"
-                risk = positive_unlabelled_risk(batch.logits, batch.labels, counts_C, len(hidden), bounded)
+                risk = positive_unlabelled_risk(
+                    batch.logits, batch.labels, counts_C, num_unlabelled, bounded
+                )
                 terms["unlabelled"] = settings.pu_weight * risk
             return terms
 
@@ -140,7 +186,10 @@ class ClientAlgorithm(Generic[H]):
     def step(
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None
     ) -> Step:
-        """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
+        """The update by one batch: a protection's, where one acts on steps.
+
+        It is fused where that is known to be right.
+        """
         looks_at_gradients = self.needs_gradients or correction or gradient_sums
         kind = FusedStep if self.of_catalog and not looks_at_gradients else Step
         step: Step = kind(
@@ -152,11 +201,16 @@ class ClientAlgorithm(Generic[H]):
 
     def fit(self) -> dict[str, float]:
         """Train for a round, where the catalog's row names loss terms; the mean of each."""
-        return self.train(self.step()) if self.settings.row.losses else {}
+        if not self.settings.row.losses:
+            return {}
+        return self.train(self.step())
 
     @property
     def training_set(self) -> Samples:
-        """The samples of batches: with few labels the labelled ones and, with ``pu-weight``, the unlabelled."""
+        """The samples of batches.
+
+        With few labels these are the labelled ones and, with ``pu-weight``, the unlabelled.
+        """
         data = self.client.train_set
         return data.with_unlabelled() if self.training.pu_weight > 0 else data
 
@@ -168,20 +222,33 @@ class ClientAlgorithm(Generic[H]):
         purpose: str = "train",
         data: Samples | None = None,
     ) -> dict[str, float]:
-        """Train on `training_set`, or ``data`` made of it; a second time in a round with another ``purpose`` (seed)."""
-        self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
-        settings = self.training if epochs is None else training.for_epochs(self.training, epochs)
+        """Train on `training_set`, or on ``data`` made of it; returns the mean of each loss term.
+
+        A second training in a round takes another ``purpose``, which gives it another seed.
+        """
+        as_charged = epochs is None and batch_size is None and data is None
+        self.privacy.check_training(step, as_charged=as_charged)
+
+        settings = self.training
+        if epochs is not None:
+            settings = training.for_epochs(settings, epochs)
         if batch_size:
             settings = replace(settings, batch_size=batch_size)
-        data = self.training_set if data is None else data
-        return training.train(step, data, settings, self.client.seed_for(purpose, self.round), self.client.tells_errors)
+        if data is None:
+            data = self.training_set
+        seed = self.client.seed_for(purpose, self.round)
+        return training.train(step, data, settings, seed, self.client.tells_errors)
 
-    # -- after training ------------------------------------------------------------------------------------------
+    # -- after training --------------------------------------------------------------------------
     def upload(self) -> Payload:
-        """Return the prototypes, with counts for the protections, and the weights that are declared and due."""
+        """Return the prototypes and the weights that are declared and due.
+
+        The prototypes have counts, for the protections.
+        """
         declared = self.settings.due_up(self.round)
         prototypes = self.local_prototypes() if "prototypes" in declared else None
-        return Payload(prototypes=prototypes, **{name: self.weights(name) for name in weights_in(declared)})
+        weights = {name: self.weights(name) for name in weights_in(declared)}
+        return Payload(prototypes=prototypes, **weights)
 
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
@@ -189,7 +256,10 @@ class ClientAlgorithm(Generic[H]):
         return part_of(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
-        """The class means of the training data under the present model (FedProto Eq. 1); under DP each call costs ε."""
+        """The class means of the training data under the present model (FedProto Eq. 1).
+
+        Under differential privacy each call costs ε.
+        """
         data = self.client.train_set
         return self.privacy.class_means(self.features(data), data.labels.cpu())
 
@@ -197,24 +267,29 @@ class ClientAlgorithm(Generic[H]):
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
         return features_of(self.model, data, self.training.eval_batch_size)
 
-    # -- what the app asks ---------------------------------------------------------------------------------------
+    # -- what the app asks -----------------------------------------------------------------------
     @property
     def all_modules(self) -> list[nn.Module]:
-        """Every module that is an attribute: what it has learned may leave, or show in an evaluation."""
+        """Every module that is an attribute; what it has learned may leave the client."""
         return [value for value in vars(self).values() if isinstance(value, nn.Module)]
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot
-        return (*self.state, "optimizer") if with_optimizer else self.state
+        """The attributes of `state`, and the optimizer where the settings keep it."""
+        if self.training.keep_optimizer and not self.settings.row.one_shot:
+            return (*self.state, "optimizer")
+        return self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         return pack_attributes(self, self.lasting)
 
     def templates(self, declared: Declared) -> dict[str, Template]:
         """Name, dtype and shape of every array of the declared weights."""
-        entries = weights_in(declared).items()
-        return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in entries}
+        templates = {}
+        for name, entry in weights_in(declared).items():
+            module = getattr(self, entry.of)
+            templates[name] = template_of(part_of(module, entry))
+        return templates
 
 
 def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:

@@ -1,17 +1,20 @@
-"""Ditto (Li et al., "Fair and Robust Federated Learning Through Personalization", ICML 2021), client half.
+"""Ditto, client half: beside the global model a personal one that is drawn to it.
 
+Source: Li et al., "Fair and Robust Federated Learning Through Personalization", ICML 2021.
 Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's.
-Symbols: w^t the global model that came down; v_k this client's personal model; F_k the cross-entropy; λ = ``lambda``.
+Symbols: w^t the global model that came down; v_k this client's personal model; F_k the
+cross-entropy; λ = ``lambda``.
 
 Global model (Alg. 1)   w_k from w^t, as FedAvg
-Personal model          v_k ← v_k − η (∇F_k(v_k) + λ (v_k − w^t)), which minimises F_k(v_k) + (λ/2) · ‖v_k − w^t‖²
+Personal model          v_k ← v_k − η (∇F_k(v_k) + λ (v_k − w^t)),
+                        which minimises F_k(v_k) + (λ/2) · ‖v_k − w^t‖²
 Inference               the personal model
 
 Down: w^t. Up: w_k. Stays: v_k.
 
-Deviations: both models see the same batches, for ``local-epochs`` each, as in the authors' code. A client's first v_k
-is the first global model that it receives; in the authors' code it is w^0, also for a client that joins later. Buffers
-(batch-normalisation statistics) are each model's own.
+Deviations: both models see the same batches, for ``local-epochs`` each, as in the authors' code. A
+client's first v_k is the first global model that it receives; in the authors' code it is w^0, also
+for a client that joins later. Buffers (batch-normalisation statistics) are each model's own.
 """
 
 from copy import deepcopy
@@ -25,14 +28,20 @@ class Ditto(FedAvg[DittoHparams]):
     """FedAvg, and beside it a model of this client's own that is drawn to the global one."""
 
     state: tuple[str, ...] = ("personal",)
-    trains: tuple[str, ...] = ("model", "personal")  # with one optimizer; the global model's loss is FedAvg's
+    trains: tuple[str, ...] = (
+        "model",
+        "personal",
+    )  # with one optimizer; the global model's loss is FedAvg's
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         self.personal = deepcopy(self.model)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model; so does the personal one of a client that has not taken part before."""
+        """Become the global model.
+
+        So does the personal model of a client that has not taken part before.
+        """
         super().receive(payload)
         if self.last_round is None:
             self.personal.load_state_dict(self.model.state_dict())
@@ -41,8 +50,14 @@ class Ditto(FedAvg[DittoHparams]):
         return self.personal
 
     def fit(self) -> dict[str, float]:
-        """Train v_k while the model is w^t still, then w_k; the losses of v_k, and the cross-entropy of w_k."""
+        """Train v_k and then w_k: v_k is drawn to the model while that still is w^t.
+
+        Returns the losses of v_k, and the cross-entropy of w_k.
+        """
         proximal = Proximal(self.personal, self.model, self.hparams.lambda_)
         step = Step((self.personal,), self.optimizer, self.labelled_loss, proximal)
-        losses, of_global = self.train(step), super().fit()
-        return losses | {f"global-{name}": value for name, value in of_global.items() if name == "cross-entropy"}
+        losses = self.train(step)
+        global_losses = super().fit()
+        if "cross-entropy" in global_losses:
+            losses["global-cross-entropy"] = global_losses["cross-entropy"]
+        return losses

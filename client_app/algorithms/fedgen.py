@@ -1,20 +1,23 @@
-"""FedGen (Zhu et al., ICML 2021), client half: the shared head also learns from features that a generator makes.
+"""FedGen, client half: the shared head also learns from features that a generator makes.
 
+Source: Zhu et al., ICML 2021.
 Other half: `server_app/strategies/fedgen.py`.
-Symbols: f_k the body of client k, of any architecture; θ the head (predictor), which all share; G_w the generator;
-p̂ the distribution of labels over the clients of the last round; λ = ``lambda``; B = ``batch-size``.
+Symbols: f_k the body of client k, of any architecture; θ the head (predictor), which all share; G_w
+the generator; p̂ the distribution of labels over the clients of the last round; λ = ``lambda``;
+B = ``batch-size``.
 
 Start of a round    θ, G_w and p̂ as the server has them
-Training            CE(θ(f_k(x)), y) over the batch + λ · CE(θ(G_w(ε, ŷ)), ŷ) over B generated features,
-                    ŷ ~ p̂, ε ~ N(0, I); G_w is fixed, in evaluation mode
+Training            CE(θ(f_k(x)), y) over the batch + λ · CE(θ(G_w(ε, ŷ)), ŷ) over B generated
+                    features, ŷ ~ p̂, ε ~ N(0, I); G_w is fixed, in evaluation mode
 Upload              θ after training, and how many training samples the client has of each class
 Inference           θ(f_k(x)), with the head just received
 
 Down: θ, G_w, the sum of the label counts. Up: θ, label counts. Stays: f_k.
 
-Deviations: there is no second term in the first round, whose generator has learned nothing. Counted are all labelled
-training samples, not those of the batches. The authors' code has λ = 10, times 0.98 each round, and a further term, by
-which a sample's prediction follows that of generated features of its label.
+Deviations: there is no second term in the first round, whose generator has learned nothing. Counted
+are all labelled training samples, not those of the batches. The authors' code has λ = 10, times
+0.98 each round, and a further term, by which a sample's prediction follows that of generated
+features of its label.
 """
 
 import torch
@@ -33,22 +36,27 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
-        dim = self.settings.model.feature_dim
-        self.generator = Generator(client.num_classes, dim, self.hparams.noise_dim, seed=0).to(client.device).eval()
+        feature_dim = self.settings.model.feature_dim
+        generator = Generator(client.num_classes, feature_dim, self.hparams.noise_dim, seed=0)
+        self.generator = generator.to(client.device).eval()
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        if (counts := payload.counts("label_counts")) is not None:
-            self.label_counts = counts.to(self.client.device)
+        counts_C = payload.counts("label_counts")
+        if counts_C is not None:
+            self.label_counts = counts_C.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():
-                features_BD, labels_B = self.generator.sample(self.label_counts, self.training.batch_size)
-            terms["generated"] = self.hparams.lambda_ * cross_entropy(self.model.head(features_BD), labels_B)
+                batch_size = self.training.batch_size
+                features_BD, labels_B = self.generator.sample(self.label_counts, batch_size)
+            logits_BC = self.model.head(features_BD)
+            terms["generated"] = self.hparams.lambda_ * cross_entropy(logits_BC, labels_B)
         return terms
 
     def upload(self) -> Payload:
-        counts_C = self.privacy.class_counts(self.client.train_set.labels.cpu())
+        labels_N = self.client.train_set.labels.cpu()
+        counts_C = self.privacy.class_counts(labels_N)
         return Payload(weights=self.weights(), label_counts=counts_C)

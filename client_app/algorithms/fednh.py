@@ -1,18 +1,21 @@
-"""FedNH (Dai et al., "Tackling Data Heterogeneity … with Class Prototypes", AAAI 2023), client half: a fixed head.
+"""FedNH, client half: a fixed head.
 
+Source: Dai et al., "Tackling Data Heterogeneity … with Class Prototypes", AAAI 2023.
 Other half: `server_app/strategies/fednh.py`.
-Symbols: W [C, D] the class prototypes, of length 1, which are the head; z = f(x) features; s a trained number.
+Symbols: W [C, D] the class prototypes, of length 1, which are the head; z = f(x) features; s a
+trained number.
 
 Logits              s · W z / ‖z‖
 Loss                cross-entropy; the body f and s are trained, W is not
-Upload              μ_i^c = mean of z / ‖z‖ over this client's training samples of class c, after training
+Upload              μ_i^c = mean of z / ‖z‖ over this client's training samples of class c,
+                    after training
 Inference           the class of the largest cosine; the head and the nearest prototype say the same
 
-Down: the weights of the body, s, and W. Up: the weights of the body, s, the class means and how many samples stand
-behind each. Stays: nothing but the data.
+Down: the weights of the body, s, and W. Up: the weights of the body, s, the class means and how
+many samples stand behind each. Stays: nothing but the data.
 
-Deviations: the equations are those of the authors' code. The head that a client leaves after the run has the weight W
-and no bias: W z is largest where the cosine is. It has no dropout.
+Deviations: the equations are those of the authors' code. The head that a client leaves after the
+run has the weight W and no bias: W z is largest where the cosine is. It has no dropout.
 """
 
 from copy import deepcopy
@@ -33,7 +36,8 @@ class FedNH(FedAvg[FedNHHparams]):
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        head = CosineHead(client.num_classes, self.settings.model.feature_dim, self.hparams.scale)
+        feature_dim = self.settings.model.feature_dim
+        head = CosineHead(client.num_classes, feature_dim, self.hparams.scale)
         self.head = head.to(client.device)
         self.model = SplitModel(client.model.body, self.head)
 
@@ -44,7 +48,8 @@ class FedNH(FedAvg[FedNHHparams]):
 
     def evaluation_model(self) -> SplitModel:
         """The body with W as a linear head, which any other tool can build."""
-        head, bias_C = deepcopy(self.client.model.head), self.head.weight.new_zeros(self.client.num_classes)
+        head = deepcopy(self.client.model.head)
+        bias_C = self.head.weight.new_zeros(self.client.num_classes)
         head.load_state_dict({"weight": self.head.weight, "bias": bias_C})
         return SplitModel(self.model.body, head)
 

@@ -1,28 +1,44 @@
-"""FedPCL (Tan et al., NeurIPS 2022), client half: a projection of frozen features, trained by contrast with prototypes.
+"""FedPCL, client half: a projection of frozen features, trained by contrast with prototypes.
 
+Source: Tan et al., NeurIPS 2022.
 Other half: `server_app/strategies/fedpcl.py`.
-Symbols: r(x) features of K frozen backbones, side by side (computed once per client: `protofl_common/backbones`);
-z = h(r(x)) / ‖h(r(x))‖, h the projection network; C̄ global prototypes; C_p client p's, padded; m clients; τ.
+Symbols: r(x) features of K frozen backbones, side by side (computed once per client:
+`protofl_common/backbones`); z = h(r(x)) / ‖h(r(x))‖, h the projection network; C̄ global
+prototypes; C_p client p's, padded; m clients; τ.
 
 Loss (Eq. 10)       L = L_g + L_p, averaged over the batch
     (Eq. 8)         L_g = −log [ exp(z·C̄^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C̄^(y_a)/τ) ]
     (Eq. 9)         L_p = 1/m Σ_p −log [ exp(z·C_p^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C_p^(y_a)/τ) ]
-Upload (Eq. 5)      C_i^(j) = mean of z over this client's training samples of class j, after training
+Upload (Eq. 5)      C_i^(j) = mean of z over this client's training samples of class j,
+                    after training
 Inference           the most similar of the client's *own* prototypes
 
-Down: C̄ and all C_p. Up: own prototypes and how many samples stand behind each. Stays: the projection network.
+Down: C̄ and all C_p. Up: own prototypes and how many samples stand behind each. Stays: the
+projection network.
 
-Deviations: z and the prototypes have unit length (the authors' code; with the text's bare dot products the loss has
-no lower bound). In the first round there are no prototypes yet, so only batch normalisation sees the data. ``loss``
-and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` puts y into A(y). Under differential
-privacy C̄ predicts: a client's own prototypes have no noise, and would shape the accuracies that it sends.
+Deviations: z and the prototypes have unit length (the authors' code; with the text's bare dot
+products the loss has no lower bound). In the first round there are no prototypes yet, so only batch
+normalisation sees the data. ``loss`` and ``prototypes`` are the ablations of Tables 5 and 6;
+``denominator = "all"`` puts y into A(y). Under differential privacy C̄ predicts: a client's own
+prototypes have no noise, and would shape the accuracies that it sends.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, Prototypes, Samples, by_class
+from client_app.algorithms.base import (
+    Batch,
+    Client,
+    ClientAlgorithm,
+    LossTerms,
+    Payload,
+    Prototypes,
+    Samples,
+    by_class,
+)
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
 from protofl_common.maths.prototypes import chosen
@@ -35,31 +51,44 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these ablations train the classifier
+        # only these ablations train the classifier
+        self.predicts_with_head = self.hparams.loss.startswith("ce")
 
     def receive(self, payload: Payload) -> None:
+        """Keep the global prototypes and, where they come, those of all clients as tables."""
         super().receive(payload)
-        own = payload.vectors()
+        self.tables: dict[str, tuple[Tensor, Tensor]] = {}
+        global_set = payload.vectors()
+        if global_set:
+            self.tables["global"] = self._table((global_set,))
         local_sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
-        sets = {"global": (own,) if own else (), "local": local_sets}
-        self.tables = {name: self._table(each) for name, each in sets.items() if each}
+        if local_sets:
+            self.tables["local"] = self._table(local_sets)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
+        """Its own prototypes of large classes, under its model as it is now.
+
+        Under differential privacy these are the global ones.
+        """
         if self.client.plan is not None:
             return super().prototypes_for_prediction()
-        return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
+        own = self.local_prototypes()
+        return chosen(own, self.client.large_classes).to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        hparams, labels_B, z_BD = self.hparams, batch.labels, normalize(batch.features, dim=1)
+        hparams = self.hparams
+        labels_B = batch.labels
+        z_BD = normalize(batch.features, dim=1)
         if hparams.loss == "supcon":
             return {"contrast": supervised_contrast(z_BD, labels_B, hparams.temperature)}
         if hparams.loss == "contrast":
             return self._contrast(z_BD, labels_B)
+
         terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
             global_1CD, mask_1C = self.tables["global"]
-            difference_BD = (z_BD - global_1CD[0, labels_B]) * mask_1C[0, labels_B].unsqueeze(1)
+            has_prototype_B1 = mask_1C[0, labels_B].unsqueeze(1)
+            difference_BD = (z_BD - global_1CD[0, labels_B]) * has_prototype_B1
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
 
@@ -67,18 +96,25 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """L_g and L_p, or one of them (``prototypes``); nothing before there are prototypes."""
         if self.global_prototypes is None:
             return {}
-        chosen, with_own = self.hparams.prototypes, self.hparams.denominator == "all"
-        return {
-            name: prototype_contrast(z_BD, labels_B, sets, mask, self.hparams.temperature, with_own)
-            for name, (sets, mask) in self.tables.items()
-            if chosen in (name, "both")
-        }
+        hparams = self.hparams
+        with_own = hparams.denominator == "all"
+        terms: LossTerms = {}
+        for name, (sets_MCD, mask_MC) in self.tables.items():
+            if hparams.prototypes in (name, "both"):
+                terms[name] = prototype_contrast(
+                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
+                )
+        return terms
 
     def features(self, data: Samples) -> Tensor:
         return normalize(super().features(data), dim=1)
 
-    def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
+    def _table(self, sets: Sequence[Prototypes]) -> tuple[Tensor, Tensor]:
         """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]."""
-        classes, device = self.client.num_classes, self.client.device
-        tables, masks = zip(*(by_class(each.to(device), classes) for each in sets), strict=True)
+        tables = []
+        masks = []
+        for prototypes in sets:
+            table_CD, mask_C = by_class(prototypes.to(self.client.device), self.client.num_classes)
+            tables.append(table_CD)
+            masks.append(mask_C)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

@@ -7,8 +7,8 @@ Loss (Eq. 2)        h(w) = F(w) + (μ/2) · ‖w − w^t‖², with cross-entrop
 
 Down: the weights of the global model. Up: those after local training. Stays: nothing but the data.
 
-Deviations: every client trains ``local-epochs`` epochs; the paper lets slow ones do less (its γ-inexact solutions).
-Buffers (batch-normalisation statistics) take no part in the norm.
+Deviations: every client trains ``local-epochs`` epochs; the paper lets slow ones do less (its
+γ-inexact solutions). Buffers (batch-normalisation statistics) take no part in the norm.
 """
 
 import torch
@@ -27,11 +27,12 @@ class FedProx(FedAvg[FedProxHparams]):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        self.start = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        self.start = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def loss(self, batch: Batch) -> LossTerms:
         terms = super().loss(batch)
         if self.hparams.mu > 0:
-            squares = [(w - self.start[name]).square().sum() for name, w in self.model.named_parameters()]
+            pairs = zip(self.model.parameters(), self.start, strict=True)
+            squares = [(parameter - start).square().sum() for parameter, start in pairs]
             terms["proximal"] = self.hparams.mu / 2 * torch.stack(squares).sum()
         return terms

@@ -1,19 +1,22 @@
-"""FedRep (Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021).
+"""FedRep, client half: a head of its own, fitted anew to the common body in each round.
 
-This is the client half: a head of its own, fitted anew to the common body in each round. Other half:
-`server_app/strategies/fedavg.py`; the server is FedAvg's, of the body.
+Source: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021.
+Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's, of the body.
 Symbols: φ the body, h_i client i's head, f_i its cross-entropy; τ = ``head-epochs``, for the head.
 
-Head (Alg. 1)       h_i ← τ epochs of steps on f_i(h, φ) from the head of its last round; φ as received
+Head (Alg. 1)       h_i ← τ epochs of steps on f_i(h, φ) from the head of its last round;
+                    φ as received
 Body                φ_i ← ``local-epochs`` epochs of steps on f_i(h_i, φ); h_i as it is now
 Evaluation          of φ as received under the client's head of its last round, before either trains
 
 Down: φ. Up: φ_i. Stays: h_i.
 
-Deviations: while the head trains the body is fixed altogether: features are computed once, in evaluation mode, and
-batch-normalisation statistics do not move. The paper counts single steps for the body, its experiments epochs (1 or 5).
-The server averages by training samples, as in the authors' code; Alg. 1 averages plainly. The loss reported is that of
-the body's epochs. After the last round, the authors' code fits all heads once more, FedAvg's too; nothing does so here.
+Deviations: while the head trains the body is fixed altogether: features are computed once, in
+evaluation mode, and batch-normalisation statistics do not move. The paper counts single steps for
+the body, its experiments epochs (1 or 5). The server averages by training samples, as in the
+authors' code; Alg. 1 averages plainly. The loss reported is that of the body's epochs. After the
+last round, the authors' code fits all heads once more, FedAvg's too; nothing does so here.
 """
 
 from dataclasses import replace
@@ -35,22 +38,28 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
 
     @cached_property
     def head_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the head's own optimizer, None where the head has nothing to train."""
         head = self.model.head
-        trains = any(parameter.requires_grad for parameter in head.parameters())
-        return make_optimizer((head,), self.training) if trains else None
+        if not any(parameter.requires_grad for parameter in head.parameters()):
+            return None
+        return make_optimizer((head,), self.training)
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        return (*super().lasting, "head_optimizer") if self.training.keep_optimizer else super().lasting
+        if self.training.keep_optimizer:
+            return (*super().lasting, "head_optimizer")
+        return super().lasting
 
     def fit(self) -> dict[str, float]:
         self._fit_head()
         return super().fit()
 
     def _fit_head(self) -> None:
-        if (optimizer := self.head_optimizer) is None:
+        optimizer = self.head_optimizer
+        if optimizer is None:
             return
-        features_ND = self.features(self.training_set)
-        data = replace(self.training_set, inputs=features_ND.to(self.client.device), augment=None)  # images as they are
-        step = Step((SplitModel(torch.nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
+        features_ND = self.features(self.training_set).to(self.client.device)
+        data = replace(self.training_set, inputs=features_ND, augment=None)  # images as they are
+        head_alone = SplitModel(torch.nn.Identity(), self.model.head)
+        step = Step((head_alone,), optimizer, self.labelled_loss)
         self.train(step, self.hparams.head_epochs, purpose="head", data=data)

@@ -1,28 +1,41 @@
-"""FedSA (Zhou et al., "A Unified Representation Learning via Semantic Anchors", AAAI 2025), client half.
+"""FedSA, client half: draw features to semantic anchors that all clients share.
 
+Source: Zhou et al., "A Unified Representation Learning via Semantic Anchors", AAAI 2025.
 Other half: `server_app/strategies/fedsa.py`.
-Symbols: A [C, D] the anchors; z = f(x) features; g the head; P_i this client's own prototypes of its last round; φ the
-Euclidean distance; d(X) = mean over classes k of min over l ≠ k of φ(X^k, X^l).
+Symbols: A [C, D] the anchors; z = f(x) features; g the head; P_i this client's own prototypes of
+its last round; φ the Euclidean distance; d(X) = mean over classes k of min over l ≠ k of
+φ(X^k, X^l).
 
-Loss                L = CE + ``regularization`` · L_R + ``contrast`` · L_MCL + ``calibration`` · L_CC
+Loss                L = CE + ``regularization`` · L_R + ``contrast`` · L_MCL
+                        + ``calibration`` · L_CC
                     L_R = mean of (z − A^y)² over batch and dimensions
-                    L_MCL = −log [ e^{−(φ(z, A^y) + δ)} / ( e^{−(φ(z, A^y) + δ)} + Σ_{c≠y} e^{−φ(z, A^c)} ) ],
+                    L_MCL = −log [ e^{−(φ(z, A^y) + δ)}
+                                   / ( e^{−(φ(z, A^y) + δ)} + Σ_{c≠y} e^{−φ(z, A^c)} ) ],
                     δ = max(d(A), d(P_i))
                     L_CC = mean over all classes c of CE(g(A^c), c)
 Upload              P_i^c = mean of z over this client's training samples of class c, after training
-Inference           the label of the nearest global prototype in L2; the head's prediction is reported beside it
+Inference           the label of the nearest global prototype in L2;
+                    the head's prediction is reported beside it
 
-Down: anchors and global prototypes. Up: local prototypes, never how many samples stand behind them. Stays: model
-and own prototypes.
+Down: anchors and global prototypes. Up: local prototypes, never how many samples stand behind them.
+Stays: model and own prototypes.
 
-Deviations: the equations are those of the authors' code. There the features of P_i^c are those met in training, from
-models that change with every batch. A client that has not trained, or has one class, has d(P_i) = 0.
+Deviations: the equations are those of the authors' code. There the features of P_i^c are those met
+in training, from models that change with every batch. A client that has not trained, or has one
+class, has d(P_i) = 0.
 """
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, Payload, Prototypes, by_class
+from client_app.algorithms.base import (
+    Batch,
+    ClientAlgorithm,
+    LossTerms,
+    Payload,
+    Prototypes,
+    by_class,
+)
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 
@@ -37,13 +50,19 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
     def receive(self, payload: Payload) -> None:
         """Keep the global prototypes, which predict, the anchors and the margin."""
         super().receive(payload)
-        if (anchors := payload.vectors("anchors")) is not None:
-            self.anchors_CD, _ = by_class(anchors.to(self.client.device), self.client.num_classes)
-            own = 0.0 if self.own_prototypes is None else float(nearest_distances(self.own_prototypes.means).mean())
-            self.margin = max(float(nearest_distances(self.anchors_CD).mean()), own)
+        anchors = payload.vectors("anchors")
+        if anchors is None:
+            return
+        self.anchors_CD, _ = by_class(anchors.to(self.client.device), self.client.num_classes)
+        self.margin = float(nearest_distances(self.anchors_CD).mean())
+        if self.own_prototypes is not None:
+            own_margin = float(nearest_distances(self.own_prototypes.means).mean())
+            self.margin = max(self.margin, own_margin)
 
     def loss(self, batch: Batch) -> LossTerms:
-        terms, hparams, anchors_CD = super().loss(batch), self.hparams, self.anchors_CD
+        terms = super().loss(batch)
+        hparams = self.hparams
+        anchors_CD = self.anchors_CD
         if hparams.regularization > 0:
             distance = (batch.features - anchors_CD[batch.labels]).square().mean()
             terms["regularization"] = hparams.regularization * distance
@@ -52,7 +71,8 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             terms["contrast"] = hparams.contrast * contrast
         if hparams.calibration > 0:
             classes_C = torch.arange(len(anchors_CD), device=anchors_CD.device)
-            terms["calibration"] = hparams.calibration * cross_entropy(self.model.head(anchors_CD), classes_C)
+            calibration = cross_entropy(self.model.head(anchors_CD), classes_C)
+            terms["calibration"] = hparams.calibration * calibration
         return terms
 
     def upload(self) -> Payload:

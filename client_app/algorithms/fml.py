@@ -1,7 +1,9 @@
-"""FML (Shen et al., "Federated Mutual Learning", 2020), client half: a private model and a shared one teach each other.
+"""FML, client half: a private model and a shared one teach each other.
 
+Source: Shen et al., "Federated Mutual Learning", 2020.
 Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's, of the meme models.
-Symbols: p the private model's class probabilities, q those of the meme model, which all clients share; α, β.
+Symbols: p the private model's class probabilities, q those of the meme model, which all clients
+share; α, β.
 
 Private loss        L_p = α · CE(p, y) + (1 − α) · KL(q ‖ p)
 Meme loss           L_q = β · CE(q, y) + (1 − β) · KL(p ‖ q)
@@ -10,8 +12,8 @@ Inference           the private model
 
 Down and up: the weights of the meme model. Stays: the private model, of any architecture.
 
-Deviations: ``mutual = "coupled"`` is HtFLlib's code: targets are not fixed, so both losses move both models, and the
-divergence is a mean over samples and classes, which makes it C times weaker.
+Deviations: ``mutual = "coupled"`` is HtFLlib's code: targets are not fixed, so both losses move
+both models, and the divergence is a mean over samples and classes, which makes it C times weaker.
 """
 
 from torch import Tensor
@@ -29,12 +31,15 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        self.meme = client.new_model(self.settings.architecture(0, self.hparams.meme), "global")
+        arch = self.settings.architecture(0, self.hparams.meme)
+        self.meme = client.new_model(arch, "global")
 
     def loss(self, batch: Batch) -> LossTerms:
         # batch normalisation needs more than one labelled sample
         self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
-        own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
+        own_BC = batch.logits
+        meme_BC = self.meme(batch.inputs)
+        hparams = self.hparams
         terms = {
             "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),
             "meme-cross-entropy": hparams.beta * cross_entropy(meme_BC, batch.labels),

@@ -1,8 +1,10 @@
-"""FPL (Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View", CVPR 2023), client half.
+"""FPL, client half: contrast with cluster prototypes, and a pull to their mean.
 
+Source: Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View", CVPR
+2023.
 Other half: `server_app/strategies/fedplvm.py`, which always takes FINCH.
-Symbols: P the cluster prototypes, of which P^k are of class k; U^k their mean, the unbiased prototype; z = f(x) [D]
-features; s(z, c) = cos(z, c) / τ, τ = ``temperature``.
+Symbols: P the cluster prototypes, of which P^k are of class k; U^k their mean, the unbiased
+prototype; z = f(x) [D] features; s(z, c) = cos(z, c) / τ, τ = ``temperature``.
 
 Loss (Eq. 12)   L = L_CE + λ · (L_CPCL + L_UPCR), with λ = ``lambda`` = 1 in the paper
     (Eq. 8)     L_CPCL = −log [ Σ_{c ∈ P^y} exp s(z, c) / Σ_{c ∈ P} exp s(z, c) ]
@@ -11,11 +13,12 @@ Loss (Eq. 12)   L = L_CE + λ · (L_CPCL + L_UPCR), with λ = ``lambda`` = 1 in 
 Upload (Eq. 2)  c^k = mean of f(x) over this client's training samples of class k, after training
 Inference       the classifier; the nearest prototype in L2 is reported beside it
 
-Down: weights and P. Up: weights and all c^k, never how many samples stand behind them. Stays: nothing but the data.
+Down: weights and P. Up: weights and all c^k, never how many samples stand behind them. Stays:
+nothing but the data.
 
-Deviations: both terms are means over the batch, in which samples without a prototype of their class count 0. U follows
-from P, and is not sent. The authors' code takes c^k from the features of the last epoch while it trains. The first
-round has no prototypes, and so only the cross-entropy.
+Deviations: both terms are means over the batch, in which samples without a prototype of their class
+count 0. U follows from P, and is not sent. The authors' code takes c^k from the features of the
+last epoch while it trains. The first round has no prototypes, and so only the cross-entropy.
 """
 
 from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
@@ -26,25 +29,34 @@ from protofl_common.maths.prototypes import class_means
 
 
 class FPL(FedAvg[FPLHparams]):
-    """Cross-entropy, contrast with all cluster prototypes, and a pull to the unbiased one of the class."""
+    """Cross-entropy, contrast with all cluster prototypes, a pull to the unbiased of the class."""
 
     def receive(self, payload: Payload) -> None:
         """Become the global model; keep P, and U (Eq. 6) as a table by class."""
         super().receive(payload)
-        if (clusters := self.global_prototypes) is not None:
-            unbiased = class_means(clusters.means, clusters.labels, self.client.num_classes).to(self.client.device)
-            self.unbiased_CD, self.mask_C = by_class(unbiased, self.client.num_classes)
+        clusters = self.global_prototypes
+        if clusters is not None:
+            num_classes = self.client.num_classes
+            unbiased = class_means(clusters.means, clusters.labels, num_classes)
+            self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        terms, hparams = super().loss(batch), self.hparams
-        if self.global_prototypes is None or hparams.lambda_ == 0:
+        terms = super().loss(batch)
+        hparams = self.hparams
+        clusters = self.global_prototypes
+        if clusters is None or hparams.lambda_ == 0:
             return terms
-        z_BD, labels_B = batch.features, batch.labels
+
+        z_BD = batch.features
+        labels_B = batch.labels
         if hparams.contrast:
-            cosine_BG = sparse_similarity(z_BD, self.global_prototypes.means, alpha=1.0, floor=-1.0)
-            own_BG = labels_B.unsqueeze(1) == self.global_prototypes.labels
-            terms["contrast"] = hparams.lambda_ * sparse_contrast(cosine_BG, own_BG, hparams.temperature)
+            cosine_BG = sparse_similarity(z_BD, clusters.means, alpha=1.0, floor=-1.0)
+            own_BG = labels_B.unsqueeze(1) == clusters.labels
+            contrast = sparse_contrast(cosine_BG, own_BG, hparams.temperature)
+            terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
-            pull = prototype_alignment(z_BD, labels_B, self.unbiased_CD, self.mask_C, hparams.consistency, "sample")
-            terms["consistency"] = hparams.lambda_ * pull
+            consistency = prototype_alignment(
+                z_BD, labels_B, self.unbiased_CD, self.mask_C, hparams.consistency, "sample"
+            )
+            terms["consistency"] = hparams.lambda_ * consistency
         return terms

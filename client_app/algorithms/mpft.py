@@ -1,16 +1,20 @@
-"""MPFT (Zhang et al., "Multi-Domain Prototype-Based Federated Fine-Tuning", ICLR 2025), client half: one-shot.
+"""MPFT, client half: send class-wise cluster centres of frozen features once.
 
+Source: Zhang et al., "Multi-Domain Prototype-Based Federated Fine-Tuning", ICLR 2025.
 Other half: `server_app/strategies/mpft.py`.
-Symbols: r(x) features of frozen backbones, side by side; n_c training samples of class c; ρ = ``sample-ratio``.
+Symbols: r(x) features of frozen backbones, side by side; n_c training samples of class c;
+ρ = ``sample-ratio``.
 
-Upload              the centres of ⌈ρ · n_c⌉ clusters of r(x) by k-means, for each class c that it has
+Upload              the centres of ⌈ρ · n_c⌉ clusters of r(x) by k-means,
+                    for each class c that it has
 Inference           the adapter and classifier that the server has trained on all clients' centres
 
 Down: adapter and classifier. Up: centres. Stays: the data; a client trains nothing.
 
-Deviations: the adapter is the projection behind frozen backbones, and its classifier is trained with it; the paper's is
-that of CLIP's text encoder. A centre of one sample is that sample's features; the authors' random choice of samples and
-their noise are not there, nor their adaptation of the adapter by each client. More rounds train on.
+Deviations: the adapter is the projection behind frozen backbones, and its classifier is trained
+with it; the paper's is that of CLIP's text encoder. A centre of one sample is that sample's
+features; the authors' random choice of samples and their noise are not there, nor their adaptation
+of the adapter by each client. More rounds train on.
 """
 
 from client_app.algorithms.fedavg import FedAvg
@@ -19,9 +23,11 @@ from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
 class MPFT(FedAvg[MPFTHparams]):
-    """Takes in adapter and classifier as FedAvg does its model, and summarises its features for the server."""
+    """Takes in adapter and classifier as FedAvg does its model; sends a summary of its features."""
 
     def local_prototypes(self) -> Prototypes:
         """The clusters' centres in the space of the frozen features, which no training changes."""
-        data, ratio = self.client.train_set, self.hparams.sample_ratio
-        return cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio)
+        data = self.client.train_set
+        features_ND = data.in_memory.cpu()
+        ratio = self.hparams.sample_ratio
+        return cluster_classes(features_ND, data.labels.cpu(), "kmeans", ratio=ratio)

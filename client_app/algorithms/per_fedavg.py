@@ -1,17 +1,20 @@
-"""Per-FedAvg (Fallah et al., "Personalized Federated Learning with Theoretical Guarantees", NeurIPS 2020), client half.
+"""Per-FedAvg, client half: train a global model that is one step away from every client's own.
 
+Source: Fallah et al., "Personalized Federated Learning with Theoretical Guarantees", NeurIPS 2020.
 Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's.
-Symbols: w the model that adapts well, of which w̃ is the version after one step; D, D' two batches; α, β = ``lr``.
+Symbols: w the model that adapts well, of which w̃ is the version after one step; D, D' two batches;
+α, β = ``lr``.
 
 Step (Alg. 1, first-order)  w̃ = w − α · ∇f(w; D);   w ← w − β · ∇f(w̃; D')
 Evaluation                  of w after one such inner step on a batch of this client's training data
 
 Down: w. Up: w after local training. Stays: nothing but the data.
 
-Deviations: this is Per-FedAvg (FO), which leaves out the Hessian of the full step; both are the paper's. D and D' are
-the halves of a batch of twice ``batch-size``; a rest of fewer than four samples serves as both. As in PFLlib, a local
-epoch is two passes over the data, so that w takes as many steps as FedAvg's; with ``local-steps`` each counts once.
-Momentum and weight decay, where set, are the outer step's. Batch-normalisation statistics see D and D'.
+Deviations: this is Per-FedAvg (FO), which leaves out the Hessian of the full step; both are the
+paper's. D and D' are the halves of a batch of twice ``batch-size``; a rest of fewer than four
+samples serves as both. As in PFLlib, a local epoch is two passes over the data, so that w takes as
+many steps as FedAvg's; with ``local-steps`` each counts once. Momentum and weight decay, where set,
+are the outer step's. Batch-normalisation statistics see D and D'.
 """
 
 from copy import deepcopy
@@ -35,15 +38,19 @@ class MetaStep(Step):
     alpha: float = field(kw_only=True)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update w; the loss of w̃ on D'."""
-        inner = outer = (inputs, labels, index)
+        """Update w; returns the loss of w̃ on D'."""
+        first = second = (inputs, labels, index)
         if len(labels) > 3:
-            inner, outer = zip(*(value.tensor_split(2) for value in inner), strict=True)
+            halves = [value.tensor_split(2) for value in (inputs, labels, index)]
+            first, second = zip(*halves, strict=True)
         before = [weight.detach().clone() for weight in self.model.parameters()]
-        self.adapt(*inner)
-        if terms := self.terms(self.model, *outer):
+
+        self.adapt(*first)  # from w to w̃
+        terms = self.terms(self.model, *second)
+        if terms:
             self.gradients(terms)
-        with torch.no_grad():
+
+        with torch.no_grad():  # back to w, which then descends by the gradients of w̃
             for weight, start in zip(self.model.parameters(), before, strict=True):
                 weight.copy_(start)
         if terms:
@@ -51,12 +58,15 @@ class MetaStep(Step):
         return terms
 
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
-        if terms := self.terms(self.model, inputs, labels, index):
-            self.gradients(terms)
-            with torch.no_grad():
-                for weight in self.model.parameters():
-                    if weight.grad is not None:
-                        weight.sub_(weight.grad, alpha=self.alpha)
+        """Go from w to w̃ by the batch."""
+        terms = self.terms(self.model, inputs, labels, index)
+        if not terms:
+            return
+        self.gradients(terms)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                if weight.grad is not None:
+                    weight.sub_(weight.grad, alpha=self.alpha)
 
 
 class PerFedAvg(FedAvg[PerFedAvgHparams]):
@@ -64,18 +74,23 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
 
     def fit(self) -> dict[str, float]:
         training = self.training
-        step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=self.hparams.alpha)
-        return self.train(step, None if training.local_steps else 2 * training.local_epochs, 2 * training.batch_size)
+        alpha = self.hparams.alpha
+        step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=alpha)
+        epochs = None if training.local_steps else 2 * training.local_epochs
+        return self.train(step, epochs, 2 * training.batch_size)
 
     def evaluation_model(self) -> SplitModel:
         return self._adapted
 
     @cached_property
     def _adapted(self) -> SplitModel:
-        model, training = deepcopy(self.model).train(), self.training
+        training = self.training
+        model = deepcopy(self.model).train()
         seed = self.client.seed_for("adapt", self.round)
-        batch = next(shuffled_batches(self.client.train_set, training.batch_size, torch.Generator().manual_seed(seed)))
+        generator = torch.Generator().manual_seed(seed)
+        batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout
-        step = MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha)
+        optimizer = make_optimizer((model,), training)
+        step = MetaStep((model,), optimizer, self.labelled_loss, alpha=self.hparams.alpha)
         step.adapt(*batch)
         return model

@@ -1,18 +1,22 @@
-"""pFedMe (Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020), client half.
+"""pFedMe, client half: a personal model within a Moreau envelope around the global one.
 
+Source: Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 Other half: `server_app/strategies/pfedme.py`.
-Symbols: w_i this client's copy of the global model w; θ its personalised model; f the cross-entropy of a batch;
-λ = ``lambda``; K = ``personal-steps``; η_p = ``lr``, for any optimizer; η = ``eta``.
+Symbols: w_i this client's copy of the global model w; θ its personalised model; f the cross-entropy
+of a batch; λ = ``lambda``; K = ``personal-steps``; η_p = ``lr``, for any optimizer; η = ``eta``.
 
-Personalised model (Eq. 7)  θ ≈ argmin_θ f(θ) + (λ/2) · ‖θ − w_i‖², by K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_i))
-Local model (Alg. 1)        w_i ← w_i − η λ (w_i − θ), once per batch: the gradient of the Moreau envelope
+Personalised model (Eq. 7)  θ ≈ argmin_θ f(θ) + (λ/2) · ‖θ − w_i‖²,
+                            by K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_i))
+Local model (Alg. 1)        w_i ← w_i − η λ (w_i − θ), once per batch:
+                            the gradient of the Moreau envelope
 Inference                   θ as it was after the client's last round
 
 Down: w. Up: w_i after local training. Stays: θ.
 
-Deviations: as in the authors' code, θ goes on from batch to batch, and starts each round from w. The local rounds R
-are the batches of ``local-epochs``. Momentum and weight decay, where set, are of the K steps (the authors' μ = 0.001 is
-weight decay). Batch-normalisation statistics are θ's, and go up as w_i's.
+Deviations: as in the authors' code, θ goes on from batch to batch, and starts each round from w.
+The local rounds R are the batches of ``local-epochs``. Momentum and weight decay, where set, are of
+the K steps (the authors' μ = 0.001 is weight decay). Batch-normalisation statistics are θ's, and go
+up as w_i's.
 """
 
 from dataclasses import dataclass, field
@@ -27,13 +31,17 @@ from protofl_common.experiment.catalog import PFedMeHparams
 
 @dataclass(eq=False)
 class EnvelopeStep(Step):
-    """K steps of θ, the first module, towards the minimum of Eq. 7, and one of w_i, the second, of length η λ, to θ."""
+    """K steps of θ towards the minimum of Eq. 7, then one of w_i, of length η λ, to θ.
+
+    θ is the first module, w_i the second.
+    """
 
     hparams: PFedMeHparams = field(kw_only=True)
 
     def __post_init__(self) -> None:
         model, centre = self.modules
-        self.correction = self.proximal = Proximal(model, centre, self.hparams.lambda_)
+        self.proximal = Proximal(model, centre, self.hparams.lambda_)
+        self.correction = self.proximal
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update θ and w_i; the loss of θ before its last step."""
@@ -55,6 +63,7 @@ class PFedMe(Ditto):
     def fit(self) -> dict[str, float]:
         self.personal.load_state_dict(self.model.state_dict())
         modules = (self.personal, self.model)
-        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, hparams=self.hparams))
+        step = EnvelopeStep(modules, self.optimizer, self.labelled_loss, hparams=self.hparams)
+        losses = self.train(step)
         self.model.load_state_dict(dict(self.personal.named_buffers()), strict=False)
         return losses

@@ -1,18 +1,21 @@
-"""SCAFFOLD (Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020), client half.
+"""SCAFFOLD, client half: correct each step by the difference of two control variates.
 
+Source: Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 Other half: `server_app/strategies/scaffold.py`.
-Symbols: x the global model; y_i the local one; c, c_i control variates of the server and of this client; g_i(y) the
-gradient of a batch; K the local steps; η_l = ``lr``.
+Symbols: x the global model; y_i the local one; c, c_i control variates of the server and of this
+client; g_i(y) the gradient of a batch; K the local steps; η_l = ``lr``.
 
 Step (Eq. 3)        y_i ← y_i − η_l (g_i(y_i) − c_i + c), from y_i = x
-Variate (Eq. 4)     c_i⁺ = (1/K) Σ_k g_i(y_{i,k}), which is c_i − c + (x − y_i) / (K η_l) of option II
+Variate (Eq. 4)     c_i⁺ = (1/K) Σ_k g_i(y_{i,k}),
+                    which is c_i − c + (x − y_i) / (K η_l) of option II
 Change              Δc_i = c_i⁺ − c_i
 
-Down: x and c. Up: y_i and Δc_i. Stays: c_i and Δc_i, which is added to c_i once the server says that it counted.
+Down: x and c. Up: y_i and Δc_i. Stays: c_i and Δc_i, which is added to c_i once the server says
+that it counted.
 
-Deviations: c_i⁺ is computed as the mean of the gradients. That equals option II for the paper's plain SGD, and needs no
-correction for ``momentum``, ``weight-decay`` or Adam. The step uses the settings' optimizer, momentum included; the
-paper has none.
+Deviations: c_i⁺ is computed as the mean of the gradients. That equals option II for the paper's
+plain SGD, and needs no correction for ``momentum``, ``weight-decay`` or Adam. The step uses the
+settings' optimizer, momentum included; the paper has none.
 """
 
 from client_app.algorithms.base import Client, Payload
@@ -23,13 +26,15 @@ from protofl_common.models.split import control_variate, variate_changes
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
-    """FedAvg whose steps are corrected by the difference of two variates: ``own`` is c_i, and ``control`` c."""
+    """FedAvg whose steps are corrected: ``own`` is c_i, ``control`` is c, and ``change`` Δc_i."""
 
     state: tuple[str, ...] = ("own", "change")
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        self.own, self.control, self.change = (control_variate(self.model) for _ in range(3))
+        self.own = control_variate(self.model)
+        self.control = control_variate(self.model)
+        self.change = control_variate(self.model)
 
     def receive(self, payload: Payload) -> None:
         """Become the global model, and add to c_i what the server counts of the last Δc_i."""

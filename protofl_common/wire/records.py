@@ -26,6 +26,7 @@ _LARGEST_INPUT = 2**24
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # of a client's round, in a report
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # in every report
 WAITING = "waiting for approval"  # begins a site's reason until its operator decides about a run
+LOST_STATE = 64  # code of a simulated client's error that ends the run; Flower's are below 10
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
 NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about

@@ -12,7 +12,13 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
-from protofl_common.wire.records import Instructions, head_of, pack_baseline, pack_instructions
+from protofl_common.wire.records import (
+    LOST_STATE,
+    Instructions,
+    head_of,
+    pack_baseline,
+    pack_instructions,
+)
 from server_app.log import tell_silence
 from server_app.network.flower_compat import (
     TRIES,
@@ -108,6 +114,7 @@ class MessageExchange:
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: error for site, (_, error, _) in self._away.items()}
         self._check_workers()
+        self._check_states()
         replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand must not stay
         return {site: replies[site] for site in in_order(replies)}
 
@@ -120,6 +127,19 @@ class MessageExchange:
             cure = "Most often memory has run out: let fewer clients work at once (--cpus)"
             then = "This round does not count; resume.toml in the run's folder lets it go on"
             raise FederationError(f"{end}, so that {', '.join(in_order(lost))} did not answer. {cure}. {then}")
+
+    def _check_states(self) -> None:
+        """FederationError where a simulated client has lost its state.
+
+        Without it, or with an older one, the figures would be others.
+        """
+        if not self.federation.simulated:
+            return  # sites with an operator go on, and cannot end a run by an error
+        for site in in_order(self._replies):
+            reply = self._replies[site]
+            if reply.has_error() and reply.error.code == LOST_STATE:
+                reason = printable(str(reply.error.reason))
+                raise FederationError(f"{reason}. This round does not count")
 
     def _patience(self, took: dict[str, float]) -> float:
         """Seconds to wait: all until ``min-replies``, then ``grace`` times the median, or a missing site's slowest."""

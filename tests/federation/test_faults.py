@@ -1,8 +1,10 @@
 """Faults of a federation, in one process: who dies, comes back, comes late, or has no room on the disk."""
 
 import errno
+import json
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from server_app.checkpoint import Checkpoint, checkpoints
 from server_app.network.membership import FederationError
-from tests.support.accidents import fails, on_round
+from tests.support.accidents import fails, flip_a_bit, on_round
 from tests.support.attacks import both, card_with, interrupted, lost, report_with, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Nodes, Tamper, run_config, run_federation
-from tests.support.results import assert_same
+from tests.support.results import assert_same, digests
 from tests.support.sites import real_sites
 
 SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
@@ -341,6 +343,74 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
     assert "No space left on device" in said
     rounds = [reply for message, reply in found.grid.log if message.metadata.dst_node_id == 1001]
     assert [reply.has_error() for reply in rounds] == [False, False, True, False, False, False]
+
+
+def older(folder: Path) -> None:
+    """As a copy of before, or a machine whose file system lags."""
+    max(folder.glob("*-*.safetensors")).unlink()
+
+
+def under_another_name(folder: Path) -> None:
+    first, *_, last = sorted(folder.glob("*-*.safetensors"))
+    last.write_bytes(first.read_bytes())
+
+
+def damaged(folder: Path) -> None:
+    flip_a_bit(max(folder.glob("*-*.safetensors")), -3)
+
+
+@pytest.mark.parametrize(("accident", "said"), [
+    (shutil.rmtree, r"site-1: mine/clients/site-1/000002-\d+.safetensors, its state after round 2, is "
+                    r"missing; there is none. Put this folder back"),
+    (older, r"site-1: mine/.*, its state after round 2, is missing; the newest is of round 1. Put"),
+    (under_another_name, r"000002-\d+.safetensors is of round 1; put the right one in its place"),
+    (damaged, r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder back"),
+])  # fmt: skip
+@pytest.mark.parametrize("algo", ["fedproto", "scaffold"])
+def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it_is_back(
+    algo: str, accident: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    """No figures of a client that goes on from an older model, or from a new one."""
+    config = run_config(tmp_path / "b", algo=algo, **SMALL)
+    folder, kept = tmp_path / "b/runs/mine/clients/site-1", tmp_path / "kept"
+
+    def happens(_: Message, reply: Message) -> Message:
+        shutil.copytree(folder, kept)
+        accident(folder)
+        return reply
+
+    with pytest.raises(FederationError, match=said + ".*This round does not count$"):
+        run_federation(config, tamper=on_round(2, 1001, happens))
+    rows = (tmp_path / "b/runs/mine/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in rows] == [1, 2]
+    shutil.rmtree(folder, ignore_errors=True)
+    kept.rename(folder)
+    found = run_federation(config | {"resume": True}, run_id=2)
+    wanted = run_federation(run_config(tmp_path / "a", algo=algo, **SMALL))
+    assert digests(found.folder) == digests(wanted.folder)
+
+
+@pytest.mark.parametrize(("settings", "tamper"), [
+    ({"participation": 0.5}, None),
+    ({"algo": "fedavg"}, None),
+    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.0}, None),
+    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.9, "participation": 0.7}, None),
+    ({}, lambda folder: both(*(on_round(n, 1001, fails) for n in (1, 2)))),
+    ({"baselines": "local,fedavg", "keep_best": True}, None),
+    ({"new_clients": 1, "new_client_epochs": 1}, None),
+])  # fmt: skip
+def test_runs_in_which_no_state_is_lost_end(
+    settings: dict[str, Any], tamper: Callable[[Path], Tamper] | None, tmp_path: Path
+) -> None:
+    """Some are not asked, keep nothing, an empty state, or have not counted yet."""
+    there = tmp_path / "runs/mine/clients"
+    outcome = run_federation(
+        run_config(tmp_path, **SMALL | settings), tamper=tamper(there) if tamper else None
+    )
+    assert [row["round"] for row in outcome.rows] == [1, 2, 3, 4, 4]
+    assert sum(len(row["failed"]) for row in outcome.rows) == (2 if tamper and not settings else 0)
+    if "baselines" in settings:
+        assert len(list((tmp_path / "runs").glob("mine*/summary.json"))) == 3
 
 
 def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) ->
     assert len(said) == 1
 
 
+def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
+    three: Three, capfd: Printed
+) -> None:
+    def older(_: Message, reply: Message) -> Message:
+        max((three.south / "state").rglob("*-*.safetensors")).unlink()
+        return reply
+
+    outcome = three.run(on_round(2, 3, older), rounds=3)
+    assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
+    said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
+    assert capfd.readouterr().err.count(said) == 1
+
+
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
 def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
     kind: str, three: Three

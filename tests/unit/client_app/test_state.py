@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.state import StateError, StateFolder
+from client_app.state import LostStateError, StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from tests.support.accidents import flip_a_bit
 from tests.support.given import Patch, Printed
@@ -133,6 +133,39 @@ def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
     assert loaded(states, 4) == 2
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
+
+
+def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) -> None:
+    states = saved(folder(tmp_path), 2, 3)
+    for counted in (0, 2, 3):
+        assert states.load(4, "cnn4", CPU, counted)[1] == 3
+    missing = r"site-1: .*/site-1/000004-11\.safetensors, its state after round 4, is missing; "
+    with pytest.raises(LostStateError, match=missing + r"the newest is of round 3\. Put this folder"):
+        states.load(5, "cnn4", CPU, 4)
+    with pytest.raises(LostStateError, match=missing + "there is none"):
+        folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
+    resumed = folder(tmp_path, FIRST.then(12, 4))
+    with pytest.raises(LostStateError, match=missing + "the newest is of round 3"):
+        resumed.load(6, "cnn4", CPU, 4)
+    with pytest.raises(LostStateError, match=r"/000005-12\.safetensors, its state after round 5"):
+        resumed.load(6, "cnn4", CPU, 5)
+    wary = folder(tmp_path, wary=True)
+    assert wary.load(5, "cnn4", CPU, 4)[1] == 3
+
+
+def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path: Path) -> None:
+    states = saved(folder(tmp_path), 2)
+    (tmp_path / "site-1/000002-11.safetensors").rename(tmp_path / "site-1/000003-11.safetensors")
+    with pytest.raises(StateError, match=r"000003-11\.safetensors is of round 2; put the right"):
+        states.load(4, "cnn4", CPU)
+
+
+def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_path: Path) -> None:
+    states = saved(folder(tmp_path), 2, 3)
+    (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
+    assert states.load(4, "cnn4", CPU, 2)[1] == 2
+    with pytest.raises(LostStateError, match=r"^site-1: .*000003-11\.safetensors cannot be read"):
+        states.load(4, "cnn4", CPU, 3)
 
 
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(
