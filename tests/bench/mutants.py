@@ -127,8 +127,8 @@ the number of keys that a site was shown counts for nothing | -k chooses_to_send
 + json.dumps([message])
 @@ client_app/answers.py: tests/federation/test_secagg.py
 a site says that what it was sent has broken its training | -k chooses_to_send
-- isinstance(error, UntoldError) or (private and not expected)
-+ private and not expected
+- isinstance(error, UntoldError) or (private and not is_expected)
++ private and not is_expected
 @@ client_app/protections/secure_sum.py: tests/federation/test_secagg_attacks.py
 the secret of a sum that a site has left stays | -k diverges
 - self._write(self._over("left"))
@@ -207,7 +207,7 @@ control variates are not cut | -k scaffolds
 + (lambda _, sets, start: sets)(uploads,
 @@ client_app/algorithms/scaffold.py: tests/federation/test_faults.py
 a lost reply counts | -k scaffolds
-- self.last_round == instructions.counted
+- self.last_round == self.client.instructions.counted
 + True
 # consent, the audit log, and who is in a sum
 @@ client_app/consent.py: tests/federation/test_studies.py
