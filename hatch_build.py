@@ -1,6 +1,7 @@
-"""What a wheel holds beside `protofl_common`: the name `protofl`, and the Flower app, as data in protofl_common/app.
+"""What a wheel has beside `protofl_common`: the name `protofl`, and the Flower app.
 
-A Flower app names its parts ``server_app`` and ``client_app``. As packages of a wheel they would meet those of others.
+The app is data in protofl_common/app. A Flower app names its parts ``server_app`` and
+``client_app``: as packages of a wheel they would meet those of others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PUBLIC = ("__init__.py", "extend.py")
 
 
 class AppAsData(BuildHookInterface):
-    """Adds `protofl`, and the app to a wheel; an editable install has the app beside the package already."""
+    """Adds `protofl`, and the app to a wheel; an editable install has the app beside it already."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it builds."""

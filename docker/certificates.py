@@ -1,18 +1,20 @@
-"""Keys and certificates of a federation: who may call itself the SuperLink, and who may be a SuperNode.
+"""Keys and certificates of a federation: who may be the SuperLink, and who may be a SuperNode.
 
     python docker/certificates.py certs --server superlink.example.org --server 10.0.0.5
     python docker/certificates.py certs --node north
 
 The first makes, in the folder ``certs``,
-    ``ca.crt``, ``ca.key``           an authority of your own; only the certificate goes to the other machines
-    ``server.crt``, ``server.key``   the SuperLink's certificate, for every ``--server`` (name or address), and its key
+    ``ca.crt``, ``ca.key``           an authority of your own; only the certificate goes to others
+    ``server.crt``, ``server.key``   the SuperLink's certificate, for every ``--server`` (name or
+                                     address), and its key
     ``superexec.secret``             what the SuperLink and its worker share
-and the second a SuperNode's pair of keys, ``nodes/north`` and ``nodes/north.pub``. Made on the SuperNode's machine, the
-private key never travels: only the ``.pub`` goes to the SuperLink's operator, who registers it.
+and the second a SuperNode's pair of keys, ``nodes/north`` and ``nodes/north.pub``. Made on the
+SuperNode's machine, the private key never travels: only the ``.pub`` goes to the SuperLink's
+operator, who registers it.
 
-What exists stays as it is, so the command may be repeated; it is an error if what exists does not fit what is asked
-for. ``--renew server`` (or ``ca``, ``secret``, or a node's name) replaces it. Private files are readable by their owner
-only.
+What exists stays as it is, so the command may be repeated. It is an error if what exists does not
+fit what is asked for; ``--renew server`` (or ``ca``, ``secret``, or a node's name) replaces it.
+Private files are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_what_is_asked(options: argparse.Namespace) -> None:
-    """Make what is missing of the authority, the SuperLink's certificate, the secret and the nodes' keys."""
+    """Make what is missing: the authority, the SuperLink's certificate, the secret, nodes' keys."""
     folder = _open_folder(options.folder)
     renew = set(options.renew)
     unknown = renew - {"ca", "server", "secret", *options.node}
@@ -118,7 +120,8 @@ def make_server(folder: Path, names: Iterable[str], *, renew: bool = False) -> N
     Raises
     ------
     CertificateError
-        If there is one already for other names, from another authority, or expired; or if the authority has.
+        If there is one for other names, from another authority, or expired; or if the authority
+        has expired.
     """
     wanted = [_alternative_name(name) for name in names]
     if _kept((folder / "server.crt", folder / "server.key"), renew):
@@ -282,9 +285,10 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(private: dict[Path, bytes], public: dict[Path, bytes] | None = None) -> None:
-    """Replace files when all of them are on the disk: a full one leaves both halves of a pair as they were.
+    """Replace files once all of them are on the disk: a full disk leaves a pair as it was.
 
-    ``private`` ones are readable by the owner only, from their first moment. No node has a name that begins with a dot.
+    ``private`` ones are readable by the owner only, from their first moment. No node has a name
+    that begins with a dot.
     """
     contents = private | (public or {})
     beside = {path: path.with_name(f".{path.name}.new") for path in contents}

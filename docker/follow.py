@@ -1,4 +1,6 @@
-"""Show a run's log and wait for its end: ``python follow.py RUN_ID``; exit 1 unless it was completed.
+"""Show a run's log and wait for its end: ``python follow.py RUN_ID``.
+
+The exit status is 1 unless the run was completed.
 
 A SuperLink that is gone for a while (a restart) is waited for, up to five minutes.
 """
@@ -17,7 +19,7 @@ PAUSE = 2.0
 
 
 def main(run: str) -> int:
-    """Show the log for as long as the run lasts; when the log breaks off, ask why, and go on where it stopped."""
+    """Show the log while the run lasts; where it breaks off, ask why, and go on from there."""
     shown, answered = 0, time.monotonic()
     while time.monotonic() - answered < PATIENCE:
         shown = show_log(run, shown)
@@ -33,7 +35,7 @@ def main(run: str) -> int:
 
 
 def show_log(run: str, shown: int) -> int:
-    """Print the log's lines after the first ``shown`` as they come; returns how many are shown now."""
+    """Print the log's lines after the first ``shown``; return how many are shown now."""
     command = ["flwr", "log", run, "federation", "--stream"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,6 +1,7 @@
-"""Health of a container: every address in HEALTH_URLS answers, with a valid certificate; else exit 1 and the reason.
+"""Health of a container: every address in HEALTH_URLS answers, with a valid certificate.
 
-A role lists its own API, and the SuperLink's where it depends on that: a SuperNode that is cut off is not healthy.
+Else the exit status is 1, and the reason is printed. A role lists its own API, and the SuperLink's
+where it depends on that: a SuperNode that is cut off is not healthy.
 """
 
 from __future__ import annotations
