@@ -1,7 +1,7 @@
 """What MkDocs does beside building ``docs/``: it adds pages, and checks links.
 
 Added are pages that lie elsewhere, notebooks, and pages that the menu does not name. A link to
-another file (code, a recipe) must lead to one; the site has no copy of it, and shows the link's text.
+another file (code, a recipe) must lead to one; the site has no copy of it, and shows its text.
 """
 
 from __future__ import annotations
