@@ -269,8 +269,8 @@ def _show_search(
 
 def _plan_row(cell: Cell, cells: list[Cell], runs: Runs) -> list[str]:
     """Return what the plan says of a cell; of its settings those in which other cells differ."""
-    left = []
-    finished = []
+    left: list[str] = []
+    finished: list[str] = []
     for seed, run in cell.runs.items():
         seeds = finished if runs.finished(run) else left
         seeds.append(str(seed))
