@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
+from tabulate import tabulate
 
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.runs.folder import (
@@ -37,15 +38,17 @@ MEASURES = {
     "std": "std",
 }
 """Figures over clients, and their heads."""
+BOLD = "\ue000"  # of no text: marks that `IN_LATEX` turns into LaTeX, which would else be escaped
+END_OF_BOLD = "\ue001"
 IN_LATEX = str.maketrans({
-    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$",
-    "<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$", "×": r"$\times$",
-    "−": "$-$", "–": "--", "…": r"\ldots{}",
+    BOLD: r"\textbf{", END_OF_BOLD: "}",
     "[": "{[}", "*": "{*}",  # after the end of a row they would be its options
+    "|": "$|$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$", "×": r"$\times$",
+    "−": "$-$", "–": "--", "…": r"\ldots{}",
     "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "ε": r"$\varepsilon$",
     "η": r"$\eta$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$",
 })  # fmt: skip
+"""What tabulate leaves as it is; letters that mean something to LaTeX it escapes itself."""
 IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[<&~"})
 HIDDEN = (
     "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
@@ -67,8 +70,9 @@ class Table:
         """Return it for a terminal. Texts are a stranger's: no escapes, no markup."""
         shown = TerminalTable(title=self.title or None, caption=self.note or None)
         for number, head in enumerate(self.heads):
-            justify = "left" if number in self.words else "right"
-            shown.add_column(Text(printable(head)), justify=justify, overflow="fold")
+            text = Text(printable(head))
+            is_words = number in self.words
+            shown.add_column(text, justify="left" if is_words else "right", overflow="fold")
         for row in self.rows:
             shown.add_row(*(Text(printable(text)) for text in row))
         return shown
@@ -92,35 +96,31 @@ class Table:
 
         It has the rules of the package booktabs where that is loaded, else plain ones.
         """
-        heads, *rows = [[_in_latex(text) for text in row] for row in (self.heads, *self.rows)]
+        rows = [[_with_minus(text) for text in row] for row in self.rows]
         for row, column in self.bold:
-            rows[row][column] = rf"\textbf{{{rows[row][column]}}}"
-        columns = "".join("l" if number in self.words else "r" for number in range(len(heads)))
-        lines = [
-            *(f"% {line}" for line in self.note.splitlines()),
-            *(rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")),
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            _latex_row(heads),
-            r"\midrule",
-            *map(_latex_row, rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-        return "\n".join(lines) + "\n"
+            rows[row][column] = BOLD + rows[row][column] + END_OF_BOLD
+        columns = range(len(self.heads))
+        blank = ["" for _ in columns]  # without any row tabulate forgets the columns
+        tabular = tabulate(
+            rows or [blank],
+            [_with_minus(head) for head in self.heads],
+            tablefmt="latex_booktabs",
+            colalign=["left" if number in self.words else "right" for number in columns],
+            disable_numparse=True,
+        )
+        lines = [f"% {line}" for line in self.note.splitlines()]
+        for rule in ("top", "mid", "bottom"):
+            lines.append(rf"\providecommand{{\{rule}rule}}{{\hline}}")
+        return "\n".join([*lines, tabular.translate(IN_LATEX)]) + "\n"
 
 
 def _markdown_row(texts: Iterable[str]) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
-def _latex_row(texts: Iterable[str]) -> str:
-    return " & ".join(texts) + r" \\"
-
-
-def _in_latex(text: str) -> str:
-    """Escape a text; a hyphen that no letter or digit precedes is a minus."""
-    return re.sub(r"\B-\b", "−", text).translate(IN_LATEX)
+def _with_minus(text: str) -> str:
+    """Make a minus of each hyphen that no letter or digit precedes."""
+    return re.sub(r"\B-\b", "−", text)
 
 
 def as_csv(rows: Iterable[Iterable[object]]) -> str:

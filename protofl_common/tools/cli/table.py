@@ -1,17 +1,21 @@
-"""A table, a paper's or your own: a matrix of runs, one after another, with the paper's numbers beside.
+"""A table, a paper's or your own: a matrix of runs, one after another,
+with the paper's numbers beside.
 
   protofl table configs/tables/fedplvm-office10.yaml --data-dir /data
   protofl table configs/tables/fedtgp-fmnist.yaml --only FedTGP --seeds 1 rounds=20
 
-Start it again to go on: finished runs are not repeated, interrupted ones go on after their last round. A run that fails
-does not stop the others, and rows whose data are not here are skipped. KEY=VALUE overrides a setting of all runs.
-Several processes may work on one table: each run is made by one of them. --shard 3/16 makes every 16th run from the
-third on; the command without it makes what is left and writes the whole table.
-Results stand in OUT/TABLE.md, .tex and .csv, those of each seed in OUT/TABLE.long.csv, the runs in OUT/runs (shared by
-all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals and tests.
+Start it again to go on: finished runs are not repeated, interrupted ones go on after their last
+round. A run that fails does not stop the others, and rows whose data are not here are skipped.
+KEY=VALUE overrides a setting of all runs.
+Several processes may work on one table: each run is made by one of them. --shard 3/16 makes every
+16th run from the third on; the command without it makes what is left and writes the whole table.
+Results stand in OUT/TABLE.md, .tex and .csv, those of each seed in OUT/TABLE.long.csv, the runs in
+OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
+and tests.
 
-With --search the settings that the table names under `search` are chosen first, by as many trials for each cell, on the
-clients' validation data and other seeds (OUT/trials); then the best ones run with the table's seeds.
+With --search the settings that the table names under `search` are chosen first, by as many trials
+for each cell, on the clients' validation data and other seeds (OUT/trials); then the best ones run
+with the table's seeds.
 """
 
 import argparse
@@ -30,29 +34,53 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
+from protofl_common.config.options import Config, SettingsError
+from protofl_common.tools.cli.arguments import (
+    add_allow_python,
+    add_json,
+    file_named,
+    print_json,
+    read_assignments,
+)
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
 from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
-Make = Callable[[Run, Runs], bool]  # makes a run unless it is finished; whether it did
+Make = Callable[[Run, Runs], bool]
+"""Makes a run unless it is finished; returns whether it did."""
+Planned = list[tuple[TableFile, list[Cell]]]
 ALL = slice(None)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
+    parser.add_argument(
+        "what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs"
+    )
     place = "replaces the first folder, data/, of each recipe's data-dir"
     parser.add_argument("--data-dir", default="", metavar="D", help=place)
-    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated"
+    )
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
-    parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="of N jobs the I-th: every N-th run")
-    parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
-    parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
-    parser.add_argument("--keep-models", action="store_true", help="keep models of runs made now, for protofl export")
+    parser.add_argument(
+        "--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)"
+    )
+    parser.add_argument(
+        "--shard", default="1/1", metavar="I/N", help="of N jobs the I-th: every N-th run"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would run, and start nothing"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="choose settings on validation data first (Optuna)"
+    )
+    parser.add_argument(
+        "--keep-models",
+        action="store_true",
+        help="keep models of runs made now, for protofl export",
+    )
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
@@ -61,45 +89,81 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> int | None:
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
-    if len({Path(file).stem for file in files}) < max(1, len(files)):  # results stand in OUT/NAME.md
-        raise SettingsError(f"which table? Give a YAML file, or several of different names: {' '.join(files)}")
-    if "seed" in overrides:
-        raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
-    if arguments.dry_run and arguments.json:
-        raise SettingsError("--json: a plan has no JSON; leave it out, or --dry-run")
-    if not re.fullmatch(r"(\d+(, *\d+)*)?", arguments.seeds):
-        raise SettingsError(f"--seeds {arguments.seeds!r}: must be whole numbers of at least 0, such as 1,2,3")
-    seeds, shard = tuple(int(word) for word in arguments.seeds.split(",") if word), _shard(arguments.shard)
-    rows = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    more = bool(overrides) * f"\n\nAll runs with {', '.join(f'{key} = {value}' for key, value in overrides.items())}."
-    tables = [replace(table, note=(table.note + more).strip()) for table in map(read_table, map(file_named, files))]
-    planned = [(table, plan(table, **rows)) for table in tables]
-    out, console = Path(arguments.out), Console(stderr=arguments.json)
+    _check_words(arguments, files, overrides)
+    shard = _shard(arguments.shard)
+    planned = _planned_tables(arguments, files, overrides)
+    out = Path(arguments.out)
+    console = Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
-    trials = Runs(out / "trials", patience=-1) if arguments.search else None
+    trials = None
+    if arguments.search:
+        trials = Runs(out / "trials", patience=-1)
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
         elif table.trials and (out / "trials").is_dir():
-            console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
+            text = f"{table.name}: without --search the settings of {out}/trials do not count"
+            console.print(text, highlight=False)
     if arguments.dry_run:
         show_plan(planned, runs, trials, console)
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
-    if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:
+    left = [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]
+    if left:
         from protofl_common.tools.local import workers_for  # PyTorch and Flower, two seconds
 
-        device = str(overrides.get("device", "auto"))
-        workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    failed = execute(planned, runs, partial(launch, resources=resources), out, console, trials, shard)
+        # before a thread draws on the screen (`local.pool`)
+        workers_for(resources(left[0].federation), str(overrides.get("device", "auto")))
+    launch_here = partial(launch, resources=resources)
+    failed = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.json:
-        print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table, _ in planned]})
+        written = [out / f"{table.name}.json" for table, _ in planned]
+        print_json("table", {"tables": [json.loads(path.read_text()) for path in written]})
     return failed
 
 
+def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Config) -> None:
+    """Raise SettingsError for words of the command line that make no sense together."""
+    names = {Path(file).stem for file in files}  # results stand in OUT/NAME.md
+    if not files or len(names) < len(files):
+        given = " ".join(files)
+        raise SettingsError(
+            f"which table? Give a YAML file, or several of different names: {given}"
+        )
+    if "seed" in overrides:
+        seed = overrides["seed"]
+        raise SettingsError(f"seed = {seed}: a table has several; say --seeds {seed}")
+    if arguments.dry_run and arguments.json:
+        raise SettingsError("--json: a plan has no JSON; leave it out, or --dry-run")
+    if not re.fullmatch(r"(\d+(, *\d+)*)?", arguments.seeds):
+        raise SettingsError(
+            f"--seeds {arguments.seeds!r}: must be whole numbers of at least 0, such as 1,2,3"
+        )
+
+
+def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: Config) -> Planned:
+    """Read and plan each table; settings of the command line are noted below it."""
+    tables = []
+    for path in map(file_named, files):
+        table = read_table(path)
+        if overrides:
+            settings = ", ".join(f"{key} = {value}" for key, value in overrides.items())
+            note = f"{table.note}\n\nAll runs with {settings}."
+            table = replace(table, note=note.strip())
+        tables.append(table)
+    chosen = partial(
+        plan,
+        data_dir=arguments.data_dir,
+        seeds=tuple(int(word) for word in arguments.seeds.split(",") if word),
+        only=tuple(arguments.only),
+        overrides=overrides,
+    )
+    return [(table, chosen(table)) for table in tables]
+
+
 def execute(
-    planned: list[tuple[TableFile, list[Cell]]],
+    planned: Planned,
     runs: Runs,
     launch: Launch,
     out: Path,
@@ -107,68 +171,128 @@ def execute(
     trials: Runs | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of a shard (with a search, its cells) of each table, and write all files after each."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Make the runs of a shard of each table, and write all files after each run.
+
+    With a search a shard has whole cells. Returns 1 where a run failed, or there was none to make.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
-            make = partial(_one, launch=launch, progress=progress)
-            mine = [cell for cell in planned_cells if cell.asked][shard if trials else ALL]  # their trials in turn
-            cells = [_searched(table, replace(cell, asked=cell in mine), trials, make) for cell in planned_cells]
-            todo = runs_of(cells)[ALL if trials else shard]
+            make = partial(_make_one, launch=launch, progress=progress)
+            cells = planned_cells
+            if trials:
+                cells = _searched_shard(table, planned_cells, trials, make, shard)
+            left = runs_of(cells)
+            if not trials:
+                left = left[shard]
             write = partial(_write, table, cells, runs, out)
             write()
-            for run in progress.track(todo, total=len(todo), description=table.name):
+            for run in progress.track(left, total=len(left), description=table.name):
                 if make(run, runs):
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         console.print(f"results: {out / table.name}.md, .tex, .csv, .json")
-    nothing_ran = {not cell.runs for _, cells in planned for cell in cells if cell.asked} == {True}
+    asked = [cell for _, cells in planned for cell in cells if cell.asked]
+    nothing_ran = bool(asked) and not any(cell.runs for cell in asked)
     return 1 if runs.failed or nothing_ran else 0
 
 
+def _searched_shard(
+    table: TableFile, cells: list[Cell], trials: Runs, make: Make, shard: slice
+) -> list[Cell]:
+    """Search for each cell of the shard in turn; nothing more is made for the other cells."""
+    mine = [cell for cell in cells if cell.asked][shard]
+    searched = []
+    for cell in cells:
+        asked = cell in mine
+        searched.append(_searched(table, replace(cell, asked=asked), trials, make))
+    return searched
+
+
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
-    """The cell with the best settings on validation data; of a finished search only, unless it is asked for."""
-    if not (trials and cell.runs and cell.spaces):
+    """Return the cell with the best settings on validation data.
+
+    Trials are made for a cell that is asked for; of another only a finished search counts.
+    """
+    if not trials or not cell.runs or not cell.spaces:
         return cell
     return Search(table, cell, trials).tuned(make if cell.asked else None)
 
 
-def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, trials: Runs | None, console: Console) -> None:
-    """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
+def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Console) -> None:
+    """Print a line per cell: its seeds to run and finished ones, and how its settings differ."""
     for table, every in planned:
         asked = [cell for cell in every if cell.asked]
         cells = [_searched(table, cell, trials, None) for cell in asked]
-        heads = ("row", "column", "to run: seed", "finished", "clients", "rounds", Column("settings", overflow="fold"))
-        shown = Table(*heads, box=None, pad_edge=False)
+        heads = ("row", "column", "to run: seed", "finished", "clients", "rounds")
+        settings = Column("settings", overflow="fold")
+        shown = Table(*heads, settings, box=None, pad_edge=False)
         for cell in cells:
             if cell.runs:
-                shown.add_row(*map(escape, (cell.row, cell.column, *_planned(cell, cells, runs))))
-        console.print(f"[bold]{escape(table.name)}[/bold]: {escape(table.title)}", highlight=False)
+                shown.add_row(*map(escape, _plan_row(cell, cells, runs)))
+        heading = f"[bold]{escape(table.name)}[/bold]: {escape(table.title)}"
+        console.print(heading, highlight=False)
         if shown.row_count:
             console.print(shown)
         for reason, count in Counter(cell.skipped for cell in cells if cell.skipped).items():
-            console.print(f"{count} cells are skipped: {reason}", markup=False, highlight=False, soft_wrap=True)
-        todo = [run for run in runs_of(cells) if not runs.finished(run)]
-        rounds, finished = sum(run.settings.run.rounds for run in todo), len(runs_of(cells)) - len(todo)
-        text = f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished"
-        console.print(text, highlight=False)
-        if trials and (waiting := [cell for cell, now in zip(asked, cells, strict=True) if cell.runs and not now.runs]):
-            tried = sum(len(Search(table, cell, trials).made) for cell in waiting)
-            left = (len(waiting) * table.trials - tried) * len(table.trial_seeds)
-            console.print(f"to search: {left} runs of trials; then {len(runs_of(waiting))} runs of what they choose")
+            text = f"{count} cells are skipped: {reason}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        every_run = runs_of(cells)
+        left = [run for run in every_run if not runs.finished(run)]
+        rounds = sum(run.settings.run.rounds for run in left)
+        text = f"{len(left)} runs to make, {rounds:,} rounds in all"
+        console.print(f"{text}; {len(every_run) - len(left)} runs are finished", highlight=False)
+        if trials:
+            _show_search(table, asked, cells, trials, console)
 
 
-def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
-    finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
-    seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
-    configs = [next(iter(other.runs.values())).settings.given for other in cells if other.runs]
-    first = next(iter(cell.runs.values()))
-    given = first.settings.given.items()
-    settings = " ".join(f"{key}={value}" for key, value in given if any(other.get(key) != value for other in configs))
-    return (*seeds, str(first.federation["num-supernodes"]), str(first.settings.run.rounds), settings)
+def _show_search(
+    table: TableFile, asked: list[Cell], searched: list[Cell], trials: Runs, console: Console
+) -> None:
+    """Print how many trials are left, if any."""
+    waiting = []
+    for cell, now in zip(asked, searched, strict=True):
+        if cell.runs and not now.runs:
+            waiting.append(cell)
+    if waiting:
+        made = sum(len(Search(table, cell, trials).made) for cell in waiting)
+        left = (len(waiting) * table.trials - made) * len(table.trial_seeds)
+        final = len(runs_of(waiting))
+        console.print(f"to search: {left} runs of trials; then {final} runs of what they choose")
 
 
-def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
+def _plan_row(cell: Cell, cells: list[Cell], runs: Runs) -> list[str]:
+    """Return what the plan says of a cell; of its settings those in which other cells differ."""
+    left: list[str] = []
+    finished: list[str] = []
+    for seed, run in cell.runs.items():
+        seeds = finished if runs.finished(run) else left
+        seeds.append(str(seed))
+
+    configs = [other.first_run.settings.given for other in cells if other.runs]
+    differing = []
+    for key, value in cell.first_run.settings.given.items():
+        if any(config.get(key) != value for config in configs):
+            differing.append(f"{key}={value}")
+    return [
+        cell.row,
+        cell.column,
+        ", ".join(left) or "–",
+        ", ".join(finished) or "–",
+        str(cell.first_run.federation["num-supernodes"]),
+        str(cell.first_run.settings.run.rounds),
+        " ".join(differing),
+    ]
+
+
+def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
+    """Make a run unless it is finished, with a bar of its rounds; return whether this made it."""
     if runs.finished(run):
         return False
     bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
@@ -179,27 +303,32 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
         if not progress.console.is_terminal:
             show(f"  {run.name}: round {number}/{run.settings.run.rounds}")
 
-    here = runs.execute(run, launch, on_round)
+    is_ours = runs.execute(run, launch, on_round)
     progress.remove_task(bar)
     reason = runs.failed.get(run.name)
-    if not here:
+    if not is_ours:
         show(f"  another process makes {run.name}")
-    elif reason or not progress.console.is_terminal:
-        show(f"  failed: {run.name}: {reason}" if reason else f"  done: {run.name}")
-    return here
+    elif reason:
+        show(f"  failed: {run.name}: {reason}")
+    elif not progress.console.is_terminal:
+        show(f"  done: {run.name}")
+    return is_ours
 
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
+    """Write all files of a table."""
     with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
         results = {(cell.row, cell.column): render.result_of(cell, runs) for cell in cells}
+        content = render.as_dict(table, results)
         files = {
-            ".json": json.dumps(render.as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
+            ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results),
             ".tex": render.cells_of(table, results).as_latex(),
             ".csv": render.csv_of_cells(table, results),
             ".long.csv": render.csv_of_seeds(results),
         }
-        files |= {".against.tex": render.differences(table, results).as_latex()} if table.against else {}
+        if table.against:
+            files[".against.tex"] = render.differences(table, results).as_latex()
         for suffix, text in files.items():
             write_text(out / f"{table.name}{suffix}", text)
 

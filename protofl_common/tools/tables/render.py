@@ -1,8 +1,8 @@
-"""A table as Markdown, LaTeX and CSV: ours beside the paper's, mean ± sample standard deviation over seeds."""
+"""A table as Markdown, LaTeX and CSV: our figures beside the paper's."""
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +13,13 @@ from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
 
-SEARCHED = "The settings were chosen on validation data, by trials that no row has more of; test data chose none."
+SEARCHED = (
+    "The settings were chosen on validation data, by trials that no row has more of; "
+    "test data chose none."
+)
 DIFFERENCES = (
-    "Differences at the same seeds: their mean, its 95 % interval (Student's t), and the p of a two-sided paired "
-    "t-test, of each comparison alone."
+    "Differences at the same seeds: their mean, its 95 % interval (Student's t), and the p of a "
+    "two-sided paired t-test, of each comparison alone."
 )
 
 
@@ -25,12 +28,12 @@ class Result:
     values: dict[int, float]  # seed -> figure
     wanted: int  # number of seeds asked for
     state: str  # done, failed, skipped, open (not all runs made yet)
-    reason: str  # why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have
+    reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
     figure: str
     decimals: int = 2
     rank: float | None = None  # the mean of a finished cell whose largest figure is the best
     found: Found | None = None
-    division: object = None  # of the data among how many clients: results of another one are not paired
+    division: object = None  # of the data, among how many clients; only results of one are paired
     warnings: tuple[str, ...] = ()  # of the runs, each once, with its seeds
 
     @property
@@ -47,141 +50,270 @@ class Result:
         return text
 
 
-Results = dict[tuple[str, str], Result]
+Place = tuple[str, str]  # row and column
+Results = dict[Place, Result]
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
+    """Read what the runs of a cell have come to so far."""
     decimals = cell.figure.digits
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
-    values, reasons, absent, on, warnings = {}, [], dict[str, None](), dict[str, None](), dict[str, list[str]]()
+
+    values = {}
+    failures = []
+    absent = []  # why a finished run has no such figure
+    figures = []
+    warnings: dict[str, list[str]] = {}  # warning -> its seeds
     for seed, run in cell.runs.items():
+        if not runs.finished(run):
+            if run.name in runs.failed:
+                failures.append(f"seed {seed}: {runs.failed[run.name]}")
+            continue
+        folder = runs.folder_of(run)
         try:
-            if runs.finished(run):
-                values[seed] = cell.figure.read(folder := runs.folder_of(run))
-                on[cell.figure.described(folder)] = None
-                for warning in RunFolder(folder).finished_summary().get("warnings", []):
-                    warnings.setdefault(warning, []).append(str(seed))
-            elif run.name in runs.failed:
-                reasons.append(f"seed {seed}: {runs.failed[run.name]}")
+            values[seed] = cell.figure.read(folder)
+            figures.append(cell.figure.described(folder))
+            for warning in RunFolder(folder).finished_summary().get("warnings", []):
+                warnings.setdefault(warning, []).append(str(seed))
         except NoFigure as error:
-            absent[str(error)] = None
-    state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
-    figure = " or ".join(on) or str(cell.figure)
-    division = [(run.settings.data, run.federation["num-supernodes"]) for run in cell.runs.values()][:1]
-    reason, wanted = "; ".join([*reasons, *absent]), len(cell.runs)
-    ranked = state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std"
-    rank = round(statistics.fmean(values.values()), decimals) if ranked else None
-    noted = tuple(f"seed {', '.join(seeds)}: {warning}" for warning, seeds in warnings.items())
-    return Result(values, wanted, state, reason, figure, decimals, rank, cell.found, division, noted)
+            absent.append(str(error))
+
+    if failures:
+        state = "failed"
+    elif absent:
+        state = "skipped"
+    elif len(values) == len(cell.runs):
+        state = "done"
+    else:
+        state = "open"
+    rank = None
+    if state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std":
+        rank = round(statistics.fmean(values.values()), decimals)
+    division = None
+    if cell.runs:
+        division = (cell.first_run.settings.data, cell.first_run.federation["num-supernodes"])
+    return Result(
+        values=values,
+        wanted=len(cell.runs),
+        state=state,
+        reason="; ".join([*failures, *dict.fromkeys(absent)]),
+        figure=" or ".join(dict.fromkeys(figures)) or str(cell.figure),
+        decimals=decimals,
+        rank=rank,
+        found=cell.found,
+        division=division,
+        warnings=tuple(
+            f"seed {', '.join(seeds)}: {warning}" for warning, seeds in warnings.items()
+        ),
+    )
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
-    beside = ("paper",) if any(row.paper for row in table.rows.values()) else ()
-    rows, bold = [], []
+    """Show our figures, beside the paper's if any row has some; a column's best one is bold."""
+    has_paper = any(row.paper for row in table.rows.values())
+    heads = [""]
+    for column in table.columns:
+        heads.append(column)
+        if has_paper:
+            heads.append("paper")
+
+    rows = []
+    bold = []
     for number, (name, row) in enumerate(table.rows.items()):
         texts = [name]
         for column in table.columns:
             result = results.get((name, column))
-            ranks = [other.rank for (_, where), other in results.items() if where == column and other.rank is not None]
-            bold += [(number, len(texts))] if result and len(ranks) > 1 and result.rank == max(ranks) else []
-            texts += [result.text if result else "–", *(row.paper.get(column, "") for _ in beside)]
+            if result and _is_best(result, column, results):
+                bold.append((number, len(texts)))
+            texts.append(result.text if result else "–")
+            if has_paper:
+                texts.append(row.paper.get(column, ""))
         rows.append(texts)
-    return Table(["", *(text for column in table.columns for text in (column, *beside))], rows, table.note, bold=bold)
+    return Table(heads, rows, table.note, bold=bold)
+
+
+def _is_best(result: Result, column: str, results: Results) -> bool:
+    """Return whether no other finished cell of the column is better, if there is any other."""
+    ranks = []
+    for (_, where), other in results.items():
+        if where == column and other.rank is not None:
+            ranks.append(other.rank)
+    return len(ranks) > 1 and result.rank == max(ranks)
 
 
 def markdown(table: TableFile, results: Results) -> str:
-    notes: dict[tuple[str, str], list[str]] = {}
-    for (name, column), result in results.items():
-        reason = [f"{result.state}: {result.reason}"] if result.reason else []
-        for note in (*reason, *(f"warning: {warning}" for warning in result.warnings)):
-            notes.setdefault((name, note), []).append(column)
+    """Return the whole page of a table."""
+    lines = [f"# {table.title}", ""]
+    for text in (table.source, table.note):
+        if text:
+            lines += [text, ""]
     figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
-    ours = f"Ours, of test data unless it says otherwise: {figures or 'nothing'}"
-    lines = [f"# {table.title}", "", *(line for text in (table.source, table.note) if text for line in (text, ""))]
-    lines += [*cells_of(table, results).as_markdown(), "", f"{ours}; mean ± sample standard deviation over the seeds."]
+    lines += [
+        *cells_of(table, results).as_markdown(),
+        "",
+        f"Ours, of test data unless it says otherwise: {figures or 'nothing'}; "
+        "mean ± sample standard deviation over the seeds.",
+    ]
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
     if table.trials and not any(result.found for result in results.values()):
         lines.append("The settings are those of the table's file; --search looks for better ones.")
-    lines += [""] if notes else []
-    rows: dict[tuple[str, str], list[str]] = {}  # that share a note say it once
-    for (name, note), columns in notes.items():
-        rows.setdefault((", ".join(columns), note), []).append(name)
-    lines += [f"- {', '.join(names)} ({columns}): {note}" for (columns, note), names in rows.items()]
+    notes = _notes(results)
+    if notes:
+        lines += ["", *notes]
     if table.against:
-        lines += ["", f"## Against {table.against}", "", DIFFERENCES, "", *differences(table, results).as_markdown()]
+        lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
+        lines += differences(table, results).as_markdown()
     return "\n".join([*lines, *_searches(table, results)]) + "\n"
 
 
+def _notes(results: Results) -> list[str]:
+    """Say why cells have no figure, and what their runs warn of.
+
+    A row says once what holds for several of its columns, and rows with the same note share it.
+    """
+    columns_of: dict[tuple[str, str], list[str]] = {}  # row and note -> columns
+    for (name, column), result in results.items():
+        notes = [f"warning: {warning}" for warning in result.warnings]
+        if result.reason:
+            notes.insert(0, f"{result.state}: {result.reason}")
+        for note in notes:
+            columns_of.setdefault((name, note), []).append(column)
+
+    rows_of: dict[tuple[str, str], list[str]] = {}  # columns and note -> rows
+    for (name, note), columns in columns_of.items():
+        rows_of.setdefault((", ".join(columns), note), []).append(name)
+    lines = []
+    for (where, note), names in rows_of.items():
+        lines.append(f"- {', '.join(names)} ({where}): {note}")
+    return lines
+
+
 def differences(table: TableFile, results: Results) -> Table:
-    """A row for each cell, with n, and how much more it is than the row ``against`` of its column."""
-    shown = [(place, result, _beyond(table, *place, results)) for place, result in results.items() if result.values]
-    rows = [[*place, *estimated(result.values.values(), than, result.decimals)] for place, result, than in shown]
-    for row, (_, result, than) in zip(rows, shown, strict=True):
-        row[2] += f" ({than.n} paired)" if than and than.n < len(result.values) else ""
+    """Return a row for each cell with figures: how much more it is than the row ``against``."""
+    rows = []
+    for (name, column), result in results.items():
+        if not result.values:
+            continue
+        gain = _gain(table, name, column, results)
+        count, *rest = estimated(result.values.values(), gain, result.decimals)
+        if gain and gain.n < len(result.values):
+            count += f" ({gain.n} paired)"
+        rows.append([name, column, count, *rest])
     return Table(("", "column", *ESTIMATED), rows, table.note, words=(0, 1))
 
 
-def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
-    """How much more it is than the row ``against``, over the seeds that both have; None where there is none."""
-    result, other = results[row, column], results.get((table.against, column))
+def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
+    """Return how much more a cell is than the row ``against``, over the seeds that both have.
+
+    None for that row itself, and where the other cell is missing or of other data.
+    """
+    result = results[row, column]
+    other = results.get((table.against, column))
     if other is None or row == table.against or result.division != other.division:
         return None
     return difference(result.values, other.values)
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
+    """Yield the lines about what ``--search`` has found, if it has."""
     rows = []
-    for place, result in results.items():
-        if search := result.found:
-            settings = ", ".join(f"{key} = {value}" for key, value in search.settings.items())
-            value = f"{search.value:.{result.decimals}f}"
-            rows.append([*place, settings, value, str(search.trials), str(search.failed)])
-    if rows:
-        seeds = ", ".join(map(str, table.trial_seeds))
-        yield from ("", "## The search", "", f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}.", "")
-        yield from Table(("", "column", "chosen", "on validation data", "trials", "failed"), rows).as_markdown()
+    for (name, column), result in results.items():
+        found = result.found
+        if found:
+            settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
+            value = f"{found.value:.{result.decimals}f}"
+            rows.append([name, column, settings, value, str(found.trials), str(found.failed)])
+    if not rows:
+        return
+    seeds = ", ".join(map(str, table.trial_seeds))
+    yield ""
+    yield "## The search"
+    yield ""
+    yield f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
+    yield ""
+    heads = ("", "column", "chosen", "on validation data", "trials", "failed")
+    yield from Table(heads, rows).as_markdown()
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    chosen = {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
-    cells = [
-        {
-            "row": row,
-            "column": column,
-            "state": result.state,
-            "reason": result.reason,
-            "figure": result.figure,
-            "paper": table.rows[row].paper.get(column, ""),
-            "values": {str(seed): value for seed, value in result.values.items()},
-            "estimate": Estimate.of(result.values.values()).as_dict() if result.values else None,
-            "difference": than.as_dict(test=True) if (than := _beyond(table, row, column, results)) else None,
-            "search": asdict(result.found) | chosen if result.found else None,
-        }
-        for (row, column), result in results.items()
-    ]
-    return {"name": table.name, "title": table.title, "note": table.note, "against": table.against, "cells": cells}
+    """Return all of a table for JSON (docs/reference/commands.schema.json)."""
+    cells = []
+    for (row, column), result in results.items():
+        gain = _gain(table, row, column, results)
+        search = None
+        if result.found:
+            search = asdict(result.found)
+            search |= {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
+        estimate = None
+        if result.values:
+            estimate = Estimate.of(result.values.values()).as_dict()
+        cells.append(
+            {
+                "row": row,
+                "column": column,
+                "state": result.state,
+                "reason": result.reason,
+                "figure": result.figure,
+                "paper": table.rows[row].paper.get(column, ""),
+                "values": {str(seed): value for seed, value in result.values.items()},
+                "estimate": estimate,
+                "difference": gain.as_dict(test=True) if gain else None,
+                "search": search,
+            }
+        )
+    return {
+        "name": table.name,
+        "title": table.title,
+        "note": table.note,
+        "against": table.against,
+        "cells": cells,
+    }
+
+
+CELL_HEADS = (
+    "row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason",
+    "chosen",
+)  # fmt: skip
 
 
 def csv_of_cells(table: TableFile, results: Results) -> str:
-    rows = [["row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason", "chosen"]]
+    """Return a line per row and column."""
+    paper_only = Result({}, 0, "paper only", "", "")
+    rows: list[Sequence[str]] = [CELL_HEADS]
     for name, row in table.rows.items():
         for column in table.columns:
-            result = results.get((name, column)) or Result({}, 0, "paper only", "", "")
+            result = results.get((name, column), paper_only)
             numbers = [*result.values.values()]
             mean = f"{statistics.fmean(numbers):.4f}" if numbers else ""
             std = f"{statistics.stdev(numbers):.4f}" if len(numbers) > 1 else ""
             values = " ".join(f"{seed}:{value:.4f}" for seed, value in result.values.items())
-            chosen = json.dumps({**asdict(result.found), "chosen-on": "validation"}) if result.found else ""
-            middle = [result.state, mean, std, str(len(numbers)), row.paper.get(column, "")]
-            rows.append([name, column, *middle, result.figure, values, result.reason, chosen])
+            chosen = ""
+            if result.found:
+                chosen = json.dumps({**asdict(result.found), "chosen-on": "validation"})
+            rows.append(
+                [
+                    name,
+                    column,
+                    result.state,
+                    mean,
+                    std,
+                    str(len(numbers)),
+                    row.paper.get(column, ""),
+                    result.figure,
+                    values,
+                    result.reason,
+                    chosen,
+                ]
+            )
     return as_csv(rows)
 
 
 def csv_of_seeds(results: Results) -> str:
-    """A line per row, column and seed: what pandas, R and plots take."""
+    """Return a line per row, column and seed: what pandas, R and plots take."""
     rows = [["row", "column", "seed", "figure", "value"]]
-    for place, result in results.items():
-        rows += [[*place, str(seed), result.figure, f"{value:.6g}"] for seed, value in result.values.items()]
+    for (name, column), result in results.items():
+        for seed, value in result.values.items():
+            rows.append([name, column, str(seed), result.figure, f"{value:.6g}"])
     return as_csv(rows)

@@ -246,10 +246,10 @@ def _distribution(key: str, space: Any) -> Any:
 
     if isinstance(space, list):
         return CategoricalDistribution(space)
-    low, high = _ends(space)
-    if type(default_run_config()[key]) is int:
-        return IntDistribution(low, high, log="log" in space)
-    return FloatDistribution(low, high, log="log" in space)
+    ((scale, (low, high)),) = space.items()
+    is_whole = type(default_run_config()[key]) is int
+    number = IntDistribution if is_whole else FloatDistribution
+    return number(low, high, log=scale == "log")
 
 
 def _rounded(value: Scalar, space: Any) -> Scalar:

@@ -56,7 +56,7 @@ def _is_space(space: Any) -> bool:
     ((scale, ends),) = space.items()
     if not isinstance(ends, list) or [type(end) in (int, float) for end in ends] != [True, True]:
         return False
-    low, high = ends
+    low, high = map(float, ends)
     return low < high and (scale == "range" or low > 0)
 
 

@@ -229,8 +229,8 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
     latex, figure = tmp_path / "all.tex", tmp_path / "all.pdf"
     assert main(["compare", str(tmp_path), "--latex", str(latex), "--figure", str(figure)]) == 0
-    rows = latex.read_text(encoding="utf-8").splitlines()
-    head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\"
+    rows = [" ".join(line.split()) for line in latex.read_text(encoding="utf-8").splitlines()]
+    head = r"group & n & mean & 95 \% interval & difference & 95 \% interval & p & \\"
     assert (
         rows[0]
         == "% Over the clients that have them, of test data unless it says otherwise: final head."
