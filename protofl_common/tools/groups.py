@@ -25,7 +25,14 @@ from protofl_common.tools.tables.plan import experiment
 
 CONFIDENCE = 0.95
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # what every run notes the version of
-ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")  # heads of `estimated`
+ESTIMATED = (
+    "n",
+    "mean",
+    "95 % interval",
+    "difference",
+    "95 % interval",
+    "p",
+)  # heads of `estimated`
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,19 @@ class Estimate:
             return cls(n, mean, math.nan, math.nan)
         error = statistics.stdev(values) / math.sqrt(n)
         t = abs(mean) / error if error else math.inf if mean else 0.0
-        return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
+        return cls(
+            n,
+            mean,
+            float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error,
+            float(2 * stdtr(n - 1, -t)),
+        )
 
     def interval(self, digits: int) -> str:
-        return f"{self.mean - self.half:.{digits}f} … {self.mean + self.half:.{digits}f}" if self.n > 1 else "–"
+        return (
+            f"{self.mean - self.half:.{digits}f} … {self.mean + self.half:.{digits}f}"
+            if self.n > 1
+            else "–"
+        )
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """For JSON, with p if this is a difference to ``test``; None where one figure tells nothing."""
@@ -96,8 +112,14 @@ class Group:
     @property
     def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
-        keys = (*keys_of(DataSettings), "division", f"code of {module_of(str(self.settings.get('dataset')))}")
-        return {key: self.settings[key] for key in keys if key in self.settings} | {"clients": self.clients}
+        keys = (
+            *keys_of(DataSettings),
+            "division",
+            f"code of {module_of(str(self.settings.get('dataset')))}",
+        )
+        return {key: self.settings[key] for key in keys if key in self.settings} | {
+            "clients": self.clients
+        }
 
     def beyond(self, reference: "Group") -> tuple[Estimate | None, str]:
         """How much more its figure is, over the seeds that both have; why not, or which seeds are left out."""
@@ -109,7 +131,11 @@ class Group:
         notes = [f"left out, without a partner: {left} of the seeds"] if left else []
         notes += ["one pair: may be chance"] if than.n == 1 else []
         notes += [f"by {self.figure}"] if self.figure != reference.figure else []
-        notes += ["other networks"] if self.settings["networks"] != reference.settings["networks"] else []
+        notes += (
+            ["other networks"]
+            if self.settings["networks"] != reference.settings["networks"]
+            else []
+        )
         return than, "; ".join(notes)
 
 
@@ -117,7 +143,11 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
     """The folders of runs among ``given``, and those of the finished runs in others."""
     folders: list[Path] = []
     for folder in given:
-        inside = [] if (folder / SUMMARY).exists() else sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+        inside = (
+            []
+            if (folder / SUMMARY).exists()
+            else sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+        )
         folders += inside or [folder]
     return list(dict.fromkeys(folders))
 
@@ -131,13 +161,27 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
                 summary = RunFolder(folder).finished_summary()
                 settings, clients = experiment(summary["settings"]), len(summary["clients"])
                 settings["division"] = summary.get("division", 1)
-                settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
-                if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
-                    settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
-                versions = summary.get("versions", {}).items()  # edited code of one's own is another experiment
-                settings |= {f"code of {name}": version for name, version in versions if name not in OF_ALL_RUNS}
+                settings["networks"] = counted(
+                    client["arch"] for client in summary["clients"].values()
+                )
+                if is_own(str(settings.get("dataset"))) and (
+                    place := summary["settings"].get("data-dir")
+                ):
+                    settings["data-dir"] = str(
+                        Path(str(place)).absolute()
+                    )  # other files are another experiment
+                versions = summary.get(
+                    "versions", {}
+                ).items()  # edited code of one's own is another experiment
+                settings |= {
+                    f"code of {name}": version
+                    for name, version in versions
+                    if name not in OF_ALL_RUNS
+                }
                 seed = int(settings.pop("seed", 0))
-                chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
+                chosen = figure or Figure(
+                    what="head" if summary["accuracy"].get("head") else "prototype"
+                )
                 empty = Group(settings, clients, {}, {}, {}, digits=chosen.digits)
                 group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
                 if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
@@ -158,12 +202,19 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()
-        if key not in ("algo", "networks") and any(other.settings.get(key, value) != value for other in groups)
+        if key not in ("algo", "networks")
+        and any(other.settings.get(key, value) != value for other in groups)
     ]
     rest = [(other.clients, {**other.settings, "networks": ""}) for other in groups]
-    if rest.count((group.clients, {**group.settings, "networks": ""})) > 1:  # nothing else tells them apart
+    if (
+        rest.count((group.clients, {**group.settings, "networks": ""})) > 1
+    ):  # nothing else tells them apart
         differing.append(f"networks={group.settings['networks']}")
-    clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
+    clients = (
+        [f"{group.clients} clients"]
+        if any(other.clients != group.clients for other in groups)
+        else []
+    )
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
 
 
@@ -174,12 +225,19 @@ def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
             estimate, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
-            axes.plot(list(group.values.values()), [row] * estimate.n, "|", color=colour, markersize=9)
+            axes.plot(
+                list(group.values.values()), [row] * estimate.n, "|", color=colour, markersize=9
+            )
             half = 0 if math.isnan(estimate.half) else estimate.half
             axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
-        axes.set_yticks(range(len(groups)), [short(f"{each.name} (n = {len(each.values)})", 44) for each in groups])
+        axes.set_yticks(
+            range(len(groups)),
+            [short(f"{each.name} (n = {len(each.values)})", 44) for each in groups],
+        )
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
         kind = file.suffix[1:]
         with replacing(file) as beside:
-            figure.savefig(beside, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
+            figure.savefig(
+                beside, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None}
+            )

@@ -1,13 +1,7 @@
 """``import protofl``: a federation and a client half from Python, and the names that extensions import."""
 
-import sys
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module, reload
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -21,7 +15,6 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools import extending as extend
-from protofl_common.tools import local
 from protofl_common.tools import python_api as public
 from server_app.network.membership import FederationError
 
@@ -101,69 +94,6 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
             )
             == samples
         )
-
-
-def test_edited_code_is_refused_until_it_is_reloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook has the code of before, whose figures would stand under the new version; processes begin anew."""
-    monkeypatch.syspath_prepend(tmp_path)
-    own: Any = SMALL | {
-        "metrics": "own_figures:mine",
-        "algo": "local",
-        "models": "mlp-1",
-        "out_dir": str(tmp_path),
-    }
-    for mine in (1.0, 0.25):
-        (tmp_path / "own_figures.py").write_text(f"def mine(scores, labels): return {mine}")
-        if imported := sys.modules.get("own_figures"):
-            with pytest.raises(
-                public.SettingsError, match="own_figures: own_figures was edited after the import"
-            ):
-                public.run(**own)
-            reload(imported)
-        assert public.run(**own).summary["metrics"]["head/own_figures:mine"]["mean"] == mine
-    monkeypatch.setattr(local, "pool", cache(local.pool.__wrapped__))
-    monkeypatch.setattr(local, "ProcessPoolExecutor", lambda workers, **how: MagicMock(**how))
-    monkeypatch.setattr(local, "RELOADED", set[str]())
-    (tmp_path / "absent.py").write_text("import what_is_not_installed")
-    monkeypatch.setitem(
-        sys.modules, "absent", lazy := module_from_spec(spec := find_spec("absent"))
-    )  # type: ignore
-    LazyLoader(spec.loader).exec_module(lazy)  # type: ignore[union-attr, arg-type]
-    before, again = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
-    reload(sys.modules["own_figures"])
-    after, later = (local.LocalGrid({}, {}, 1, workers=2)._pool for _ in range(2))
-    assert (again, later, after is before) == (before, after, False)
-    assert [each.mp_context.get_start_method() for each in (before, after)] == ["fork", "spawn"]  # type: ignore
-    base = "from client_app.algorithms.base import ClientAlgorithm as Base\nfrom own.parts import no_grad, part"
-    more = "from torch.backends.cuda import cufft_plan_cache\nwith_grad = no_grad()(part)\nclass Mine(Base): pass"
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/half.py").write_text(f"{base}\n{more}")
-    for text in ("pass", "return 1"):  # its row is elsewhere
-        (tmp_path / "own/parts.py").write_text(
-            f"from torch import no_grad\n@no_grad()\ndef part(): {text}"
-        )
-        mine = import_module("own.half").Mine
-    monkeypatch.setattr(
-        public,
-        "algorithm_named",
-        cache(lambda name: replace(CATALOG[name], client="own.half:Mine")),
-    )
-    for reloaded, names in (
-        ("", "own, own.parts, own.half"),
-        ("own own.half own.parts", "own.half"),
-    ):
-        _ = [reload(sys.modules[name]) for name in reloaded.split()]
-        for act in (lambda: public.run(**own), lambda: public.try_method(mine, **DATA)):  # type: ignore[arg-type]
-            with pytest.raises(
-                public.SettingsError,
-                match=f"^{names}(, Mine, as.*)?: own was edited after the import",
-            ):
-                act()
-    reload(sys.modules["own.half"])
-    with pytest.raises(public.SettingsError, match=r"^Mine, as you imported it: own was"):
-        public.try_method(mine, **DATA)  # type: ignore[arg-type]
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
