@@ -26,7 +26,8 @@ from protofl_common.tools.replaced import replaced
 class Executor(SubprocessExecutor):
     """Starts a Python script for each task of a ``kind``.
 
-    With the ``method`` "fork" one script is started ahead, and forks for each task.
+    The script reads its arguments from standard input: a line of JSON. With the ``method`` "fork"
+    it is started ahead, and forks for each line.
     """
 
     def __init__(self, kind: TaskType, script: Sequence[str], method: str = "spawn") -> None:
@@ -43,19 +44,30 @@ class Executor(SubprocessExecutor):
         if self.method != "fork":
             return
         if self.forking is None or self.forking.poll() is not None:
-            self.forking = subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
+            self.forking = self._started()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process, without Flower's option to install what an app depends on."""
+        """Start the process, and hand over its arguments by its standard input.
+
+        The token among them would let whoever reads it answer in the task's place, and any user of
+        the machine may read the command line of a process. Flower's option to install what an app
+        depends on is not passed on.
+        """
         if spec.task_type != self.kind:
             kinds = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
             return LaunchResult.failed(kinds)
-        arguments = _arguments(spec)
-        if self.forking is None:
-            subprocess.Popen([*self.command, *arguments])
-        else:
-            print(json.dumps(arguments), file=self.forking.stdin, flush=True)
+        process = self.forking or self._started()
+        assert process.stdin is not None
+        try:
+            print(json.dumps(_arguments(spec)), file=process.stdin, flush=True)
+            if process is not self.forking:
+                process.stdin.close()
+        except BrokenPipeError:
+            return LaunchResult.failed("the process of the task ended before it had read the task")
         return LaunchResult.accepted()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
 
 
 def _arguments(spec: ExecutionSpec) -> list[str]:

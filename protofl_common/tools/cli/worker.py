@@ -9,6 +9,7 @@ user only, and takes no task but a ServerApp's.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -85,12 +86,13 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # The process of a run: python -P worker.py OUT-DIR MODULES, then flwr-serverapp's arguments.
-    # Its settings may name MODULES (with commas) and no others, and only this user can read what
-    # it writes.
+    # The process of a run: python -P worker.py OUT-DIR MODULES, with flwr-serverapp's arguments on
+    # standard input. Its settings may name MODULES (with commas) and no others, and only this user
+    # can read what it writes.
     from flwr.superlink.cli import flwr_serverapp
 
-    _, out_dir, modules, *sys.argv[1:] = sys.argv
+    _, out_dir, modules = sys.argv
+    sys.argv[1:] = json.loads(sys.stdin.readline())
     os.umask(0o077)
     allow_only(names_in(modules))
     with installed_code(out_dir):

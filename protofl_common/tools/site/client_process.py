@@ -1,10 +1,10 @@
 """The process that handles one message: ``flwr-clientapp``, with the code installed at the site.
 
-    python -P client_process.py APP …    the folder of that code
+    python -P client_process.py APP fork|spawn    APP: the folder of that code
 
-The rest are arguments of ``flwr-clientapp``. Without any it handles no message itself: it imports
-what every message needs and then forks for each line of its standard input, a list of such
-arguments in JSON.
+The arguments of ``flwr-clientapp`` come by standard input, as a list in JSON, so that no command
+line shows the token. With "fork" it handles no message itself: it imports what every message needs
+and then forks for each line.
 """
 
 import gc
@@ -127,8 +127,8 @@ def fork_for_each_message(app: str) -> None:
 
 
 if __name__ == "__main__":
-    _, folder, *words = sys.argv
-    if words:
-        handle(folder, words)
-    else:
+    _, folder, method = sys.argv
+    if method == "fork":
         fork_for_each_message(folder)
+    else:
+        handle(folder, json.loads(sys.stdin.readline()))

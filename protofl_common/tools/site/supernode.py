@@ -101,7 +101,7 @@ class Pauses:
 if __name__ == "__main__":
     _, link, method, supernode = sys.argv
     shared_secret = sys.stdin.buffer.read()
-    script = [str(CLIENT_PROCESS), str(app_folder())]
+    script = [str(CLIENT_PROCESS), str(app_folder()), method]
     with launching_with(Executor(TaskType.CLIENT_APP, script, method)):
         run_superexec.run_superexec(
             link,
