@@ -198,21 +198,19 @@ def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _inside(tops: Iterable[Path]) -> Iterator[Path]:
     """Yield files and folders below ``tops``; os.walk passes over a folder that it cannot list."""
     for top in tops:
-        for folder, folders, files in os.walk(top):
-            for name in (*folders, *files):
+        for folder, subfolders, files in os.walk(top):
+            for name in (*subfolders, *files):
                 yield Path(folder, name)
 
 
 def _file(path: Path, root: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the access to one file or folder below ``root``."""
     readable_by_others = path.stat().st_mode & 0o044
     for folder in path.parents[: len(path.relative_to(root).parts)]:
         passable_by_others = folder.stat().st_mode << 2  # the bits of x in the place of those of r
         readable_by_others &= passable_by_others
 
-    needed = os.R_OK | os.W_OK
-    if path.is_dir():
-        needed |= os.X_OK
-    if not os.access(path, needed) and path.exists():
+    if not _has_access(path, os.R_OK | os.W_OK) and path.exists():
         yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
     elif path.is_file() and readable_by_others and path.suffix != ".lock":
         open_to_others = f"{path}: other users of this machine may read it; chmod 600"
@@ -247,6 +245,7 @@ def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _has_access(path: Path, mode: int) -> bool:
+    """True if this user may access the file so, or use the folder so."""
     if path.is_dir():
         mode |= os.X_OK
     return os.access(path, mode)
