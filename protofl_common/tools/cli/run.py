@@ -136,16 +136,17 @@ def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | Non
     Data that will be needed are opened: wrong ones are named now, and images are decoded while
     nobody waits for them.
     """
-    is_unsaid = arguments.clients is None and not arguments.recipe
+    clients: int | None = arguments.clients
+    is_unsaid = clients is None and not arguments.recipe
     by_data = settings.partition == "natural" and is_unsaid
     has_domains = by_data and source_of(settings.dataset).has_domains
     if not (is_own(settings.dataset) or has_domains):
-        return arguments.clients
+        return clients
 
     data = open_data(settings)
     if by_data:
         return len(data.domain_names) or None
-    return arguments.clients
+    return clients
 
 
 def _say_how_to_go_on(settings: Settings, began: float) -> None:
