@@ -1,8 +1,9 @@
-"""The executor that asks Flower for tasks and starts a process of ours for each: that of a site, and that of a worker.
+"""The executor of a site, and of a worker: it asks Flower for tasks, and starts a process for each.
 
-Flower's own starts whatever kind of task a run asks for, and for it a process that unpacks and imports the bundle that
-the run brought: the code of whoever submitted it. This one knows a single kind of task, and its processes
-(`site/client_process`, `cli/worker`) run the code that is installed here.
+Flower's own starts whatever kind of task a run asks for, and for it a process that unpacks and
+imports the bundle that the run brought: the code of whoever submitted it. This one knows a single
+kind of task, and its processes (`site/client_process`, `cli/worker`) run the code that is
+installed here.
 """
 
 import json
@@ -12,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 from urllib.request import getproxies, getproxies_environment
 
 from flwr.supercore.constant import TaskType
@@ -20,12 +20,19 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
+from protofl_common.tools.replaced import replaced
+
 
 class Executor(SubprocessExecutor):
-    """Starts a Python script for each task of a ``kind``, or, with ``method`` "fork", has one that is ready fork."""
+    """Starts a Python script for each task of a ``kind``.
+
+    The script reads its arguments from standard input: a line of JSON. With the ``method`` "fork"
+    it is started ahead, and forks for each line.
+    """
 
     def __init__(self, kind: TaskType, script: Sequence[str], method: str = "spawn") -> None:
-        self.kind, self.method = kind, method
+        self.kind = kind
+        self.method = method
         self.command = [sys.executable, "-P", *script]
         self.forking: subprocess.Popen[str] | None = None
 
@@ -34,32 +41,72 @@ class Executor(SubprocessExecutor):
 
     def reconcile(self) -> None:
         """Before each question for work: start the process that forks, unless it is there."""
-        if self.method == "fork" and (self.forking is None or self.forking.poll() is not None):
-            self.forking = subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
+        if self.method != "fork":
+            return
+        if self.forking is None or self.forking.poll() is not None:
+            self.forking = self._started()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process; Flower's option to install what an app depends on is not passed on to it."""
+        """Start the process, and hand over its arguments by its standard input.
+
+        The token among them would let whoever reads it answer in the task's place, and any user of
+        the machine may read the command line of a process. Flower's option to install what an app
+        depends on is not passed on.
+        """
         if spec.task_type != self.kind:
-            return LaunchResult.failed(f"a task of kind {spec.task_type}: only those of kind {self.kind} run here")
-        given = {"token": spec.token, "runtime-api-address": spec.runtime_api_address, "parent-pid": spec.parent_pid}
-        given |= {} if spec.insecure else {"root-certificates": spec.root_certificates_path}
-        arguments = [f"--{key}={value}" for key, value in given.items() if value] + ["--insecure"] * spec.insecure
-        if self.forking is None:
-            subprocess.Popen([*self.command, *arguments])
-        else:
-            print(json.dumps(arguments), file=self.forking.stdin, flush=True)
+            kinds = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
+            return LaunchResult.failed(kinds)
+        process = self.forking or self._started()
+        assert process.stdin is not None
+        try:
+            print(json.dumps(_arguments(spec)), file=process.stdin, flush=True)
+            if process is not self.forking:
+                process.stdin.close()
+        except BrokenPipeError:
+            return LaunchResult.failed("the process of the task ended before it had read the task")
         return LaunchResult.accepted()
 
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
 
-def in_place_of_flowers(executor: Executor) -> AbstractContextManager[object]:
-    """Have Flower's loop, which asks for tasks, hand them to ``executor``; an error where it has no such name."""
+
+def _arguments(spec: ExecutionSpec) -> list[str]:
+    """Return the arguments of ``flwr-clientapp`` and ``flwr-serverapp`` for this task."""
+    options = {
+        "token": spec.token,
+        "runtime-api-address": spec.runtime_api_address,
+        "parent-pid": spec.parent_pid,
+    }
+    if not spec.insecure:
+        options["root-certificates"] = spec.root_certificates_path
+    arguments = [f"--{name}={value}" for name, value in options.items() if value]
+    if spec.insecure:
+        arguments.append("--insecure")
+    return arguments
+
+
+def launching_with(executor: Executor) -> AbstractContextManager[None]:
+    """Have Flower's loop, which asks for tasks, hand them to ``executor``.
+
+    AttributeError where another version of Flower has no such name.
+    """
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    return patch.object(run_superexec, "get_executor", lambda *_, **__: executor)
+    return replaced(run_superexec, get_executor=lambda *_, **__: executor)
 
 
 def own_code() -> dict[str, str]:
-    """Return the environment with this process's code, not the working directory's, and no proxy for loopback."""
-    named = getproxies_environment()  # without any macOS has its own, which no_proxy alone would switch off
-    system = {} if named else {f"{kind}_proxy": url for kind, url in getproxies().items()}
-    direct = "*" if named.get("no") == "*" else f"127.0.0.1,localhost,::1,{named.get('no', '')}".rstrip(",")
-    return system | os.environ | {"PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path)), "no_proxy": direct}
+    """Return an environment with this process's code, not the working directory's.
+
+    It has no proxy for loopback.
+    """
+    proxies = getproxies_environment()
+    system_proxies = {}
+    if not proxies:  # macOS then has its own, which no_proxy alone would switch off
+        system_proxies = {f"{scheme}_proxy": url for scheme, url in getproxies().items()}
+
+    without_proxy = proxies.get("no", "")
+    if without_proxy != "*":
+        without_proxy = f"127.0.0.1,localhost,::1,{without_proxy}".rstrip(",")
+    paths = [path for path in sys.path if os.path.isabs(path)]
+    ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": without_proxy}
+    return {**system_proxies, **os.environ, **ours}

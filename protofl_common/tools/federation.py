@@ -1,4 +1,7 @@
-"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows."""
+"""A federation: what its SuperLink answers, and the certificate and clock that it shows.
+
+A door before the SuperLink shows its own.
+"""
 
 import ssl
 import sys
@@ -15,12 +18,15 @@ from flwr.supercore.run import Run
 
 from protofl_common.config.options import SettingsError
 
-SUBMISSIONS, PATIENCE, FEW_DAYS = 10, 10.0, 30  # the latest, with a line each; seconds; days left of a certificate
+SUBMISSIONS = 10  # the latest, with a line each
+TIMEOUT_SECONDS = 10.0
+SECONDS_PER_DAY = 86400
+FEW_DAYS = 30  # left of a certificate: it should be renewed
 
 
 class Shown(NamedTuple):
     days: int | None  # until the certificate ends; None without TLS
-    ahead: float  # seconds that this machine's clock is ahead of its
+    ahead: float  # seconds that this machine's clock is ahead of the SuperLink's
 
 
 class Federation(NamedTuple):
@@ -30,45 +36,72 @@ class Federation(NamedTuple):
 
 
 def ask(name: str) -> Federation:
-    """Ask the SuperLink ``name`` of Flower's configuration; SettingsError if there is none, or no answer."""
+    """Ask the SuperLink ``name`` of Flower's configuration.
+
+    SettingsError if there is none, or no answer.
+    """
     from click import ClickException  # Flower's command line takes a second to import
     from click.exceptions import Exit
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
 
     try:
-        if not (connection := read_superlink_connection(name)).address:
-            raise SettingsError(f"{name}: has no address in Flower's config.toml; a SuperLink of its own shows nothing")
-        shown = shown_by(connection.address, connection.root_certificates or "")  # first: it says why it fails
-        with redirect_stdout(sys.stderr):  # it says which SuperLink it uses
+        connection = read_superlink_connection(name)
+        if not connection.address:
+            raise SettingsError(
+                f"{name}: has no address in Flower's config.toml; "
+                "a SuperLink of its own shows nothing"
+            )
+        # first: it says why it fails
+        shown = shown_by(connection.address, connection.root_certificates or "")
+        with redirect_stdout(sys.stderr):  # Flower prints which SuperLink it uses
             client = init_http_client_from_connection(connection)
         with closing(client), flwr_cli_exc_handler():
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
-            runs = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS)).run_dict.values()
+            answer = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS))
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:
-        cure = "; renew its certificate as docs/operations.md says" * isinstance(error, ssl.SSLCertVerificationError)
+        cure = ""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            cure = "; renew its certificate as docs/operations.md says"
         raise SettingsError(f"{name}: the SuperLink cannot be asked ({error}){cure}") from error
-    latest = sorted(map(run_from_proto, runs), key=lambda run: str(run.pending_at), reverse=True)
-    return Federation([node for node in nodes if node.status != "unregistered"], latest, shown)
+
+    registered = [node for node in nodes if node.status != "unregistered"]
+    runs = [run_from_proto(run) for run in answer.run_dict.values()]
+    latest_first = sorted(runs, key=lambda run: str(run.pending_at), reverse=True)
+    return Federation(registered, latest_first, shown)
 
 
 def shown_by(address: str, root_certificates: str = "") -> Shown:
-    """Ask HOST:PORT, by TLS if there are ``root_certificates``; OSError (SSLError) without a (trusted) answer."""
-    host, _, port = address.replace("[", "").replace("]", "").rpartition(":")  # brackets of an IPv6 address
-    connection: HTTPConnection = HTTPConnection(host, int(port), timeout=PATIENCE)
+    """Ask HOST:PORT, by TLS if there are ``root_certificates``.
+
+    OSError without an answer, SSLError without a trusted one.
+    """
+    without_brackets = address.replace("[", "").replace("]", "")  # those of an IPv6 address
+    host, _, port = without_brackets.rpartition(":")
+    connection: HTTPConnection = HTTPConnection(host, int(port), timeout=TIMEOUT_SECONDS)
     if root_certificates:
         trusted = ssl.create_default_context(cafile=root_certificates)
-        connection = HTTPSConnection(host, int(port), timeout=PATIENCE, context=trusted)
+        connection = HTTPSConnection(host, int(port), timeout=TIMEOUT_SECONDS, context=trusted)
+
+    certificate = None
     try:
         connection.connect()
-        certificate = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
+        if isinstance(connection.sock, ssl.SSLSocket):
+            certificate = connection.sock.getpeercert()
         connection.request("GET", "/health")
         date = connection.getresponse().getheader("Date")
     except HTTPException as error:
         raise OSError(f"no HTTP: {type(error).__name__}") from error
     finally:
         connection.close()
-    days = int((ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) // 86400) if certificate else None
-    return Shown(days, time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0)
+
+    days = None
+    if certificate:
+        seconds_left = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()
+        days = int(seconds_left // SECONDS_PER_DAY)
+    ahead = 0.0
+    if date:
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    return Shown(days, ahead)

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from protofl_common.tools.cli.arguments import print_json
 
-WRONG, WARNING, FACT = "WRONG", "warning", ""
+WRONG = "WRONG"
+WARNING = "warning"
+FACT = ""
+LEVELS = (WRONG, WARNING, FACT)  # the worst first
 
 
 @dataclass(frozen=True)
@@ -17,21 +20,33 @@ class Finding:
     text: str
     cure: str = ""
 
+    def __str__(self) -> str:
+        line = f"{self.level:8}{self.topic:14}{self.text}"
+        if self.cure:
+            line += f"\n{'':22}do: {self.cure}"
+        return line
+
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: (WRONG, WARNING, FACT).index(finding.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def show(command: str, findings: list[Finding], as_json: bool) -> int:
     """Print the findings in their order, and return the exit status: 1 where something is wrong."""
     if as_json:
-        rows = [asdict(finding) | {"level": (finding.level or "ok").lower()} for finding in findings]
+        rows = []
+        for finding in findings:
+            rows.append({**asdict(finding), "level": finding.level.lower() or "ok"})
         print_json(command, {"findings": rows})
     else:
-        for level, topic, text, cure in map(astuple, findings):
-            print(f"{level:8}{topic:14}{text}" + (f"\n{'':22}do: {cure}" if cure else ""))
+        for finding in findings:
+            print(finding)
     return int(any(finding.level == WRONG for finding in findings))
 
 
 def existing(path: Path) -> Path:
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.exists(folder))
+    """Return ``path``, or the nearest folder above it that exists."""
+    nearest = path.absolute()
+    while not os.path.exists(nearest):
+        nearest = nearest.parent
+    return nearest

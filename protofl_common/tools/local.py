@@ -1,8 +1,9 @@
-"""A federation in this process: the same ServerApp and ClientApp as Flower starts, without a SuperLink and without Ray.
+"""A federation in this process: the apps that Flower starts, without SuperLink and Ray.
 
-Each client computes with as many threads as it gets processors, as in Flower's simulation, and each message is handled
-as there: all figures are the same to the last bit. Clients share the GPUs of this machine, as many as fit. Errors of
-one's own code keep their traceback, and ``breakpoint()`` works where one process does all.
+Each client computes with as many threads as it gets processors, as in Flower's simulation, and each
+message is handled as there: all figures are the same to the last bit. Clients share the GPUs of
+this machine, as many as fit. Errors of one's own code keep their traceback, and ``breakpoint()``
+works where one process does all.
 """
 
 import ctypes
@@ -20,7 +21,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout
 from functools import cache
-from inspect import getattr_static
 from io import TextIOBase
 from multiprocessing import active_children, current_process, get_context
 from pathlib import Path
@@ -31,32 +31,40 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from protofl_common.config.options import SettingsError, Values
+from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.settings import with_halves
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
-CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
-MEGABYTES = 3000  # of a GPU's free memory for each client: 500 of CUDA, and a ResNet on small images
-RELOADED: set[str] = set()  # modules that were reloaded after workers had begun: those of later runs import them anew
-AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
+CPUS = "client-resources-num-cpus"  # Flower's names
+GPUS = "client-resources-num-gpus"
+CLIENT_MEGABYTES = 3000  # of a GPU's free memory: 500 of CUDA, and a ResNet on small images
+MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
 
 
 class LocalGrid(Grid):
-    """Flower's grid of messages where every client is handled on this machine: here, or by ``workers`` processes."""
+    """Flower's grid of messages, for clients that are all on this machine.
+
+    They are handled in this process, or by ``workers`` processes.
+    """
 
     def __init__(
-        self, run_config: Values, nodes: Mapping[int, Values], run_id: int, workers: int = 1, threads: int = 1
+        self,
+        run_config: Values,
+        nodes: Mapping[int, Values],
+        run_id: int,
+        workers: int = 1,
+        threads: int = 1,
     ) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
-        self.run_id, self.run_config, self.nodes, self.threads = run_id, dict(run_config), dict(nodes), threads
-        self._pool = pool(workers) if workers > 1 else None
-        imports = {name: getattr_static(module, "__spec__", None) for name, module in list(sys.modules.items())}
-        forked = vars(self._pool).setdefault("imports", imports) if self._pool else imports  # their modules
-        if old := [name for name in imports if forked.setdefault(name, imports[name]) is not imports[name]]:
-            RELOADED.update(old)
-            pool.cache_clear()
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = run_id
+        TaskIdentity.node_id = 1
+        self.run_id = run_id
+        self.run_config = dict(run_config)
+        self.nodes = dict(nodes)
+        self.threads = threads
+        self._pool: ProcessPoolExecutor | None = None
+        if workers > 1:
             self._pool = pool(workers)
-            vars(self._pool)["imports"] = imports
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
@@ -73,20 +81,30 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = key = str(uuid.uuid4())
-            task = message, self.run_id, self.nodes[message.metadata.dst_node_id], self.run_config, self.threads
-            self._replies[key] = reply = self._pool.submit(answer, *task) if self._pool else Future[Message]()
-            if not self._pool:
-                reply.set_result(answer(*task))
-        return [message.metadata.message_id for message in messages]
+        keys = []
+        for message in list(messages):
+            key = str(uuid.uuid4())
+            message.metadata.__dict__["_message_id"] = key
+            node = self.nodes[message.metadata.dst_node_id]
+            task = (message, self.run_id, node, self.run_config, self.threads)
+            if self._pool:
+                self._replies[key] = self._pool.submit(answer, *task)
+            else:
+                self._replies[key] = Future[Message]()
+                self._replies[key].set_result(answer(*task))
+            keys.append(key)
+        return keys
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        ready = [key for key in message_ids if key in self._replies and self._replies[key].done()]
+        ready = []
+        for key in message_ids:
+            if key in self._replies and self._replies[key].done():
+                ready.append(key)
         return [_reply(self._replies.pop(key)) for key in ready]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
 
 
@@ -96,25 +114,32 @@ def _reply(reply: Future[Message]) -> Message:
     except BrokenProcessPool as error:
         pool.cache_clear()
         raise OSError(
-            "a process that simulates clients has died; most often memory has run out: let fewer clients work at once "
-            "(--cpus). This round does not count; resume.toml in the run's folder lets it go on"
+            "a process that simulates clients has died; most often memory has run out: let fewer "
+            "clients work at once (--cpus). This round does not count; resume.toml in the run's "
+            "folder lets it go on"
         ) from error
 
 
-def answer(message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1) -> Message:
-    """Return a client's reply, computed with so many threads, on the GPU of this process where there are several."""
+def answer(
+    message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1
+) -> Message:
+    """Return a client's reply, computed with so many threads.
+
+    Where there are several GPUs, it is computed on that of this process.
+    """
     from client_app.app import app
 
-    number = current_process()._identity  # () in the process that started the others
-    if number and run_config["device"] != "cpu" and torch.cuda.device_count() > 1:
-        torch.cuda.set_device(number[0] % torch.cuda.device_count())
-    before = torch.get_num_threads()
+    identity = current_process()._identity  # () in the process that started the others
+    if identity and run_config["device"] != "cpu" and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(identity[0] % torch.cuda.device_count())
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        context = Context(run_id, message.metadata.dst_node_id, dict(node), RecordDict(), dict(run_config))
+        node_id = message.metadata.dst_node_id
+        context = Context(run_id, node_id, dict(node), RecordDict(), dict(run_config))
         reply: Message = app(message, context)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
     reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
     return reply
 
@@ -123,13 +148,15 @@ def answer(message: Message, run_id: int, node: Values, run_config: Values, thre
 def pool(workers: int) -> ProcessPoolExecutor:
     """Return the processes that simulate clients, forked once for all runs of this process.
 
-    A fork has PyTorch imported already. It must come before this process computes with several threads, or has one
-    that draws on the screen: no fork survives their locks. CUDA in use does not survive it either.
+    A fork has PyTorch imported already. It must come before this process computes with several
+    threads, or has one that draws on the screen: no fork survives their locks. CUDA in use does
+    not survive it either.
     """
     import client_app.app  # noqa: F401  (forks have it then)
 
-    method = get_context("spawn" if RELOADED or torch.cuda.is_initialized() else "fork")
-    processes = ProcessPoolExecutor(workers, mp_context=method, initializer=_begin)
+    start_method = "spawn" if torch.cuda.is_initialized() else "fork"
+    context = get_context(start_method)
+    processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
     processes.submit(os.getpid).result()  # they start now, all of them
     return processes
 
@@ -146,38 +173,51 @@ def _begin() -> None:
 
 
 class _Lines(TextIOBase):
-    """A stream that hands on whole lines; what `on_line` prints itself goes where output went before."""
+    """A stream that hands on whole lines.
+
+    What `on_line` prints itself goes where output went before.
+    """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
-        self.on_line, self._before, self._rest = on_line, sys.stdout, ""
+        self.on_line = on_line
+        self._stdout_before = sys.stdout
+        self._rest = ""  # a line that has not ended yet
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
-        with redirect_stdout(self._before):
+        with redirect_stdout(self._stdout_before):
             for line in lines:
                 self.on_line(line)
         return len(text)
 
 
 def simulate(
-    run_config: Values, clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
+    run_config: Values,
+    clients: int,
+    on_line: Callable[[str], None],
+    workers: int = 1,
+    threads: int = 1,
 ) -> Path:
     """Run a federation of ``clients`` clients; return the folder of its results.
 
-    ``run_config`` has every key of a run's settings; ``on_line`` is called with each line that the ServerApp prints.
-    The clients are divided among ``workers`` processes; 1: all are handled in this one. Each computes with so many
-    ``threads``, on which sums of floats depend.
+    ``run_config`` has every key of a run's settings; ``on_line`` is called with each line that the
+    ServerApp prints. The clients are divided among ``workers`` processes; 1: all are handled in
+    this one. Each computes with so many ``threads``, on which sums of floats depend.
     """
-    if int(run_config["num-clients"]) > clients:
-        raise SettingsError(f"num-clients = {run_config['num-clients']}: this simulation has {clients} (--clients)")
+    asked = run_config["num-clients"]
+    if int(asked) > clients:
+        raise SettingsError(f"num-clients = {asked}: this simulation has {clients} (--clients)")
     with_halves()
     from server_app.app import federate
 
-    nodes: dict[int, Values] = {i + 1: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    nodes: dict[int, Values] = {}
+    for partition in range(clients):
+        nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
     run_id = secrets.randbits(63)
     grid = LocalGrid(run_config, nodes, run_id, workers, threads)
     gc.collect()  # what is frozen as garbage would stay for ever, where a table makes run after run
-    gc.freeze()  # a search for garbage then passes over PyTorch's own objects: a tenth of a visit beside training
+    # a search for garbage then passes over PyTorch's objects: a tenth of a visit beside training
+    gc.freeze()
     try:
         with redirect_stdout(_Lines(on_line)):
             return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)))
@@ -190,13 +230,17 @@ def simulate(
         gc.unfreeze()
 
 
-def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+def attempt(
+    run_config: Values, federation: Values, on_line: Callable[[str], None]
+) -> tuple[Path | None, str]:
     """Run a federation of Flower's config; the folder of its results, or None and why it failed."""
     from server_app.app import EXPECTED
 
-    clients, workers = int(federation["num-supernodes"]), workers_for(federation, str(run_config["device"]))
+    clients = int(federation["num-supernodes"])
+    threads = int(federation.get(CPUS, 1))
+    workers = workers_for(federation, str(run_config["device"]))
     try:
-        return simulate(run_config, clients, on_line, workers, int(federation.get(CPUS, 1))), ""
+        return simulate(run_config, clients, on_line, workers, threads), ""
     except EXPECTED as error:
         return None, str(error).split("\n")[0]
     except Exception as error:  # no setting mends it: of one's own code, perhaps
@@ -206,19 +250,38 @@ def attempt(run_config: Values, federation: Values, on_line: Callable[[str], Non
 
 
 def workers_for(federation: Values, device: str) -> int:
-    """Start the processes that simulate clients, and return how many: as many as processors and GPUs have room for."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # of a job or container, not the machine's
-    workers, part = cores // int(federation.get(CPUS, 1)), federation.get(GPUS)
-    if part == 0:
+    """Start the processes that simulate clients, and return how many.
+
+    They are as many as processors and GPUs have room for.
+    """
+    cores = 1
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))  # of a job or container, not the machine's
+    workers = cores // int(federation.get(CPUS, 1))
+
+    share = federation.get(GPUS)  # of a GPU, for each client
+    if share == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif gpus := visible_gpus(device):
-        places = max(1, min(AT_MOST, min(free for _, free in gpus) // MEGABYTES)) * len(gpus)
-        workers = min(workers, int(len(gpus) / float(part) + 1e-6) if part else places)
-        names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
-        _say(f"this machine has {names} ({gpus[0][0]}), {max(1, workers)} clients at a time; --gpus 0: none uses it")
+    else:
+        gpus = visible_gpus(device)
+        if gpus:
+            workers = min(workers, _clients_on(gpus, share))
+            names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
+            at_once = f"{max(1, workers)} clients at a time"
+            _say(f"this machine has {names} ({gpus[0][0]}), {at_once}; --gpus 0: none uses it")
+
     if workers > 1:
         pool(workers)
     return max(1, workers)
+
+
+def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
+    """Return how many clients may work at once, by their ``share`` of a GPU or by free memory."""
+    if share:
+        return int(len(gpus) / float(share) + 1e-6)
+    least_free = min(free_megabytes for _, free_megabytes in gpus)
+    clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
+    return max(1, clients) * len(gpus)
 
 
 @cache
@@ -228,16 +291,30 @@ def _say(text: str) -> None:
 
 @cache
 def visible_gpus(device: str) -> list[tuple[str, int]]:
-    """Name and free megabytes of the NVIDIA GPUs that clients may use by the setting ``device``; asks no CUDA."""
-    program, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not device.startswith(("auto", "cuda")) or not program or visible == "" or torch.version.cuda is None:
+    """Return name and free megabytes of the NVIDIA GPUs that ``device`` lets clients use.
+
+    CUDA is not asked.
+    """
+    program = shutil.which("nvidia-smi")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not device.startswith(("auto", "cuda")):
         return []
-    which = [f"--id={visible}"] if visible else []
-    command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits", *which]
+    if not program or visible == "" or torch.version.cuda is None:
+        return []
+
+    command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    if visible:
+        command.append(f"--id={visible}")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        lines = [line.rpartition(",") for line in answer.stdout.splitlines() if line.strip()]
-        gpus = [(name.strip(), int(free)) for name, _, free in lines]
-        return [gpus[int(device.partition(":")[2])]] if ":" in device else gpus
+        gpus = []
+        for line in answer.stdout.splitlines():
+            if line.strip():
+                name, _, free_megabytes = line.rpartition(",")
+                gpus.append((name.strip(), int(free_megabytes)))
+        _, colon, number = device.partition(":")
+        if colon:
+            return [gpus[int(number)]]
+        return gpus
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

@@ -32,6 +32,7 @@ from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.local import simulate
 from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.schema import Exchange
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
@@ -50,30 +51,39 @@ class Run:
 
     @property
     def rounds(self) -> list[RoundRow]:
-        """Return the rows of ``metrics.jsonl``: one for each round, and one for the final evaluation."""
-        if not (rows := RunFolder(Path(self.folder)).rows()):
-            raise SettingsError(f"{self.folder}: no {METRICS} with a round in it; give the folder of a run")
+        """Return the rows of ``metrics.jsonl``: one for each round, and the final evaluation."""
+        rows = RunFolder(Path(self.folder)).rows()
+        if not rows:
+            raise SettingsError(
+                f"{self.folder}: no {METRICS} with a round in it; give the folder of a run"
+            )
         return rows
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Return the final mean over the clients for each way to predict, ``head`` or ``prototype``, in [0, 1]."""
+        """Return the final mean over the clients, in [0, 1], for each way to predict.
+
+        The ways are ``head`` and ``prototype``.
+        """
         return {kind: figures["mean"] for kind, figures in self.summary["accuracy"].items()}
 
     def frame(self) -> Any:
         """Return a pandas data frame with a row for each round, client and way to predict."""
         import pandas  # type: ignore[import-untyped]
 
-        return pandas.DataFrame(
-            {"round": row["evaluated-after-round"], "client": name, "by": kind, "accuracy": accuracy}
-            for row in self.rounds
-            for name, client in row["clients"].items()
-            for kind, accuracy in client["accuracy"].items()
-        )
+        table = []
+        for row in self.rounds:
+            number = row["evaluated-after-round"]
+            for name, client in row["clients"].items():
+                for kind, accuracy in client["accuracy"].items():
+                    table.append(
+                        {"round": number, "client": name, "by": kind, "accuracy": accuracy}
+                    )
+        return pandas.DataFrame(table)
 
 
 class Tried(NamedTuple):
-    """The result of one step of a client half: the loss terms, and the payload that it would upload."""
+    """The result of one step of a client half: its loss terms, and what it would upload."""
 
     losses: dict[str, float]
     upload: Any
@@ -87,72 +97,125 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: Scalar,
 ) -> Run:
-    """Run a federation in this process, return its results; SettingsError or DataError: a line for each wrong setting.
+    """Run a federation in this process, and return its results.
 
-    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
-    So many ``clients`` divide it, and ``workers`` are the processes among which the clients are divided; more than 1
-    only before this process has computed with PyTorch. ``on_line`` is called with each line that ``protofl run`` would
-    show; nothing is shown by default.
+    SettingsError or DataError has a line for each wrong setting.
+
+    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what
+    ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the processes among which
+    the clients are divided; more than 1 only before this process has computed with PyTorch.
+    ``on_line`` is called with each line that ``protofl run`` would show; else none is shown.
     """
     config = _config(data, settings)
     allow_named(config)
     checked(config, settings)
-    return Run(simulate(config, index(clients), on_line or (lambda line: None), workers))
+    folder = simulate(config, index(clients), on_line or (lambda line: None), workers)
+    return Run(folder)
 
 
 def try_method(
-    client: type, data: Data | None = None, like: str = "fedproto", own: Hparams | None = None, **settings: Scalar
+    client: type,
+    data: Data | None = None,
+    like: str = "fedproto",
+    own: Hparams | None = None,
+    **settings: Scalar,
 ) -> Tried:
-    """Train one batch of the data with the client half ``client``, and return what came of it: no federation.
+    """Train one batch with the client half ``client``, without a federation.
 
-    Before that it receives what the server half of ``like`` begins with, and its own upload, of the entries that go
-    down, so that terms of what comes have something to act on. ``like`` names the algorithm whose exchange the half
-    has, and its hyper-parameters unless ``own`` are given.
+    Before that it receives what the server half of ``like`` begins with, and its own upload, of the
+    entries that go down, so that terms of what comes have something to act on. ``like`` names the
+    algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
     from client_app.client import Client
     from client_app.introduction import card_of
     from server_app.strategies.base import server_half
 
-    alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
+    alone: dict[str, Scalar] = {
+        "algo": like,
+        "rounds": 1,
+        "local-steps": 1,
+        "partition": "iid",
+        "state-dir": mkdtemp(),
+    }
     config = _config(data, settings | alone)
-    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
+    node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
+    site = Client(Context(1, 1, node, RecordDict(), config))
     site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
-    card, of_like = card_of(site, 0, ""), site.settings
-    server: Any = SimpleNamespace(settings=of_like, reference=card, cards={site.name: card})
-    site.settings = replace(of_like, hparams=own or of_like.hparams)
-    algorithm, exchange = client(site, 1), site.settings.exchange
-    algorithm.receive(server_half(of_like.row)(server).payload_down())
-    pack_payload(sent := algorithm.upload(), exchange.up)  # ValueError for an entry that ``like`` does not declare
-    alike = [name for name, entry in exchange.down.items() if type(entry) is type(exchange.up.get(name))]
-    algorithm.receive(Payload(**{name: value for name in alike if len(value := sent.entries.get(name, ()))}))
+    card = card_of(site, 0, "")
+    likes_settings = site.settings
+    server: Any = SimpleNamespace(settings=likes_settings, reference=card, cards={site.name: card})
+    site.settings = replace(likes_settings, hparams=own or likes_settings.hparams)
+    exchange = site.settings.exchange
+
+    algorithm = client(site, 1)
+    algorithm.receive(server_half(likes_settings.row)(server).payload_down())
+    upload = algorithm.upload()
+    pack_payload(upload, exchange.up)  # ValueError for an entry that ``like`` does not declare
+    algorithm.receive(_as_download(upload, exchange))
     return Tried(algorithm.fit(), algorithm.upload())
 
 
+def _as_download(upload: Payload, exchange: Exchange) -> Payload:
+    """Return the entries of an upload that go down too, in the same form, and are not empty."""
+    entries = {}
+    for name, declared in exchange.down.items():
+        if type(declared) is not type(exchange.up.get(name)):
+            continue
+        value = upload.entries.get(name, ())
+        if len(value):
+            entries[name] = value
+    return Payload(**entries)
+
+
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
-    algorithm_named.cache_clear()  # a package may have been reloaded since the run before
-    chosen = flatten({key if "." in key else key.replace("_", "-"): value for key, value in settings.items()})
-    chosen = {key: value.item() if isinstance(value, np.generic) else value for key, value in chosen.items()}
-    return default_run_config() | {"report": False} | _of_data(data, str(chosen.get("cache-dir", ""))) | chosen
+    """Return a run's settings: the defaults, what names the data, and ``settings``.
+
+    In the last a key may have ``_`` for ``-``.
+    """
+    dashed = {}
+    for key, value in settings.items():
+        is_nested = "." in key
+        dashed[key if is_nested else key.replace("_", "-")] = value
+
+    chosen = flatten(dashed)
+    for key, value in chosen.items():
+        if isinstance(value, np.generic):
+            chosen[key] = value.item()
+    of_data = _of_data(data, str(chosen.get("cache-dir", "")))
+    return {**default_run_config(), "report": False, **of_data, **chosen}
 
 
 def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
-    """Settings that name the data; equal arrays become one file, so that runs of them can be compared."""
+    """Return the settings that name the data.
+
+    Equal arrays become one file, so that runs of them can be compared.
+    """
     data_key.cache_clear()  # a file may have been changed since the run before
     if data is None:
         return {}
     if isinstance(data, (str, Path)):
-        return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
-    inputs, labels = np.asarray(data[0]), np.asarray(list(data[1]))  # pandas' texts are objects
+        dataset = "image-folder" if Path(data).is_dir() else "arrays"
+        return {"data-dir": str(data), "dataset": dataset}
+
+    inputs = np.asarray(data[0])
+    labels = np.asarray(list(data[1]))  # pandas' texts are objects
     if inputs.shape[:1] != labels.shape[:1]:
-        raise SettingsError(f"data: inputs {list(inputs.shape)}, labels {list(labels.shape)}: each input needs a label")
-    marks = [(str(of.dtype), of.shape, sha256(of.tobytes()).hexdigest()) for of in (inputs, labels)]
-    file = cache_folder(cache_dir) / f"arrays-{digest(*marks)}.npz"
+        shapes = f"inputs {list(inputs.shape)}, labels {list(labels.shape)}"
+        raise SettingsError(f"data: {shapes}: each input needs a label")
+    file = cache_folder(cache_dir) / f"arrays-{digest(_mark(inputs), _mark(labels))}.npz"
+
+    def already_there() -> Path | None:
+        return file if file.exists() else None
 
     def written() -> Path:
         with replacing(file, private=True) as beside, beside.open("wb") as opened:
             np.savez(opened, inputs=inputs, labels=labels)
         return file
 
-    cached(file, lambda: file if file.exists() else None, written)
+    cached(file, already_there, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
+
+
+def _mark(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], str]:
+    return str(array.dtype), array.shape, sha256(array.tobytes()).hexdigest()

@@ -23,7 +23,10 @@ class Federation:
         self.folder = folder
         self.changed = changed_checkout(folder / "changed")
         self.link: Connection = running.enter_context(superlink(folder, "--isolation", "process"))
-        programs = {"east": (PROTOFL, "site", "run"), "south": ("flower-supernode",)}
+        programs: dict[str, tuple[str, ...]] = {
+            "east": (PROTOFL, "site", "run", "--start-method", "spawn"),  # others run with "fork"
+            "south": ("flower-supernode",),
+        }
         for number, (site, program) in enumerate(programs.items()):
             facts = f'site-name="{site}" partition-id={number} num-partitions=2'
             facts += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}"'

@@ -1,8 +1,9 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, which may return an exit status.
+"""The command ``protofl``.
 
-It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
-subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no PyTorch, which takes seconds, to
-read figures.
+One file per subcommand; each has `describe` and `act`, which may return an exit status. The command
+simulates runs in processes of its own, and reads the files that runs leave behind. It imports only
+the chosen subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no
+PyTorch, which takes seconds, to read figures.
 """
 
 import argparse
@@ -28,30 +29,51 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "audit": "what the messages of a run say of single training samples: membership inference",
     "forget": "a site taken out of a run's result",
     "export": "a site's trained model, for use outside of the federation",
-    "predict": "classes of files, by a model that was exported; of a run's test samples, by its clients' models",
+    "predict": (
+        "classes of files, by a model that was exported; "
+        "of a run's test samples, by its clients' models"
+    ),
     "doctor": "what is wrong with this machine, and what to do about it",
-    "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
+    "status": (
+        "a federation of separate machines: who is online, who submitted what, what went wrong"
+    ),
     "study": "a file of settings that you sign: who asks which sites for what, and until when",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
-    "worker": "the SuperLink's worker: the server's half of each run, with code that its operator chose",
+    "worker": (
+        "the SuperLink's worker: the server's half of each run, with code that its operator chose"
+    ),
 }
-FOR_FLOWER = ("site", "worker")  # which hand the arguments that they do not know to Flower's own command
+FOR_FLOWER = ("site", "worker")  # they hand arguments that they do not know to Flower's own command
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
-for variable, off in {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}.items():
-    os.environ.setdefault(variable, off)  # Flower, once imported, would tell its makers who uses it
+# Flower, once imported, would tell its makers who uses it
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C."""
+    """Return the exit status.
+
+    0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C.
+    """
     commands = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
-    about = f"commands:\n{commands}\n\nprotofl COMMAND --help says more; protofl --version names versions."
-    parser = argparse.ArgumentParser("protofl", "protofl COMMAND …", "Federated learning with class prototypes.", about)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=argparse.SUPPRESS)
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
-        print(", ".join(f"{package} {version(package)}" for package in ("protofl", "flwr", "torch")))
+    more = "protofl COMMAND --help says more; protofl --version names versions."
+    parser = argparse.ArgumentParser(
+        prog="protofl",
+        usage="protofl COMMAND …",
+        description="Federated learning with class prototypes.",
+        epilog=f"commands:\n{commands}\n\n{more}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    hidden = argparse.SUPPRESS
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=hidden)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=hidden)
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        versions = [f"{package} {version(package)}" for package in ("protofl", "flwr", "torch")]
+        print(", ".join(versions))
         return 0
+
     chosen = parser.parse_args(arguments)
     from protofl_common.basics.files import TensorFileError
     from protofl_common.data.raw import DataError  # numpy, which --help does not need
@@ -59,7 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     with_halves()  # methods of other packages import client_app, which no wheel installs
     try:
-        return import_module(f"{__name__}.{chosen.command}").act(parsed(chosen.command, chosen.arguments)) or 0
+        command = import_module(f"{__name__}.{chosen.command}")
+        return command.act(parsed(chosen.command, chosen.arguments)) or 0
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -74,10 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
 def program() -> NoReturn:
     """`main` as a program: after Ctrl-C no thread that waits for a killed process keeps it."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" for a character that the terminal's encoding lacks
+        # "?" for a character that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="replace")
     for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, signal.default_int_handler)  # a killed `protofl` ends its run, as Ctrl-C does
-    if (status := main()) == STOPPED:
+        # a killed `protofl` ends its run, as Ctrl-C does
+        signal.signal(kind, signal.default_int_handler)
+    status = main()
+    if status == STOPPED:
         sys.stdout.flush()
         os._exit(STOPPED)
     sys.exit(status)
@@ -94,11 +120,15 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
     parser = parser_of(command)
-    parse = parser.parse_known_args if command in FOR_FLOWER else parser.parse_known_intermixed_args
-    result, unknown = parse(arguments)
-    result.flowers = unknown
+    if command in FOR_FLOWER:
+        result, unknown = parser.parse_known_args(arguments)
+    else:
+        result, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown and command not in FOR_FLOWER:
-        hint = "; settings are KEY=VALUE without dashes, such as rounds=5" * ("KEY=VALUE" in parser.format_usage())
+        hint = ""
+        if "KEY=VALUE" in parser.format_usage():
+            hint = "; settings are KEY=VALUE without dashes, such as rounds=5"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    result.flowers = unknown
     allow(names_in(getattr(result, "allow_python", "")))
     return result

@@ -1,4 +1,4 @@
-"""``python -m protofl_common.tools.cli``: the command where the project is not installed, as in the image."""
+"""``python -m protofl_common.tools.cli``: the command without an installation, as in the image."""
 
 from protofl_common.tools.cli import program
 

@@ -1,7 +1,8 @@
-"""Arguments that commands share: ``key=value``, ``--allow-python``, ``--json``, and recipes and runs by their names.
+"""Arguments that commands share: ``key=value``, ``--allow-python``, ``--json``, recipes, runs.
 
-Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
-silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
+Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong
+type passes silently. Here the declared type of each key (`experiment/settings.py`) decides how its
+value is read.
 """
 
 import argparse
@@ -17,38 +18,53 @@ from protofl_common.config.options import Config, SettingsError, flatten, typed
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import app_folder, default_run_config
 
-FORMAT = 1  # of --json (docs/reference/commands.schema.json); to be increased when an entry changes meaning, or goes
+# of --json (docs/reference/commands.schema.json): one more when an entry changes meaning, or goes
+FORMAT = 1
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 RUNS = Path("runs")
 DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus": 1}
-"""Ten clients, one process of one thread per core: what small models at small batches run best with."""
+"""Ten clients, a process of one thread per core: small models at small batches run best so."""
 
 
-def add_allow_python(parser: argparse.ArgumentParser, source: str, *, backbones: bool = False) -> None:
-    """The option, maybe with that for ``backbones``, for a command that reads ``source``; `cli.parsed` obeys it."""
+def add_allow_python(
+    parser: argparse.ArgumentParser, source: str, *, backbones: bool = False
+) -> None:
+    """Add the option, maybe with that for ``backbones``, to a command that reads ``source``.
+
+    `cli.parsed` obeys it.
+    """
     if backbones:
-        about = f"frozen backbones, beside the embedded ones, that {source} may read or download: torchvision:, file:…"
+        about = (
+            f"frozen backbones, beside the embedded ones, that {source} may read or download: "
+            "torchvision:, file:…"
+        )
         parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=about)
     about = f"Python modules, with commas, that {source} may name and that then run here"
     parser.add_argument("--allow-python", default="", metavar="NAMES", help=about)
 
 
 def read_assignments(words: Iterable[str]) -> Config:
-    """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``; SettingsError for other words.
+    """Read ``["algo=fedplvm", "lr=0.1"]`` as ``{"algo": "fedplvm", "lr": 0.1}``.
 
-    An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
-    is wrong with them, all at once. Python modules that they name may be imported from now on.
+    SettingsError for other words. An unknown key, and a value that does not fit the type of its
+    key, stay text: `Settings.from_run_config` says what is wrong with them, all at once. Python
+    modules that they name may be imported from now on.
     """
-    defaults, values, problems = default_run_config(), Config(), []
+    defaults = default_run_config()
+    values: Config = {}
+    problems = []
     for word in words:
         key, equals, text = word.partition("=")
         if key == "clients":
-            problems.append(f"{word}: the number of simulated clients is no setting; say --clients {text}")
+            cure = f"say --clients {text}"
+            problems.append(f"{word}: the number of simulated clients is no setting; {cure}")
         if not equals or not key:
             problems.append(f"{word}: must be key=value, such as algo=fedproto")
-        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
-        values[key] = typed(text[1:-1] if quoted else text, type(defaults.get(key, "")))
+        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+        if is_quoted:
+            text = text[1:-1]
+        values[key] = typed(text, type(defaults.get(key, "")))
     if problems:
         raise SettingsError("\n".join(problems))
     allow_named(values)
@@ -61,7 +77,10 @@ class Recipe(NamedTuple):
 
 
 def read_recipe(name: str) -> Recipe:
-    """The recipe of ``configs/recipes`` or a TOML file, empty for no name; SettingsError if missing, or not TOML."""
+    """Read a recipe of ``configs/recipes`` or a TOML file; no name gives an empty one.
+
+    SettingsError if it is missing, or not TOML.
+    """
     if not name:
         return Recipe({}, DEFAULT_FEDERATION)
     path = file_named(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
@@ -70,19 +89,26 @@ def read_recipe(name: str) -> Recipe:
         settings = flatten(tomllib.loads(text))
     except OSError:
         names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
-        raise SettingsError(f"recipe = {name!r}: no such file; choose a TOML file, or one of {names}") from None
+        choices = f"choose a TOML file, or one of {names}"
+        raise SettingsError(f"recipe = {name!r}: no such file; {choices}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
     return Recipe(settings, federation_in(text))
 
 
 def federation_in(text: str) -> Config:
-    """``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``; the default without it."""
+    """Read ``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``.
+
+    A text without that line has the default federation.
+    """
     line = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
     if not line:
         return dict(DEFAULT_FEDERATION)
-    words = (word.partition("=") for word in shlex.split(line[1]))
-    return {key: typed(value, int if value.isdigit() else float) for key, _, value in words}
+    federation = {}
+    for word in shlex.split(line[1]):
+        key, _, value = word.partition("=")
+        federation[key] = typed(value, int if value.isdigit() else float)
+    return federation
 
 
 def file_named(name: str) -> Path:
@@ -99,7 +125,9 @@ def run_named(run: str) -> Path:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="the same as an object of JSON, for programs")
+    parser.add_argument(
+        "--json", action="store_true", help="the same as an object of JSON, for programs"
+    )
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:

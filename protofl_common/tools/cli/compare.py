@@ -16,79 +16,157 @@ from rich.console import Console
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
 from protofl_common.tools.cli.arguments import add_json, print_json, run_named
-from protofl_common.tools.groups import ESTIMATED, Estimate, Group, draw_groups, estimated, grouped, holm, run_folders
+from protofl_common.tools.groups import (
+    ESTIMATED,
+    Estimate,
+    Group,
+    draw_groups,
+    estimated,
+    grouped,
+    holm,
+    run_folders,
+)
 from protofl_common.tools.tables.figure import LEGAL, Figure
+
+FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
+WORD_COLUMNS = (0, 7)  # of a table of groups: their names, and notes
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder or name in runs/, or a folder of runs")
-    parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
-    for part in ("what", "when", "over"):
-        parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
-    parser.add_argument("--latex", type=Path, metavar="FILE.tex", help="the table of groups, for LaTeX")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="means with intervals, as FILE.svg or FILE.pdf")
+    runs = "a run's folder or name in runs/, or a folder of runs"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
+    against = "a run of the group that others are compared with (the first)"
+    parser.add_argument("--against", metavar="RUN", help=against)
+    for part in FIGURE_PARTS:
+        about = f"of groups: {LEGAL[part][0]}".replace("%", "%%")
+        parser.add_argument(f"--{part}", default="", help=about)
+    latex = "the table of groups, for LaTeX"
+    parser.add_argument("--latex", type=Path, metavar="FILE.tex", help=latex)
+    figure = "means with intervals, as FILE.svg or FILE.pdf"
+    parser.add_argument("--figure", type=Path, metavar="FILE", help=figure)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
     folders = run_folders([run_named(run) for run in arguments.runs])
-    if arguments.figure and arguments.figure.suffix not in (".svg", ".pdf"):
-        raise SettingsError(f"--figure {arguments.figure}: must end in .svg or .pdf")
-    parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
+    drawing = arguments.figure
+    if drawing and drawing.suffix not in (".svg", ".pdf"):
+        raise SettingsError(f"--figure {drawing}: must end in .svg or .pdf")
+    parts = {}
+    for part in FIGURE_PARTS:
+        if getattr(arguments, part):
+            parts[part] = getattr(arguments, part)
     figure = Figure.of(parts, "compare") if parts else None
     groups = grouped(folders, figure)
     if arguments.against:
-        if (against := run_named(arguments.against)).resolve() not in map(Path.resolve, folders):
-            raise SettingsError(f"--against {arguments.against}: must be one of the runs that are compared")
-        (first,) = grouped([against], figure)
-        groups.sort(key=lambda group: (group.settings, group.clients) != (first.settings, first.clients))
-    console = Console()
+        _put_first(groups, _group_of(arguments.against, folders, figure))
+
+    one_run_each = len(groups) == len(folders)
     if arguments.json:
-        print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
-    elif len(groups) == len(folders) and not (arguments.against or parts):
-        console.print(comparison(folders).on_terminal())
+        reference = groups[0]
+        print_json("compare", {"groups": [_as_dict(group, reference) for group in groups]})
+    elif one_run_each and not (arguments.against or parts):
+        Console().print(comparison(folders).on_terminal())
         if len(groups) > 1:
-            print("One run each: a difference may be chance. Repeat them with seed=1, seed=2, … to see intervals.")
+            print(
+                "One run each: a difference may be chance. "
+                "Repeat them with seed=1, seed=2, … to see intervals."
+            )
     else:
-        console.print(table_of(groups).on_terminal())
-        if extra := len(folders) - sum(len(group.runs) for group in groups):
-            print(f"{extra} runs repeat another with the same settings and seed; of each the latest counts.")
-        differences = {group.name: group.beyond(groups[0])[0] for group in groups[1:]}
-        tested = {name: than.p for name, than in differences.items() if than and than.n > 1}
-        if len(tested) > 1:
-            corrected = ", ".join(f"{printable(name)} {p:.3f}" for name, p in holm(tested).items())
-            print(f"p is of each comparison alone; corrected for {len(tested)} of them (Holm): {corrected}")
+        Console().print(table_of(groups).on_terminal())
+        _print_notes(folders, groups)
+
     if arguments.latex:
         write_text(arguments.latex, table_of(groups).as_latex())
-    if arguments.figure:
-        unit = "\n".join(dict.fromkeys(group.figure + ", %" * (group.digits == 2) for group in groups))
-        draw_groups(groups, unit, arguments.figure)
-    for file in filter(None, (arguments.latex, arguments.figure)):
-        print(file, file=sys.stderr)
+    if drawing:
+        draw_groups(groups, _units(groups), drawing)
+    for file in (arguments.latex, drawing):
+        if file:
+            print(file, file=sys.stderr)
+
+
+def _units(groups: list[Group]) -> str:
+    """Return the label of the figure's axis: which figures the groups have, a line each."""
+    units: dict[str, None] = {}  # each once, in order
+    for group in groups:
+        unit = f"{group.figure}, %" if group.digits == 2 else group.figure
+        units[unit] = None
+    return "\n".join(units)
+
+
+def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
+    """Return the group of the run that --against names; SettingsError if it is not compared."""
+    run = run_named(name)
+    if run.resolve() not in [folder.resolve() for folder in folders]:
+        raise SettingsError(f"--against {name}: must be one of the runs that are compared")
+    (group,) = grouped([run], figure)
+    return group
+
+
+def _put_first(groups: list[Group], first: Group) -> None:
+    def is_other(group: Group) -> bool:
+        return (group.settings, group.clients) != (first.settings, first.clients)
+
+    groups.sort(key=is_other)
+
+
+def _print_notes(folders: list[Path], groups: list[Group]) -> None:
+    """Say which runs do not count, and what p is when several groups are compared with one."""
+    repeated = len(folders) - sum(len(group.runs) for group in groups)
+    if repeated:
+        print(
+            f"{repeated} runs repeat another with the same settings and seed; "
+            "of each the latest counts."
+        )
+    p_values = {}
+    for group in groups[1:]:
+        difference, _ = group.beyond(groups[0])
+        if difference and difference.n > 1:
+            p_values[group.name] = difference.p
+    if len(p_values) > 1:
+        corrected = [f"{printable(name)} {p:.3f}" for name, p in holm(p_values).items()]
+        print(
+            f"p is of each comparison alone; corrected for {len(p_values)} of them (Holm): "
+            f"{', '.join(corrected)}"
+        )
 
 
 def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
-    figures = ", ".join(dict.fromkeys(text for group in groups for text in group.figures.values()))
-    warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
+    reference = groups[0]
     rows = []
     for group in groups:
-        than, note = group.beyond(groups[0])
-        cells = estimated(group.values.values(), than, group.digits)
-        if group is groups[0]:
-            cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
+        difference, note = group.beyond(reference)
+        cells = estimated(group.values.values(), difference, group.digits)
+        if group is reference:
+            cells = [*cells[:3], "", "", ""]
+            note = "one seed" if len(group.values) == 1 else ""
         rows.append([printable(group.name), *cells, note])
-    note = f"Over the clients that have them, of test data unless it says otherwise: {printable(figures)}.{warning}"
-    return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
+
+    figures: dict[str, None] = {}  # each once, in order
+    for group in groups:
+        figures |= dict.fromkeys(group.figures.values())
+    names = ", ".join(figures)
+    note = (
+        "Over the clients that have them, of test data unless it says otherwise: "
+        f"{printable(names)}."
+    )
+    if "chosen on test" in names:
+        note += " What was chosen on test data is too good."
+    return Table(("group", *ESTIMATED, ""), rows, note, words=WORD_COLUMNS)
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
-    than, note = (None, "") if group is reference else group.beyond(reference)
+    difference = None
+    note = ""
+    if group is not reference:
+        estimate, note = group.beyond(reference)
+        difference = estimate and estimate.as_dict(test=True)
     return {
         "name": group.name,
         "settings": group.settings,
@@ -97,7 +175,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
         "values": {str(seed): value for seed, value in group.values.items()},
         **Estimate.of(group.values.values()).as_dict(),
-        "difference": than and than.as_dict(test=True),
+        "difference": difference,
         "note": note,
     }
 
@@ -105,27 +183,56 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
 def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
-    figures = [_figures(folder, summary) for folder, summary in zip(folders, summaries, strict=True)]
-    rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
-    settings = [summary["settings"] | {"division": summary.get("division", 1)} for summary in summaries]
-    for key in dict.fromkeys(key for of_run in settings for key in of_run):
+    columns = []
+    settings = []
+    for folder, summary in zip(folders, summaries, strict=True):
+        columns.append(_figures(folder, summary))
+        settings.append(summary["settings"] | {"division": summary.get("division", 1)})
+
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    rows += _different(settings)
+
+    note = ""
+    if any(_hides_a_std(summary) for summary in summaries):
+        note = f"Without a std: {HIDDEN}"
+    heads = [folder.resolve().name for folder in folders]
+    return Table(["", *heads], rows, note)
+
+
+def _different(settings: list[Config]) -> list[list[str]]:
+    """Return a row for each setting that is not the same in all runs, but for mere names."""
+    keys: dict[str, None] = {}  # each once, in order
+    for of_run in settings:
+        keys |= dict.fromkeys(of_run)
+    rows = []
+    for key in keys:
         values = [of_run.get(key) for of_run in settings]
-        if key not in keys_that_change("name") and any(value != values[0] for value in values):
+        is_same = all(value == values[0] for value in values)
+        if not is_same and key not in keys_that_change("name"):
             rows.append([key, *("–" if value is None else str(value) for value in values)])
-    note = f"Without a std: {HIDDEN}" * any("std" not in of for run in summaries for of in run["accuracy"].values())
-    return Table(["", *(folder.resolve().name for folder in folders)], rows, note)
+    return rows
+
+
+def _hides_a_std(summary: Summary) -> bool:
+    return any("std" not in figures for figures in summary["accuracy"].values())
 
 
 def _figures(folder: Path, summary: Summary) -> dict[str, str]:
+    """Return a column of the comparison: the name of each figure, and its text."""
     with reading(f"{folder}: not the figures of a run"):
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
-        figures |= {"clients": counted(client["arch"] for client in summary["clients"].values())}
+        networks = [client["arch"] for client in summary["clients"].values()]
+        figures["clients"] = counted(networks)
         for kind in KINDS:
             texts = cells(summary["accuracy"].get(kind, {}))
-            names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
+            for measure, text in zip(MEASURES, texts, strict=True):
+                figures[f"{kind}: {measure.replace('weighted', 'by-samples')}"] = text
             best = summary["best-accuracy"].get(kind)
-            figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
-        figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-        figures |= {name.replace("-", " "): human_seconds(summary[name]) for name in ("seconds", "seconds-per-round")}
+            figures[f"{kind}: best"] = best_text(best) if best else "–"
+        for direction, size in summary["bytes"].items():
+            figures[f"bytes {direction}"] = human_bytes(size)
+        figures["seconds"] = human_seconds(summary["seconds"])
+        figures["seconds per round"] = human_seconds(summary["seconds-per-round"])
         lost = summary["trouble"] | {"late": 0}  # a late one was missing before
-        return figures | {"lost replies": str(sum(lost.values()))}
+        figures["lost replies"] = str(sum(lost.values()))
+        return figures

@@ -10,6 +10,7 @@ into folders that runs write to. protofl site check is for machines with data of
 """
 
 import argparse
+import math
 import os
 import shutil
 import subprocess
@@ -28,46 +29,74 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data.division import placed, shares_of
 from protofl_common.data.partitions import DOMAIN_PARTITIONS
 from protofl_common.data.raw import DataError, described
-from protofl_common.data.store import open_data
-from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
+from protofl_common.data.store import StoredData, open_data
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config
+from protofl_common.tools.cli.arguments import (
+    add_allow_python,
+    add_json,
+    read_assignments,
+    read_recipe,
+)
 from protofl_common.tools.cli.run import checked
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show, worst_first
+from protofl_common.tools.findings import (
+    FACT,
+    WARNING,
+    WRONG,
+    Finding,
+    existing,
+    show,
+    worst_first,
+)
 
-OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
-FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
-PROC, BIN = Path("/proc"), Path(sys.executable).parent
+CLIENT_BYTES = 700e6  # of memory, for a simulated client at work
+FEW_BYTES = 2e9  # of a disk
+FEW_SHARED_BYTES = 500e6  # of shared memory
+PROC = Path("/proc")
+BIN = Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 MOST_NAMES = 20  # of clients, which may be patients
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
-    parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
+    settings = "settings of the run that shall work"
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
+    recipe = "a TOML file, or one of configs/recipes, below these"
+    parser.add_argument("--recipe", metavar="NAME", help=recipe)
     parser.add_argument("--clients", type=int, metavar="N", help="its clients")
     add_allow_python(parser, "the recipe")
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    recipe, arguments.counts = read_recipe(arguments.recipe), arguments.clients is None and not arguments.recipe
-    arguments.clients = recipe.federation["num-supernodes"] if arguments.clients is None else arguments.clients
+    recipe = read_recipe(arguments.recipe)
+    arguments.counts = arguments.clients is None and not arguments.recipe
+    if arguments.clients is None:
+        arguments.clients = recipe.federation["num-supernodes"]
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.chosen = read_assignments(arguments.settings)
     arguments.settings = recipe.settings | arguments.chosen
-    findings = worst_first(finding for check in CHECKS for finding in _safely(check, arguments))
-    return show("doctor", findings, arguments.json)
+
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings += _safely(check, arguments)
+    return show("doctor", worst_first(findings), arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have
 
 
-def _safely(check: Callable[[argparse.Namespace], Found], asked: argparse.Namespace) -> list[Finding]:
+def _safely(
+    check: Callable[[argparse.Namespace], Found], asked: argparse.Namespace
+) -> list[Finding]:
+    """Run a check; its own failure must not hide what the others find."""
     topic = check.__name__.strip("_")
     try:
-        return [Finding(level, topic, text, cure if level else "") for level, text, cure in check(asked)]
-    except Exception as error:  # one odd thing must not hide the others
+        findings = []
+        for level, text, cure in check(asked):
+            findings.append(Finding(level, topic, text, cure if level else ""))
+        return findings
+    except Exception as error:
         return [Finding(FACT, topic, f"cannot be told here ({error!r})")]
 
 
@@ -76,13 +105,19 @@ def _versions(asked: argparse.Namespace) -> Found:
     pip = f"{sys.executable} -m pip install"
     for bound in bounds:
         try:
-            if not bound.specifier.contains(installed := version(bound.name), prereleases=True):
-                yield WRONG, f"{bound.name} {installed} is not {bound.specifier}", f"{pip} '{bound}'"
+            installed = version(bound.name)
         except PackageNotFoundError:
             yield WRONG, f"{bound.name} is not installed", f"{pip} '{bound}'"
+            continue
+        if not bound.specifier.contains(installed, prereleases=True):
+            wrong = f"{bound.name} {installed} is not {bound.specifier}"
+            yield WRONG, wrong, f"{pip} '{bound}'"
+
     if not (BIN / "flower-superlink").exists():
-        yield WRONG, f"flower-superlink is not in {BIN}, beside this Python", f"{pip} --force-reinstall flwr"
-    packages = f"Python {sys.version.split()[0]}, flwr {version('flwr')}, {len(bounds)} packages looked at"
+        missing = f"flower-superlink is not in {BIN}, beside this Python"
+        yield WRONG, missing, f"{pip} --force-reinstall flwr"
+    python = sys.version.split()[0]
+    packages = f"Python {python}, flwr {version('flwr')}, {len(bounds)} packages looked at"
     yield FACT, f"{packages}; the app is in {app_folder()}", ""
 
 
@@ -93,80 +128,143 @@ def _torch(asked: argparse.Namespace) -> Found:
         cure = f"{sys.executable} -m pip install --force-reinstall torch torchvision"
         yield WRONG, f"PyTorch cannot be loaded ({error})", cure
         return
-    cuda, wanted = torch.cuda.is_available(), str(asked.settings.get("device", ""))
-    if wanted.startswith("cuda") and not cuda:
-        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-        cure = "nvidia-smi must list a GPU; take device=cpu, or the PyTorch of https://pytorch.org for its driver"
-        yield WRONG, f"device = {wanted!r}: PyTorch {torch.__version__} {built} and sees no GPU", cure
-    gpus = f"{torch.cuda.device_count()} GPUs, which protofl run uses" if cuda else "no GPU"
+    has_cuda = torch.cuda.is_available()
+    device = str(asked.settings.get("device", ""))
+    if device.startswith("cuda") and not has_cuda:
+        built = "is built without CUDA"
+        if torch.version.cuda:
+            built = f"is built for CUDA {torch.version.cuda}"
+        what = f"device = {device!r}: PyTorch {torch.__version__} {built} and sees no GPU"
+        cure = (
+            "nvidia-smi must list a GPU; take device=cpu, or the PyTorch of "
+            "https://pytorch.org for its driver"
+        )
+        yield WRONG, what, cure
+    gpus = "no GPU"
+    if has_cuda:
+        gpus = f"{torch.cuda.device_count()} GPUs, which protofl run uses"
     yield FACT, f"PyTorch {torch.__version__}, {gpus}", ""
 
 
 def _memory(asked: argparse.Namespace) -> Found:
     facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, len(os.sched_getaffinity(0))
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    cores = len(os.sched_getaffinity(0))
     at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
-    needed = at_once * OF_A_CLIENT
-    text = f"{cores} cores, {free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
-    cpus = max(2, -(-cores // max(1, int(free / OF_A_CLIENT))))
+    needed = at_once * CLIENT_BYTES
+    text = (
+        f"{cores} cores, {free / 1e9:.1f} GB free; "
+        f"{at_once} clients at work at once take {needed / 1e9:.1f} GB"
+    )
+    most_clients = max(1, int(free / CLIENT_BYTES))
+    cpus = max(2, math.ceil(cores / most_clients))
     cure = f"end other programs, or have fewer clients at work at once: --cpus {cpus}"
     yield WRONG if free < needed else FACT, text, cure
-    if Path("/dev/shm").exists() and (shared := shutil.disk_usage("/dev/shm").total) < FEW_SHARED:
-        text = f"{shared / 1e6:.0f} MB of shared memory (/dev/shm), through which `flwr run` passes models"
-        yield WARNING, text, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+
+    if Path("/dev/shm").exists():
+        shared = shutil.disk_usage("/dev/shm").total
+        if shared < FEW_SHARED_BYTES:
+            passes = "of shared memory (/dev/shm), through which `flwr run` passes models"
+            cure = "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+            yield WARNING, f"{shared / 1e6:.0f} MB {passes}", cure
 
 
 def _folders(asked: argparse.Namespace) -> Found:
     settings = default_run_config() | asked.settings
-    out, cache = Path(str(settings["out-dir"])).expanduser(), cache_folder(str(settings["cache-dir"]))
-    places = {"out-dir": out, "cache-dir": cache, "TMPDIR": Path(tempfile.gettempdir())}
-    for name, path in places.items():
-        there, other = existing(path), f"{name}=FOLDER" if "-" in name else "export TMPDIR=FOLDER"
-        free = shutil.disk_usage(there).free
-        try:
-            tempfile.TemporaryFile(dir=there).close()
-        except OSError as error:
-            yield WRONG, f"{name} {path}: cannot be written ({error.strerror})", f"chown it, or {other}"
-            continue
-        level, size = (WARNING, f"{free / 1e6:.0f} MB") if free < FEW_BYTES else (FACT, f"{free / 1e9:.0f} GB")
-        yield level, f"{name} {path}: {size} free", f"remove what is not needed, or {other} on another disk"
+    out_dir = Path(str(settings["out-dir"])).expanduser()
+    yield from _folder("out-dir", out_dir, "out-dir=FOLDER")
+    cache_dir = cache_folder(str(settings["cache-dir"]))
+    yield from _folder("cache-dir", cache_dir, "cache-dir=FOLDER")
+    yield from _folder("TMPDIR", Path(tempfile.gettempdir()), "export TMPDIR=FOLDER")
+
+
+def _folder(name: str, path: Path, other: str) -> Found:
+    """Say whether a run can write to the folder, and how much space there is.
+
+    ``other`` is how to choose another.
+    """
+    nearest = existing(path)
+    free = shutil.disk_usage(nearest).free
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        what = f"{name} {path}: cannot be written ({error.strerror})"
+        yield WRONG, what, f"chown it, or {other}"
+        return
+    if free < FEW_BYTES:
+        cure = f"remove what is not needed, or {other} on another disk"
+        yield WARNING, f"{name} {path}: {free / 1e6:.0f} MB free", cure
+    else:
+        yield FACT, f"{name} {path}: {free / 1e9:.0f} GB free", ""
 
 
 def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings, asked.chosen)
-        data = open_data(settings.data) if is_own(settings.data.dataset) else None
+        data = None
+        if is_own(settings.data.dataset):
+            data = open_data(settings.data)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
         if data:
-            names, natural = data.domain_names, settings.data.partition == "natural"
-            listed = f"{'clients' if data.by_client else 'domains'}: {', '.join(names[:MOST_NAMES])}"
-            clients = f"; {len(names)} {listed}{', …' if names[MOST_NAMES:] else ''}" if names else ""
-            samples = f"{len(data.labels)} samples, {described(data.inputs)}"
-            yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
-            number = placed(settings.data, 0, len(names) if natural and asked.counts else asked.clients)[1]
-            shares = zip(*shares_of(data, settings.data, settings.run.seed, number), strict=True)
-            train, test, _ = (np.unique(np.concatenate(rows)) for rows in shares)
-            yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
-            both = {*data.domains[train]} & {*data.domains[test]} if data.by_client else ()
-            if both and settings.data.partition not in DOMAIN_PARTITIONS:
-                yield WARNING, f"{len(both)} values of `client` are both trained on and tested", "mend `split`"
+            yield from _own_data(data, settings, asked)
     except (SettingsError, DataError) as error:
-        yield WRONG, str(error).replace("\n", f"\n{'':22}"), "correct that setting; protofl list shows choices"
+        text = str(error).replace("\n", f"\n{'':22}")
+        yield WRONG, text, "correct that setting; protofl list shows choices"
+
+
+def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -> Found:
+    """Say what is in the data, how many samples clients use, and if they train on test clients."""
+    names = data.domain_names
+    samples = f"{len(data.labels)} samples, {described(data.inputs)}"
+    classes = f"{len(data.classes)} classes: {', '.join(data.classes)}"
+    domains = ""
+    if names:
+        what = "clients" if data.by_client else "domains"
+        domains = f"; {len(names)} {what}: {', '.join(names[:MOST_NAMES])}"
+        if len(names) > MOST_NAMES:
+            domains += ", …"
+    yield FACT, f"{samples}, of {classes}{domains}", ""
+
+    clients = asked.clients
+    if settings.data.partition == "natural" and asked.counts:
+        clients = len(names)
+    _, clients = placed(settings.data, 0, clients)
+    shares = list(shares_of(data, settings.data, settings.run.seed, clients))
+    train = np.unique(np.concatenate([share.train for share in shares]))
+    test = np.unique(np.concatenate([share.test for share in shares]))
+    yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
+
+    if data.by_client and settings.data.partition not in DOMAIN_PARTITIONS:
+        both = {*data.domains[train]} & {*data.domains[test]}
+        if both:
+            wrong = f"{len(both)} values of `client` are both trained on and tested"
+            yield WARNING, wrong, "mend `split`"
 
 
 def _processes(asked: argparse.Namespace) -> Found:
-    """List processes whose parent has ended. A SuperLink that simulates nothing may be a service."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    for line in listed.splitlines():
-        pid, parent, command = line.split(None, 2)
+    """List processes whose parent has ended.
+
+    A SuperLink that simulates nothing may be a service.
+    """
+    command = ["ps", "-eo", "pid=,ppid=,args="]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    processes = listed.stdout.splitlines()
+    for process in processes:
+        pid, parent, command_line = process.split(None, 2)
+        if parent != "1":
+            continue
         for name in ("flower-superlink", "raylet", "gcs_server"):
-            service = name == "flower-superlink" and "--simulation" not in command
-            if parent == "1" and not service and any(word.endswith(name) for word in command.split()[:2]):
+            is_service = name == "flower-superlink" and "--simulation" not in command_line
+            is_named = any(word.endswith(name) for word in command_line.split()[:2])
+            if is_named and not is_service:
                 yield WARNING, f"{name} ({pid}) is left of an earlier run", f"kill {pid}"
+
     if RAY_NOTE.exists():
-        text = f"{RAY_NOTE}: plain `flwr run` waits for the Ray that it names, even when that is gone"
+        text = (
+            f"{RAY_NOTE}: plain `flwr run` waits for the Ray that it names, even when that is gone"
+        )
         yield WARNING, text, f"protofl run does not; else ray stop, or rm {RAY_NOTE}"
-    yield FACT, f"{len(listed.splitlines())} looked at", ""
+    yield FACT, f"{len(processes)} looked at", ""
 
 
 CHECKS = (_versions, _torch, _memory, _folders, _settings, _processes)

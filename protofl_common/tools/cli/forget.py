@@ -31,62 +31,93 @@ from server_app.checkpoint import alone_in, newest_whole
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
-NOTE = ", less forgotten sites; figures are from before that"  # after the run's name on a model's card
+NOTE = (
+    ", less forgotten sites; figures are from before that"  # after the run's name on a model's card
+)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--site", required=True, help="the site that withdraws")
-    parser.add_argument("--by", default="", help="by whose request, for the record (default: your user name)")
+    by = "by whose request, for the record (default: your user name)"
+    parser.add_argument("--by", default="", help=by)
 
 
 def act(arguments: argparse.Namespace) -> None:
-    run, site = run_named(arguments.run), arguments.site
+    run = run_named(arguments.run)
+    site = arguments.site
     with alone_in(run):
         checkpoint = newest_whole(run, without=f"{run}: no folder of a run")
-        settings, sent = Settings.from_run_config(default_run_config() | checkpoint.settings), sent_in(checkpoint.state)
+        settings = Settings.from_run_config(default_run_config() | checkpoint.settings)
+        sent = sent_in(checkpoint.state)
         _check(settings, sent, site)
+
         hparams = cast(GaussianHparams, settings.hparams)
-        own = {name: tensors["shares"] for name, tensors in sent.items() if hparams.priors == "personal"}
+        own_priors: StateDict = {}
+        if hparams.priors == "personal":
+            own_priors = {name: tensors["shares"] for name, tensors in sent.items()}
         del sent[site]
         moments, counts_C = pooled(sent, settings)
-        heads = _refit(run, moments, counts_C, own, hparams.shrinkage)
-        facts = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "by": arguments.by or getpass.getuser(), "site": site}
-        with (run / RECORD).open("a", encoding="utf-8") as record:
-            record.write(json.dumps(facts | {"left": in_order(sent)}, ensure_ascii=False) + "\n")
-        state = {key: value for key, value in checkpoint.state.items() if not key.startswith(f"sent/{site}/")}
-        state |= {f"moments/{name}": value for name, value in moments.items()} | {"counts_C": counts_C}
+        heads = _refit(run, moments, counts_C, own_priors, hparams.shrinkage)
+        _record(run, site, arguments.by or getpass.getuser(), left=in_order(sent))
+
+        state = {}
+        for key, value in checkpoint.state.items():
+            if not key.startswith(f"sent/{site}/"):
+                state[key] = value
+        state |= {f"moments/{name}": value for name, value in moments.items()}
+        state["counts_C"] = counts_C
         replace(checkpoint, state=state).write(run)
         for older in checkpoints(run)[1:]:
             older.unlink()
+
     print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")
-    print(f"{run}: {RECORD}, checkpoint{f', {heads} models with the new head' if heads else ''}")
+    models = f", {heads} models with the new head" if heads else ""
+    print(f"{run}: {RECORD}, checkpoint{models}")
+
+
+def _record(run: Path, site: str, by: str, left: list[str]) -> None:
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    facts = {"time": now, "by": by, "site": site, "left": left}
+    with (run / RECORD).open("a", encoding="utf-8") as record:
+        record.write(json.dumps(facts, ensure_ascii=False) + "\n")
 
 
 def _check(settings: Settings, sent: Sent, site: str) -> None:
     """SettingsError where nothing that the server has can be taken out."""
     again = f"make the run again without {site}"
     if settings.run.algo != "gaussian":
-        raise SettingsError(f"algo = {settings.run.algo!r}: only the sums of gaussian can be divided; {again}")
+        why = "only the sums of gaussian can be divided"
+        raise SettingsError(f"algo = {settings.run.algo!r}: {why}; {again}")
     if settings.privacy.sums_only:
-        why = f"sites refuse a sum without {site} alone, as the difference would show what it sent"
-        raise SettingsError(f"with secure aggregation the server has the sum of all sites and nothing of one; {why}")
+        raise SettingsError(
+            "with secure aggregation the server has the sum of all sites and nothing of one; "
+            f"sites refuse a sum without {site} alone, as the difference would show what it sent"
+        )
     if not sent:
-        raise SettingsError(f"gaussian.revocable = false: what each site sent is not stored; {again}")
+        why = "what each site sent is not stored"
+        raise SettingsError(f"gaussian.revocable = false: {why}; {again}")
     if site not in sent:
         raise SettingsError(f"--site {site}: not in the result; choose {', '.join(in_order(sent))}")
     if len(sent) == 1:
         raise SettingsError(f"--site {site}: nobody else is left; remove the run's folder")
 
 
-def _refit(run: Path, moments: StateDict, counts_C: Tensor, own: StateDict, shrinkage: float) -> int:
-    """Give the new head to the models in the folder; ``own``: priors of clients that have their own."""
-    files = [file for name in (WEIGHTS, BEST) for file in run.glob(f"clients/*/{name}")]
+def _refit(
+    run: Path, moments: StateDict, counts_C: Tensor, own_priors: StateDict, shrinkage: float
+) -> int:
+    """Give the new head to the models in the folder, and return how many they are.
+
+    ``own_priors`` are those of clients that have their own.
+    """
+    files = [*run.glob(f"clients/*/{WEIGHTS}"), *run.glob(f"clients/*/{BEST}")]
     for file in files:
         trained = TrainedModel.read(file)
-        model, card = trained.build(), trained.card
-        priors_C = own.get(card.site, moments["shares"])
-        cast(GaussianHead, model.head).fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
-        card = replace(card, run=card.run.removesuffix(NOTE)[:100] + NOTE)
+        model = trained.build()
+        priors_C = own_priors.get(trained.card.site, moments["shares"])
+        head = cast(GaussianHead, model.head)
+        head.fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
+        name = trained.card.run.removesuffix(NOTE)[:100] + NOTE
+        card = replace(trained.card, run=name)
         replace(trained, weights=model.state_dict(), card=card).write(file)
     return len(files)

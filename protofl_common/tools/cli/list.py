@@ -20,15 +20,20 @@ from protofl_common.wire.schema import Declared
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=", ".join(lists()))
+    names = ", ".join(lists())
+    parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=names)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
-    chosen = {name: entry for name, entry in lists().items() if arguments.what in (None, name)}
+    chosen = lists()
+    if arguments.what is not None:
+        chosen = {arguments.what: chosen[arguments.what]}
     if arguments.json:
         print_json("list", {name: dict(entries) for name, (_, entries) in chosen.items()})
-    console = Console(quiet=arguments.json)
+        return
+
+    console = Console()
     for name, (setting, entries) in chosen.items():
         console.print(f"[bold]{name}[/bold] ({escape(setting)})")
         grid = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
@@ -39,24 +44,43 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Name of the list -> the setting it belongs to, and choice -> explanation, from where each is declared."""
-    packages = {name: f"of an installed package: {point.value}" for name, point in installed().items()}  # not imported
-    algorithms = {
-        name: f"{row.title} ({row.paper}). Down: {carries(row.exchange.down)}. Up: {carries(row.exchange.up)}. "
-        f"Different networks: {'no' if row.frozen_backbones or row.exchange.needs_one_architecture else 'yes'}."
-        for name, row in CATALOG.items()
-    }
-    groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}
+    """Return for each list the setting that it belongs to, and its choices, explained."""
+    groups = {}
+    for name, members in GROUPS.items():
+        if name not in ARCHITECTURES:
+            groups[name] = ", ".join(members)
     return {
-        "algorithms": ("algo", algorithms | packages),
+        "algorithms": ("algo", _algorithms()),
         "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
         "partitions": ("partition", PARTITIONS),
-        "groups": ("models: client i gets architecture i mod n; or a list of architectures and MODULE:CLASS", groups),
-        "architectures": ("models, for all clients; arch, in a site's node config", ARCHITECTURES),
+        "groups": (
+            "models: client i gets architecture i mod n; "
+            "or a list of architectures and MODULE:CLASS",
+            groups,
+        ),
+        "architectures": (
+            "models, for all clients; arch, in a site's node config",
+            ARCHITECTURES,
+        ),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
 
 
+def _algorithms() -> dict[str, str]:
+    algorithms = {}
+    for name, row in CATALOG.items():
+        needs_one_network = row.frozen_backbones or row.exchange.needs_one_architecture
+        algorithms[name] = (
+            f"{row.title} ({row.paper}). "
+            f"Down: {carries(row.exchange.down)}. Up: {carries(row.exchange.up)}. "
+            f"Different networks: {'no' if needs_one_network else 'yes'}."
+        )
+    for name, point in installed().items():
+        algorithms[name] = f"of an installed package: {point.value}"  # it is not imported
+    return algorithms
+
+
 def carries(declared: Declared) -> str:
     """The entries of one direction of an exchange, in words."""
-    return ", ".join(f"{name} ({entry.words})" for name, entry in declared.items()) or "nothing"
+    entries = [f"{name} ({entry.words})" for name, entry in declared.items()]
+    return ", ".join(entries) or "nothing"

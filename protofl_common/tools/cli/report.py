@@ -12,7 +12,9 @@ from protofl_common.tools.cli.arguments import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/"
+    )
 
 
 def act(arguments: argparse.Namespace) -> None:

@@ -29,19 +29,33 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.sources import check_data_settings, source_of
 from protofl_common.data.store import open_data
 from protofl_common.experiment.node import check_named
-from protofl_common.experiment.settings import Settings, baselines_of, check_chosen, default_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    baselines_of,
+    check_chosen,
+    default_run_config,
+)
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
+from protofl_common.tools.cli.arguments import (
+    add_allow_python,
+    add_json,
+    print_json,
+    read_assignments,
+    read_recipe,
+)
 
 ROUND = re.compile(r"(\S.*: )?round +(\d+)/\d+ ")
 MOST_RECENT = 40
 RESULT = re.compile(r"(result|results|report): ")
-_CLIENTS = "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
+_CLIENTS = (
+    "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
+)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
-    parser.add_argument("--recipe", default="", metavar="NAME", help="a recipe, or a TOML file, below the settings")
+    recipe = "a recipe, or a TOML file, below the settings"
+    parser.add_argument("--recipe", default="", metavar="NAME", help=recipe)
     parser.add_argument("--clients", type=int, metavar="N", help=_CLIENTS)
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
@@ -50,35 +64,52 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
-    """Arguments for the share of this machine that a client at work gets; the same for every command that simulates."""
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs for each client at work (the recipe's, else 1)")
-    share = "share of a GPU for each client that trains at once; default: by free memory"
-    parser.add_argument("--gpus", type=float, metavar="F", help=share)
+    """Add the arguments for the share of this machine that a client at work gets."""
+    cpus = "CPUs for each client at work (the recipe's, else 1)"
+    parser.add_argument("--cpus", type=int, metavar="N", help=cpus)
+    gpus = "share of a GPU for each client that trains at once; default: by free memory"
+    parser.add_argument("--gpus", type=float, metavar="F", help=gpus)
 
 
-def with_resources(federation: Config, arguments: argparse.Namespace, clients: int | None) -> Config:
-    """``federation`` with what the command line says; SettingsError when a number is out of range."""
-    asked = {"clients": (clients, 1), "cpus": (arguments.cpus, 1), "gpus": (arguments.gpus, 0)}
-    given = {name: limits for name, limits in asked.items() if limits[0] is not None}
-    if wrong := [f"--{name} {n}: must be at least {least}" for name, (n, least) in given.items() if n < least]:
-        raise SettingsError("\n".join(wrong))
-    keys = {"clients": "num-supernodes", "cpus": "client-resources-num-cpus", "gpus": "client-resources-num-gpus"}
-    return federation | {keys[name]: number for name, (number, _) in given.items()}
+def with_resources(
+    federation: Config, arguments: argparse.Namespace, clients: int | None
+) -> Config:
+    """Return ``federation`` with what the command line says.
+
+    SettingsError when a number is out of range.
+    """
+    options = (
+        ("--clients", "num-supernodes", clients, 1),
+        ("--cpus", "client-resources-num-cpus", arguments.cpus, 1),
+        ("--gpus", "client-resources-num-gpus", arguments.gpus, 0),
+    )
+    problems = []
+    changed = dict(federation)
+    for option, key, number, least in options:
+        if number is None:
+            continue
+        if number < least:
+            problems.append(f"{option} {number}: must be at least {least}")
+        changed[key] = number
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return changed
 
 
 def act(arguments: argparse.Namespace) -> int:
-    recipe, chosen = read_recipe(arguments.recipe), read_assignments(arguments.settings)
+    recipe = read_recipe(arguments.recipe)
+    chosen = read_assignments(arguments.settings)
     config = default_run_config() | recipe.settings | chosen
-    settings, clients = checked(config, chosen), arguments.clients
-    counts = settings.data.partition == "natural" and clients is None and not arguments.recipe
-    if is_own(settings.data.dataset) or (counts and source_of(settings.data.dataset).has_domains):
-        data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
-        clients = (len(data.domain_names) or None) if counts else clients
+    settings = checked(config, chosen)
+    clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
     from protofl_common.tools.local import attempt, workers_for  # PyTorch and Flower, two seconds
 
-    workers_for(federation, settings.machine.device)  # before a thread draws on the screen (`local.pool`)
-    console = Console(stderr=True, highlight=False, soft_wrap=True) if arguments.json else None
+    # before a thread draws on the screen (`local.pool`)
+    workers_for(federation, settings.machine.device)
+    console = None
+    if arguments.json:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = time.time()
     try:
         with Screen(quiet=arguments.quiet, console=console) as screen:
@@ -86,32 +117,80 @@ def act(arguments: argparse.Namespace) -> int:
             if folder:
                 screen.conclude(f"{program()} predict {from_here(folder)}")
     except KeyboardInterrupt:
-        written = {at.stat().st_mtime: at for at in Path(settings.run.out_dir).expanduser().glob("*/checkpoints")}
-        if (latest := max(written, default=0.0)) >= began:
-            folder = written[latest].parent
-            mains = [folder.with_name(folder.name.removesuffix(f"-{algo}")) for algo in settings.baselines]
-            folder = next((main for main in mains if main != folder and (main / "resume.toml").exists()), folder)
-            print(f"\nto go on: {program()} run --recipe {from_here(folder / 'resume.toml')}", file=sys.stderr)
+        _say_how_to_go_on(settings, began)
         raise
+
     if arguments.json:
-        status, summary = "finished:completed" if folder else "failed", RunFolder(folder).summary() if folder else None
-        print_json("run", {"status": status, "folder": folder and str(folder), "summary": summary})
+        _print_result(folder)
     if reason:
-        shown = [*screen.recent, *([reason] if arguments.quiet and reason not in "\n".join(screen.recent) else [])]
+        shown = list(screen.recent)
+        if arguments.quiet and reason not in "\n".join(screen.recent):
+            shown.append(reason)
         print(*shown, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return 0 if folder else 1
 
 
+def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
+    """Return how many clients there shall be, by the command line or the data; None: neither says.
+
+    Data that will be needed are opened: wrong ones are named now, and images are decoded while
+    nobody waits for them.
+    """
+    clients: int | None = arguments.clients
+    is_unsaid = clients is None and not arguments.recipe
+    by_data = settings.partition == "natural" and is_unsaid
+    has_domains = by_data and source_of(settings.dataset).has_domains
+    if not (is_own(settings.dataset) or has_domains):
+        return clients
+
+    data = open_data(settings)
+    if by_data:
+        return len(data.domain_names) or None
+    return clients
+
+
+def _say_how_to_go_on(settings: Settings, began: float) -> None:
+    """Print the command that goes on with a run that was stopped, if it has a checkpoint."""
+    written = {}
+    for checkpoints in Path(settings.run.out_dir).expanduser().glob("*/checkpoints"):
+        written[checkpoints.stat().st_mtime] = checkpoints
+    latest = max(written, default=0.0)
+    if latest < began:
+        return
+
+    folder = written[latest].parent
+    for algo in settings.baselines:  # the run that a baseline belongs to
+        main = folder.with_name(folder.name.removesuffix(f"-{algo}"))
+        if main != folder and (main / "resume.toml").exists():
+            folder = main
+            break
+    recipe = from_here(folder / "resume.toml")
+    print(f"\nto go on: {program()} run --recipe {recipe}", file=sys.stderr)
+
+
+def _print_result(folder: Path | None) -> None:
+    if folder:
+        summary = RunFolder(folder).summary()
+        result = {"status": "finished:completed", "folder": str(folder), "summary": summary}
+    else:
+        result = {"status": "failed", "folder": None, "summary": None}
+    print_json("run", result)
+
+
 class Screen(AbstractContextManager["Screen"]):
-    """Shows a run: the ServerApp's lines, on a terminal one live line for its rounds, and a box at the end."""
+    """Shows a run: the ServerApp's lines, and its result.
+
+    On a terminal its rounds are one live line, and the result stands in a box.
+    """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.results: list[str] = []
-        self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
+        self.recent = deque[str](maxlen=MOST_RECENT)  # what a quiet screen shows if the run fails
         self._live: Status | None = None
-        if self.console.is_terminal and not self.console.is_dumb_terminal and not quiet:
+        is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        if is_live and not quiet:
             self._live = self.console.status("starting")
             self._live.start()
 
@@ -122,7 +201,8 @@ class Screen(AbstractContextManager["Screen"]):
     def __call__(self, line: str) -> None:
         if self.quiet:
             self.recent.append(line)
-        if RESULT.match(line) or (self.quiet and line.startswith("warning: ")):
+        is_warning = self.quiet and line.startswith("warning: ")
+        if RESULT.match(line) or is_warning:
             self.results.append(line.replace(f"{Path.cwd()}/", ""))
             if self._live:
                 self._live.update("drawing the page")
@@ -133,10 +213,13 @@ class Screen(AbstractContextManager["Screen"]):
 
     def conclude(self, following: str) -> None:
         """Show the result, the paths that matter, and the command to type next, if any."""
-        lines = [*self.results, *([f"next: {following}"] if following else [])]
+        lines = list(self.results)
+        if following:
+            lines.append(f"next: {following}")
         if self._live:
             self._live.stop()
-            self.console.print(Panel.fit(Text("\n".join(lines)), padding=(1, 2)), soft_wrap=False)
+            box = Panel.fit(Text("\n".join(lines)), padding=(1, 2))
+            self.console.print(box, soft_wrap=False)
         else:
             for line in lines:
                 self._print(line)
@@ -146,10 +229,12 @@ class Screen(AbstractContextManager["Screen"]):
 
 
 def program() -> str:
-    """Return the words that start this program from here: its name alone where a shell finds that."""
+    """Return the words that start this program here: its name alone if a shell finds that."""
     file = Path(sys.executable).with_name("protofl")
     path = shutil.which("protofl")
-    return "protofl" if path and Path(path).samefile(file) else from_here(file)
+    if path and Path(path).samefile(file):
+        return "protofl"
+    return from_here(file)
 
 
 def from_here(path: Path) -> str:
@@ -157,7 +242,10 @@ def from_here(path: Path) -> str:
 
 
 def checked(config: Config, chosen: Config) -> Settings:
-    """The settings of a run; SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing."""
+    """Return the settings of a run.
+
+    SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing.
+    """
     settings = Settings.from_run_config(config)
     check_chosen(chosen, settings)
     baselines_of(settings, config)
@@ -168,6 +256,9 @@ def checked(config: Config, chosen: Config) -> Settings:
 
 
 def check_data_are_here(settings: DataSettings) -> None:
-    """DataError when the files are missing and cannot be downloaded into a ``data-dir``; downloads nothing."""
+    """DataError when the files are missing and cannot be downloaded into a ``data-dir``.
+
+    Nothing is downloaded.
+    """
     if not (settings.download and settings.data_dir):
         source_of(settings.dataset).locate(settings)

@@ -6,7 +6,6 @@ protofl runs                # those in runs/
 import argparse
 import json
 import time
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,24 @@ from safetensors import safe_open
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.folder import CHECKPOINTS, MALFORMED, METRICS, SETTINGS, RunFolder, checkpoints, troubles
+from protofl_common.runs.folder import (
+    CHECKPOINTS,
+    MALFORMED,
+    METRICS,
+    SETTINGS,
+    RunFolder,
+    checkpoints,
+    troubles,
+)
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 
-NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
-HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clients' models, and what lets it go on
+NOTE = (
+    "Mean test accuracy over the clients, %; @ after which round.\n"
+    "* chosen on test data, and so too good."
+)
+# what a finished run can do without: the clients' models, and what lets it go on
+HEAVY = ("clients", CHECKPOINTS)
+SECONDS_PER_DAY = 86400
 
 
 @dataclass
@@ -45,51 +57,67 @@ class KnownRun(RunFolder):
 
     @property
     def goes_on(self) -> bool:
-        with suppress(Timeout), FileLock(self.lock, timeout=0) if self.lock.exists() else nullcontext():
+        """True if a process holds the lock of the run."""
+        if not self.lock.exists():
             return False
-        return True
+        try:
+            with FileLock(self.lock, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     @property
     def rounds(self) -> tuple[int, int]:
         """Rounds with a checkpoint, and how many there shall be."""
-        return next((int(path.stem) for path in checkpoints(self.path)), 0), int(self.settings().get("rounds", 0))
+        whole = checkpoints(self.path)
+        latest = int(whole[0].stem) if whole else 0
+        return latest, int(self.settings().get("rounds", 0))
 
     def known_sites(self) -> dict[str, KnownSite]:
-        sites = dict[str, KnownSite]()
-        if whole := checkpoints(self.path):
+        sites: dict[str, KnownSite] = {}
+        whole = checkpoints(self.path)
+        if whole:
             with safe_open(whole[0], framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
             sites = {site: KnownSite(node) for site, node in owners.items()}
+
         for row in self.rows():
-            for site in row["clients"]:
-                sites.setdefault(site, KnownSite(0)).last = row["round"]
-            for kind, site, reason in troubles(row):
-                facts = sites.setdefault(site, KnownSite(0))
-                facts.trouble[kind] = facts.trouble.get(kind, 0) + 1
-                facts.reason = f"round {row['round']}: {reason}"
+            for name in row["clients"]:
+                site = sites.setdefault(name, KnownSite(0))
+                site.last = row["round"]
+            for kind, name, reason in troubles(row):
+                site = sites.setdefault(name, KnownSite(0))
+                site.trouble[kind] = site.trouble.get(kind, 0) + 1
+                site.reason = f"round {row['round']}: {reason}"
         return sites
 
 
 def runs_in(folder: Path) -> list[KnownRun]:
     """The runs in a folder of results, the latest first."""
-    runs = [KnownRun(path.parent) for path in folder.glob(f"*/{METRICS}") if (path.parent / SETTINGS).exists()]
+    runs = []
+    for metrics in folder.glob(f"*/{METRICS}"):
+        if (metrics.parent / SETTINGS).exists():
+            runs.append(KnownRun(metrics.parent))
     return sorted(runs, key=lambda run: run.age)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
+    about = "the folder of runs (runs)"
+    parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help=about)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
-        raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
+        cure = f"runs are in {RUNS} unless out-dir says otherwise"
+        raise SettingsError(f"{arguments.folder}: no such folder; {cure}")
     runs = []
     for run in runs_in(arguments.folder):
         try:
             runs.append(_as_dict(run))
         except MALFORMED as error:  # hides no other run
-            Console(stderr=True).print(plain(f"left out: {run.path}: {type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error}"
+            Console(stderr=True).print(plain(f"left out: {run.path}: {reason}"))
     if arguments.json:
         print_json("runs", {"runs": runs})
     else:
@@ -97,36 +125,65 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
-    settings, summary, (rounds, wanted) = run.settings(), run.summary(), run.rounds
-    final, best = (summary["accuracy"], summary["best-accuracy"]) if summary else ({}, {})
+    settings = run.settings()
+    summary = run.summary()
+    rounds, wanted = run.rounds
+    if summary:
+        state = "finished"
+        final = []
+        for kind, figures in summary["accuracy"].items():
+            final.append(f"{kind} {100 * figures['mean']:.2f}")
+        best = [f"{kind} {best_text(result)}" for kind, result in summary["best-accuracy"].items()]
+        rounds = summary["rounds"]
+    else:
+        state = "running" if run.goes_on else "stopped"
+        final = []
+        best = []
+
+    dataset = str(settings.get("dataset", ""))
+    if settings.get("partition") == "own":
+        dataset = "own data of the sites"
     return {
         "name": run.path.name,
         "folder": str(run.path),
-        "state": "finished" if summary else "running" if run.goes_on else "stopped",
+        "state": state,
         "algorithm": str(settings.get("algo", "")),
-        "dataset": "own data of the sites" if settings.get("partition") == "own" else str(settings.get("dataset", "")),
+        "dataset": dataset,
         "seed": int(settings.get("seed", 0)),
-        "rounds": summary["rounds"] if summary else rounds,
+        "rounds": rounds,
         "wanted": wanted,
-        "best": ", ".join(f"{kind} {best_text(result)}" for kind, result in best.items()),
-        "final": ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in final.items()),
-        "bytes": sum(file.lstat().st_size for file in run.path.rglob("*") if not file.is_dir()),  # of a link only it
-        "days": run.age / 86400,
+        "best": ", ".join(best),
+        "final": ", ".join(final),
+        "bytes": _bytes_in(run.path),
+        "days": run.age / SECONDS_PER_DAY,
     }
 
 
+def _bytes_in(folder: Path) -> int:
+    files = [file for file in folder.rglob("*") if not file.is_dir()]
+    return sum(file.lstat().st_size for file in files)  # of a link only the link
+
+
 def _table(runs: list[dict[str, Any]]) -> Table:
-    table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
+    columns = ("run", "final", "best")
+    table = Table(*columns, box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for run in runs:
-        state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
-        size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
-        best = run["best"].replace(" (chosen on test data)", "*").replace(" (chosen on validation data)", "")
-        figures = (plain(run["final"]).replace(", ", "\n"), plain(best).replace(", ", "\n"))
-        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{plain(size)}", *figures)
+        rounds = f"{run['rounds']}/{run['wanted']} rounds"
+        if run["state"] != "finished":
+            rounds += f", {run['state']}"
+        size = f"{rounds} · {human_bytes(run['bytes'])}"
+        name = f"{plain(run['name'])}\n[dim]{plain(facts)}\n{plain(size)}"
+        best = run["best"].replace(" (chosen on test data)", "*")
+        best = best.replace(" (chosen on validation data)", "")
+        table.add_row(name, _a_line_each(run["final"]), _a_line_each(best))
     return table
 
 
+def _a_line_each(figures: str) -> str:
+    return plain(figures).replace(", ", "\n")
+
+
 def plain(text: object) -> str:
-    """Return ``text`` for a table on a terminal, without markup and control characters of a stranger's run."""
+    """Return ``text`` for a terminal, without a stranger's markup and control characters."""
     return escape(printable(str(text)))

@@ -16,6 +16,7 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -23,34 +24,54 @@ from pathlib import Path
 from client_app.audit import AuditError
 from client_app.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
 from client_app.state import LedgerError, StateError
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import in_text
 from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
 from protofl_common.tools.findings import WRONG, existing, show
 from protofl_common.tools.site import approvals, stored
-from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
+from protofl_common.tools.site.node import (
+    node_config,
+    site_folders,
+    site_settings,
+    supernode_options,
+)
 
-OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
+OURS = (
+    "--isolation",
+    "--superexec-auth-secret-file",
+    "--ssl-certfile",
+    "--allow-runtime-dependency-installation",
+)
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
+READ_ONLY = ("check", "status", "requests", "audit")
+TAKE_WORDS = ("check", "purge", "approve", "deny")
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    parser.add_argument("words", nargs="*", help="settings of a run, runs, an id or a file, as above")
-    parser.add_argument("--until", type=day, metavar="DAY", help="approve: the last day, as 2027-06-30")
-    parser.add_argument("--runs", type=int, metavar="N", help="approve: that many runs (the study's)")
-    parser.add_argument("--since", type=day, metavar="DAY", help="audit: only the lines behind those of earlier days")
-    parser.add_argument("--against", type=Path, metavar="RUN", help="audit: a run's folder, as the server has it")
-    forks = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
-    parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork" if forks else "spawn", help=_START)
+    words = "settings of a run, runs, an id or a file, as above"
+    parser.add_argument("words", nargs="*", help=words)
+    until = "approve: the last day, as 2027-06-30"
+    parser.add_argument("--until", type=day, metavar="DAY", help=until)
+    parser.add_argument(
+        "--runs", type=int, metavar="N", help="approve: that many runs (the study's)"
+    )
+    since = "audit: only the lines behind those of earlier days"
+    parser.add_argument("--since", type=day, metavar="DAY", help=since)
+    against = "audit: a run's folder, as the server has it"
+    parser.add_argument("--against", type=Path, metavar="RUN", help=against)
+    can_fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+    methods = ("fork", "spawn")
+    default = "fork" if can_fork else "spawn"
+    parser.add_argument("--start-method", choices=methods, default=default, help=_START)
     add_json(parser)
 
 
 _START = (
-    "run: what each message starts; fork: a copy of a process that has imported everything; spawn: a fresh process "
-    "(default with an NVIDIA GPU, and elsewhere than on Linux)"
+    "run: what each message starts; fork: a copy of a process that has imported everything; "
+    "spawn: a fresh process (default with an NVIDIA GPU, and elsewhere than on Linux)"
 )
 
 
@@ -59,24 +80,40 @@ def day(text: str) -> date:  # by whose name an error calls what is none
 
 
 def act(arguments: argparse.Namespace) -> int | None:
-    action, arguments.options = arguments.action, supernode_options(arguments.flowers)
-    arguments.node, others = node_config(arguments.options.node_config), arguments.options.others
+    action = arguments.action
+    arguments.options = supernode_options(arguments.flowers)
+    arguments.node = node_config(arguments.options.node_config)
     if action not in ("run", "check"):  # whose other options are Flower's
-        if odd := [word for word in others if word.startswith("-")]:
-            raise SettingsError(f"site {action}: {odd[0]}: unknown option")
-        arguments.words += others
-    if action != "check":
-        (site_settings if action == "run" else site_folders)(arguments.node)  # of another it would be another site
-        folder, writes = existing(site_folder(arguments.node)), action in ("run", "approve", "deny", "key", "purge")
-        if writes and not os.geteuid() and (owner := folder.stat().st_uid):  # who could not read what root writes
-            how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
-            raise SettingsError(f"site {action}: {folder} is another user's; type it as that one: {how}")
-    if arguments.words and action not in ("check", "purge", "approve", "deny"):
+        for word in arguments.options.others:
+            if word.startswith("-"):
+                raise SettingsError(f"site {action}: {word}: unknown option")
+        arguments.words += arguments.options.others
+
+    # SettingsError for a node config that is no site's
+    if action == "run":
+        site_settings(arguments.node)
+    elif action != "check":
+        site_folders(arguments.node)
+    if action not in READ_ONLY:
+        _check_owner(action, arguments.node)
+    if arguments.words and action not in TAKE_WORDS:
         raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
+
     try:
         return ACTIONS[action](arguments)
     except (AuditError, LedgerError, StateError) as error:
         raise SettingsError(str(error)) from error
+
+
+def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
+    """SettingsError for root in another user's folder, who could not read what root writes."""
+    folder = existing(site_folder(node))
+    owner = folder.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
+        raise SettingsError(
+            f"site {action}: {folder} is another user's; type it as that one: {how}"
+        )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -86,15 +123,20 @@ def run(arguments: argparse.Namespace) -> None:
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.flowers):
             raise SettingsError(f"{option}: not together with protofl site run")
-    options = arguments.options
+
+    host = arguments.options.host
+    port = arguments.options.port
     try:
-        socket.create_server((options.host, int(options.port))).close()  # Flower's error is a traceback, and comes late
+        # Flower's error is a traceback, and comes late
+        socket.create_server((host, int(port))).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise SettingsError(f"--host {options.host} --port {options.port}: {error}; give another") from error
-    for finding in (*network(options), *folders(arguments.node)):
+        raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
+
+    for finding in (*network(arguments.options), *folders(arguments.node)):
         if finding.level == WRONG:  # of which Flower says little or nothing
-            print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
-    start(arguments.flowers, f"{options.host}:{options.port}", arguments.start_method)
+            line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
+            print(line, file=sys.stderr, flush=True)
+    start(arguments.flowers, f"{host}:{port}", arguments.start_method)
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -105,12 +147,16 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> None:
-    node, parts = arguments.node, stored.stored_at(arguments.node)
+    node = arguments.node
+    kept = stored.stored_at(node)
     if arguments.json:
-        rows = [{"name": part.name, "bytes": part.bytes, "paths": [*map(str, part.paths)]} for part in parts]
+        rows = []
+        for part in kept:
+            paths = [str(path) for path in part.paths]
+            rows.append({"name": part.name, "bytes": part.bytes, "paths": paths})
         print_json("site status", {"kept": rows})
     else:
-        print(*parts, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
+        print(*kept, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
 
 
 def purge(arguments: argparse.Namespace) -> None:
@@ -118,48 +164,69 @@ def purge(arguments: argparse.Namespace) -> None:
 
 
 def key(arguments: argparse.Namespace) -> None:
-    path = site_folder(arguments.node).absolute() / KEY_FILE
-    existed, public = path.exists(), in_text(site_key(path.parent, make=True).public_key())
-    print(f"{path}{' is new' * (not existed)}", file=sys.stderr)
+    folder = site_folder(arguments.node).absolute()
+    path = folder / KEY_FILE
+    is_new = not path.exists()
+    public = in_text(site_key(folder, make=True).public_key())
+    print(f"{path} is new" if is_new else path, file=sys.stderr)
     print(f"{site_name(arguments.node)}:{public}")
 
 
 def requests(arguments: argparse.Namespace) -> None:
-    folder, asked = site_folder(arguments.node).absolute(), [*approvals.listed(arguments.node)]
-    unread = len([*(folder / FOLDER).glob("*.json")]) - len(asked)
+    folder = site_folder(arguments.node).absolute()
+    asked = list(approvals.listed(arguments.node))
+    files = list((folder / FOLDER).glob("*.json"))
+    unread = len(files) - len(asked)
     if arguments.json:
-        rows = [{"id": request.study.id, **asdict(request.bounded), "asks": lines} for request, lines in asked]
+        rows = []
+        for request, lines in asked:
+            rows.append({"id": request.study.id, **asdict(request.bounded), "asks": lines})
         print_json("site requests", {"requests": rows, "unread": unread})
         return
+
     if unread:
         print(f"{unread} files in {folder / FOLDER} cannot be read; remove them")
-    shown = [line for _, lines in asked for line in lines] or ["nobody has asked"]
+    shown = []
+    for _, lines in asked:
+        shown += lines
+    if not shown:
+        shown = ["nobody has asked"]
     print(*shown, f"in {folder}", *stored.ledgers_at(arguments.node), sep="\n")
 
 
 def decide(arguments: argparse.Namespace) -> None:
-    decision, until = {"approve": APPROVED, "deny": DENIED}[arguments.action], str(arguments.until or "")
+    action = arguments.action
+    runs = arguments.runs
     if len(arguments.words) != 1:
-        raise SettingsError(f"site {arguments.action}: give one id of protofl site requests, or one file of settings")
-    if arguments.runs is not None and arguments.runs < 1:
-        raise SettingsError(f"--runs {arguments.runs}: must be at least 1; any number of runs without it")
-    print(approvals.decide(arguments.node, arguments.words[0], decision, until, arguments.runs or 0))
+        raise SettingsError(
+            f"site {action}: give one id of protofl site requests, or one file of settings"
+        )
+    if runs is not None and runs < 1:
+        raise SettingsError(f"--runs {runs}: must be at least 1; any number of runs without it")
+    decision = APPROVED if action == "approve" else DENIED
+    until = str(arguments.until or "")
+    print(approvals.decide(arguments.node, arguments.words[0], decision, until, runs or 0))
 
 
 def audit(arguments: argparse.Namespace) -> int:
     entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
-    checked = "each follows the one before it"
+    verdict = "each follows the one before it"
     if arguments.against:
-        number, lacking = approvals.compared(arguments.node, arguments.against)
-        wrong, checked = [*wrong, *lacking], f"{checked}, and all {number} that {arguments.against} has seen are there"
+        seen, lacking = approvals.compared(arguments.node, arguments.against)
+        wrong = [*wrong, *lacking]
+        verdict += f", and all {seen} that {arguments.against} has seen are there"
+
     if arguments.json:
         print_json("site audit", {"entries": entries, "wrong": wrong})
     else:
-        verdict = f"{len(wrong)} things are wrong" if wrong else checked
-        print(*map(approvals.in_words, entries), *(f"WRONG {line}" for line in wrong), sep="\n")
+        if wrong:
+            verdict = f"{len(wrong)} things are wrong"
+        lines = [approvals.in_words(entry) for entry in entries]
+        print(*lines, *(f"WRONG {line}" for line in wrong), sep="\n")
         print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))
 
 
 ACTIONS = {action.__name__: action for action in (run, check, status, purge, key, requests, audit)}
-ACTIONS |= {"approve": decide, "deny": decide}
+ACTIONS["approve"] = decide
+ACTIONS["deny"] = decide

@@ -38,33 +38,42 @@ def act(arguments: argparse.Namespace) -> None:
         sign(arguments.file, arguments.key, arguments.by or "")
     from protofl_common.tools.site.approvals import described
 
-    settings = Settings.from_run_config(default_run_config() | read_recipe(str(arguments.file)).settings)
+    recipe = read_recipe(str(arguments.file))
+    settings = Settings.from_run_config(default_run_config() | recipe.settings)
     print(*described(settings), sep="\n")
 
 
 def _private_key(file: Path) -> Ed25519PrivateKey:
-    """Read an SSH key; a passphrase is asked for where it has one. SettingsError for what is no key of type ed25519."""
+    """Read an SSH key; a passphrase is asked for where it has one.
+
+    SettingsError for what is no key of type ed25519.
+    """
     content = file.expanduser().read_bytes()
     try:
         try:
             key = load_ssh_private_key(content, password=None)
         except TypeError:
-            key = load_ssh_private_key(content, getpass(f"passphrase of {file}: ").encode())
+            passphrase = getpass(f"passphrase of {file}: ")
+            key = load_ssh_private_key(content, passphrase.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise SettingsError(f"--key {file}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise SettingsError(f"--key {file}: not of type ed25519; make one with ssh-keygen -t ed25519")
+        cure = "make one with ssh-keygen -t ed25519"
+        raise SettingsError(f"--key {file}: not of type ed25519; {cure}")
     return key
 
 
 def sign(file: Path, key_file: Path | None, by: str) -> None:
     """Write who signs, and the signature, into the file, at its top; an earlier signature goes."""
     if key_file is None or not by:
-        raise SettingsError("study sign: give --key, a private SSH key of type ed25519, and --by, your name")
+        raise SettingsError(
+            "study sign: give --key, a private SSH key of type ed25519, and --by, your name"
+        )
     key = _private_key(key_file)
     signer = f"{by}:{in_text(key.public_key())}"
     text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
-    unsigned = default_run_config() | read_recipe(str(file)).settings | {"study-by": signer}
+    recipe = read_recipe(str(file))
+    unsigned = default_run_config() | recipe.settings | {"study-by": signer}
     signature = key.sign(signed_part(unsigned)).hex()
     Settings.from_run_config(unsigned | {"study-signature": signature})
     write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{text}')

@@ -2,7 +2,8 @@
 
 try:
     from protofl_common.tools.python_api import Run, SettingsError, Tried, run, try_method
-except ModuleNotFoundError as error:  # under `flwr run`, whose bundle has no tools: there only `extend` is asked for
+except ModuleNotFoundError as error:
+    # under `flwr run`, whose bundle has no tools: there only `extend` is asked for
     if error.name != "protofl_common.tools":
         raise
 

@@ -1,4 +1,7 @@
-"""All that a method, a network or a metric of your own imports; it needs nothing that Flower's bundle lacks."""
+"""All that a method, a network or a metric of your own imports.
+
+It needs nothing that Flower's bundle lacks.
+"""
 
 from protofl_common.experiment.settings import with_halves
 
@@ -17,6 +20,27 @@ from server_app.replies import Upload  # noqa: E402
 from server_app.strategies.base import ServerStrategy  # noqa: E402
 from server_app.strategies.fedavg import FedAvg as FedAvgServer  # noqa: E402
 
-__all__ = ["Algorithm", "Batch", "Client", "ClientAlgorithm", "Counts", "Exchange", "FedAvgClient", "FedAvgServer"]
-__all__ += ["Hparams", "LossTerms", "Payload", "Prototypes", "ServerStrategy", "Step", "Update", "Upload", "VectorSets"]
-__all__ += ["Vectors", "Weights", "by_class", "class_means", "option"]
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Client",
+    "ClientAlgorithm",
+    "Counts",
+    "Exchange",
+    "FedAvgClient",
+    "FedAvgServer",
+    "Hparams",
+    "LossTerms",
+    "Payload",
+    "Prototypes",
+    "ServerStrategy",
+    "Step",
+    "Update",
+    "Upload",
+    "VectorSets",
+    "Vectors",
+    "Weights",
+    "by_class",
+    "class_means",
+    "option",
+]

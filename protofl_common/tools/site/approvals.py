@@ -1,4 +1,7 @@
-"""``protofl site requests``, ``approve``, ``deny`` and ``audit``: what an operator decides, and what was done."""
+"""What an operator decides, and what was done.
+
+This is behind ``protofl site requests``, ``approve``, ``deny`` and ``audit``.
+"""
 
 import getpass
 import json
@@ -14,45 +17,83 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import ssh_key_fingerprint
 
 from client_app import audit
-from client_app.consent import APPROVED, FOLDER, Request, code_of, new_request, read, requests, write
+from client_app.consent import (
+    APPROVED,
+    FOLDER,
+    Request,
+    code_of,
+    new_request,
+    read,
+    requests,
+    write,
+)
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.node import STRICT, site_folder, site_name
-from protofl_common.experiment.settings import Settings, baselines_of, default_run_config, to_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    baselines_of,
+    default_run_config,
+    to_run_config,
+)
 from protofl_common.experiment.study import UNSIGNED, Study, is_past
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
 
 def listed(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
-    """Yield each request of a site, those that wait last, with lines for people: its state, and what it asks for."""
-    every = sorted(requests(site_folder(node)), key=lambda request: (not request.decision, request.asked))
-    trusted = {request.study.by for request in every if request.decision == APPROVED and request.study.by}
-    for request in every:
-        lines, what = [f"{request.study}"], "it"
-        try:
-            lines = [*described(settings := Settings.from_run_config(default_run_config() | request.settings, node))]
-            what = "a baseline"  # and takes part in the run without it
-            baselines_of(settings, settings.given, node)
-        except SettingsError as error:
-            lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
+    """Yield each request of a site, those that wait last, with lines for people.
+
+    The lines say its state and what it asks for.
+    """
+    decided_first = sorted(
+        requests(site_folder(node)), key=lambda request: (not request.decision, request.asked)
+    )
+    trusted = set()
+    for request in decided_first:
+        if request.decision == APPROVED and request.study.by:
+            trusted.add(request.study.by)
+
+    for request in decided_first:
+        lines = _asked_for(request, node)
         if request.study.by and not request.decision:
-            history = "has signed what was approved here" if request.study.by in trusted else "is new to this site"
+            is_known = request.study.by in trusted
+            history = "has signed what was approved here" if is_known else "is new to this site"
             lines.insert(1, f"           that key {history}")
-        yield request, [f"{request.study.id}  {state_of(request)}", *(f"    {line}" for line in lines)]
+        head = f"{request.study.id}  {state_of(request)}"
+        yield request, [head, *(f"    {line}" for line in lines)]
+
+
+def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
+    """Describe what a run asks for; where this site would refuse it, or a baseline, say why."""
+    lines = [f"{request.study}"]
+    what = "it"
+    try:
+        settings = Settings.from_run_config(default_run_config() | request.settings, node)
+        lines = list(described(settings))
+        what = "a baseline"  # and takes part in the run without it
+        baselines_of(settings, settings.given, node)
+    except SettingsError as error:
+        lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
+    return lines
 
 
 def state_of(request: Request) -> str:
+    """Say in words what was decided, by whom, within which limits."""
     if not request.decision:
-        return f"WAITS since {request.asked}: protofl site approve {request.study.id}, or deny"
+        study = request.study.id
+        return f"WAITS since {request.asked}: protofl site approve {study}, or deny"
+
     bounded = request.bounded
-    runs = f"; {len(request.run_ids)} of {bounded.runs or 'any number of'} runs so far"
-    until = f", until {bounded.until}" if bounded.until else ""
-    asks_again = request.decision == APPROVED and request.code != code_of(request.settings)
-    upgraded = "; the code has changed since, so it will wait again" if asks_again else ""
-    return f"{request.decision} {request.decided} by {request.by}{until}{runs}{upgraded}"
+    state = f"{request.decision} {request.decided} by {request.by}"
+    if bounded.until:
+        state += f", until {bounded.until}"
+    state += f"; {len(request.run_ids)} of {bounded.runs or 'any number of'} runs so far"
+    if request.decision == APPROVED and request.code != code_of(request.settings):
+        state += "; the code has changed since, so it will wait again"
+    return state
 
 
 def fingerprint(key: str) -> str:
@@ -62,42 +103,90 @@ def fingerprint(key: str) -> str:
 
 
 def described(settings: Settings) -> Iterator[str]:
-    """Yield lines for people on a run's settings: who asks, for what, with whom, what leaves, and until when."""
-    study, run, values = Study.of(settings.given), settings.run, to_run_config(settings)
-    signer, _, key = study.by.rpartition(":")
-    yield f"{study}, signed by {signer}, {fingerprint(key)}" if study.name else f"{study}: nobody has signed it"
+    """Yield lines on a run: who asks, for what, with whom, until when, and what leaves."""
+    study = Study.of(settings.given)
+    yield _signed(study)
     yield f"purpose    {study.purpose or 'not given'}"
-    yield "with       " + (", ".join(f"{name}:{study.sites[name]}" for name in in_order(study.sites)) or "any sites")
-    yield f"until      {study.until or 'no end'}; {study.runs or 'any number of'} runs of {run.rounds} rounds"
-    every = [settings, *baselines_of(settings, settings.given).values()]
-    for each in every:
-        sent = " and ".join(entry.words for entry in each.exchange.up.values()) or "nothing of the model"
-        yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
-    exact, least = settings.privacy.dp == "none", settings.privacy.min_class_samples
-    rest = ", and losses" * (exact and least == 1) + ", in the sum alone" * settings.privacy.sums_only
-    introduced = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, class names"
-    yield f"           {introduced}{', seconds' * exact}"
-    rest += "; its number of training samples, exact" * (settings.privacy.sums_only and not settings.hides_samples)
-    yield f"           numbers of samples and of right predictions{rest}"
-    yield f"           metrics: {printable(run.metrics) or 'accuracy alone'}"
-    for line in protections(values) or ["by nothing: the server sees this site's exact values, maybe of one sample"]:
+    sites = [f"{name}:{study.sites[name]}" for name in in_order(study.sites)]
+    yield f"with       {', '.join(sites) or 'any sites'}"
+    runs = f"{study.runs or 'any number of'} runs of {settings.run.rounds} rounds"
+    yield f"until      {study.until or 'no end'}; {runs}"
+
+    with_baselines = [settings, *baselines_of(settings, settings.given).values()]
+    yield from _leaving(settings, with_baselines)
+
+    against_all = ["by nothing: the server sees this site's exact values, maybe of one sample"]
+    for line in protections(to_run_config(settings)) or against_all:
         yield f"protected  {line}"
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
-    changed = {key: value for each in reversed(every) for key, value in to_run_config(each).items()}
-    for key, value in changed.items():  # all of them, whatever a value has: nothing may hide behind a long one
-        if default_run_config().get(key) != value and key not in UNSIGNED and not key.startswith("study"):
-            yield f"setting    {printable(' '.join(f'{key}={value}'.split()), LONGEST_IN_LOG)}"
+    yield from _changed(with_baselines)
 
 
-def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = "", runs: int = 0) -> str:
-    """Approve or deny a run, by its id or by its file of settings; return a line that says what is valid now.
+def _signed(study: Study) -> str:
+    if not study.name:
+        return f"{study}: nobody has signed it"
+    signer, _, key = study.by.rpartition(":")
+    return f"{study}, signed by {signer}, {fingerprint(key)}"
 
-    SettingsError for an id that nobody has asked by, and for an approval of settings that the site would refuse anyway.
+
+def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str]:
+    """Yield lines on what a site sends: of the model, at its introduction, and as figures."""
+    for each in with_baselines:
+        entries = [entry.words for entry in each.exchange.up.values()]
+        sent = " and ".join(entries) or "nothing of the model"
+        yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
+
+    privacy = settings.privacy
+    is_exact = privacy.dp == "none"
+    introduced = (
+        "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, "
+        "class names"
+    )
+    if is_exact:
+        introduced += ", seconds"
+    yield f"           {introduced}"
+
+    figures = "numbers of samples and of right predictions"
+    if is_exact and privacy.min_class_samples == 1:
+        figures += ", and losses"
+    if privacy.sums_only:
+        figures += ", in the sum alone"
+        if not settings.hides_samples:
+            figures += "; its number of training samples, exact"
+    yield f"           {figures}"
+    yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"
+
+
+def _changed(with_baselines: list[Settings]) -> Iterator[str]:
+    """Yield a line for each setting that is not the default.
+
+    A run's own value goes before those of its baselines.
+    """
+    values: dict[str, Scalar] = {}
+    for each in reversed(with_baselines):
+        values |= to_run_config(each)
+    defaults = default_run_config()
+    for key, value in values.items():
+        is_shown_above = key in UNSIGNED or key.startswith("study")
+        if defaults.get(key) != value and not is_shown_above:
+            # whatever the value has: nothing may hide behind a long one
+            line = " ".join(f"{key}={value}".split())
+            yield f"setting    {printable(line, LONGEST_IN_LOG)}"
+
+
+def decide(
+    node: Mapping[str, Scalar], word: str, decision: str, until: str = "", runs: int = 0
+) -> str:
+    """Approve or deny a run, by its id or its file of settings; say in a line what is valid now.
+
+    SettingsError for an id that nobody has asked by, and for an approval of settings that the site
+    would refuse anyway.
     """
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
-    folder, name = site_folder(node), site_name(node)
+    folder = site_folder(node)
+    name = site_name(node)
     path, typed = _asked_by(folder, word, node if decision == APPROVED else None)
     with locked(path):
         request = typed if typed and not path.exists() else read(path)
@@ -106,65 +195,121 @@ def decide(node: Mapping[str, Scalar], word: str, decision: str, until: str = ""
             Settings.from_run_config(default_run_config() | request.settings, node)
             if study.sites and name not in study.sites:
                 raise SettingsError(f"{study} does not name {name}")
-        now, user = datetime.now().astimezone().isoformat(timespec="seconds"), getpass.getuser()
-        new: dict[str, Any] = {"by": user, "code": code_of(request.settings), "introductions": 0, "messages": 0}
-        decided = replace(request, decision=decision, decided=now, until=until, runs=runs, **new)
-        limits = {"until": decided.bounded.until, "runs": decided.bounded.runs}
-        about = {"study": study.id, "name": study.name, "signed": study.by, "purpose": study.purpose}
-        demands = {key: node[key] for key in STRICT if key in node}
-        audit.append(folder, decision=decision, by=user, **limits, code=decided.code, **about, demands=demands)
+
+        decided = replace(
+            request,
+            decision=decision,
+            decided=datetime.now().astimezone().isoformat(timespec="seconds"),
+            until=until,
+            runs=runs,
+            by=getpass.getuser(),
+            code=code_of(request.settings),
+            introductions=0,
+            messages=0,
+        )
+        bounded = decided.bounded
+        audit.append(
+            folder,
+            decision=decision,
+            by=decided.by,
+            until=bounded.until,
+            runs=bounded.runs,
+            code=decided.code,
+            study=study.id,
+            name=study.name,
+            signed=study.by,
+            purpose=study.purpose,
+            demands={key: node[key] for key in STRICT if key in node},
+        )
         write(path, decided)
-    ends = f", until {limits['until']}" * bool(limits["until"]) + f", {limits['runs']} runs" * bool(limits["runs"])
-    return f"{name}: {decision}: {study}{ends * (decision == APPROVED)}, in {path.parent.absolute()}"
+
+    limits = ""
+    if decision == APPROVED:
+        if bounded.until:
+            limits += f", until {bounded.until}"
+        if bounded.runs:
+            limits += f", {bounded.runs} runs"
+    return f"{name}: {decision}: {study}{limits}, in {path.parent.absolute()}"
 
 
 def _asked_by(
     folder: Path, word: str, node: Mapping[str, Scalar] | None
 ) -> tuple[Path, Request | None]:
-    """Return the file of the request that an id or a file of settings stands for, and what the latter asks."""
+    """Return the file of the request that ``word`` stands for: an id, or a file of settings.
+
+    Of a file of settings, return also what it asks.
+    """
     if word.endswith(".toml"):
         asked = default_run_config() | read_recipe(word).settings
         typed = new_request(Settings.from_run_config(asked, node).given)
         return folder / FOLDER / f"{typed.study.id}.json", typed
     path = folder / FOLDER / f"{word}.json"
     if not is_plain_name(word) or not path.exists():
-        choices = ", ".join(request.study.id for request in requests(folder)) or "none: nobody has asked"
+        ids = [request.study.id for request in requests(folder)]
+        choices = ", ".join(ids) or "none: nobody has asked"
         raise SettingsError(f"{word}: no such request; choose from {choices}")
     return path, None
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return a site's audit log from the day ``since`` on, with what a wrong clock dated back, and what is wrong."""
-    if not (path := site_folder(node) / audit.FILE).exists():
-        raise SettingsError(f"{path.absolute()}: no audit log; has the site answered yet, and is this its state-dir?")
-    lines, latest, earlier = [*audit.entries(path)], "", 0
+    """Return a site's audit log from the day ``since`` on, and what is wrong with the whole of it.
+
+    Entries that a wrong clock dated back are among them.
+    """
+    path = site_folder(node) / audit.FILE
+    if not path.exists():
+        raise SettingsError(
+            f"{path.absolute()}: no audit log; "
+            "has the site answered yet, and is this its state-dir?"
+        )
+    lines = list(audit.entries(path))
+    latest = ""
+    earlier = 0  # lines before the day
     for number, (_, row, _) in enumerate(lines, 1):
         latest = max(latest, str(row.get("time", "")))
-        if latest == row.get("time") and latest < since:  # a time before `latest` is dated back, and tells nothing
+        is_dated_back = latest != row.get("time")  # and its time tells nothing
+        if not is_dated_back and latest < since:
             earlier = number
-    return [row for _, row, _ in lines[earlier:]], [wrong for _, _, wrong in lines if wrong]
+    rows = [row for _, row, _ in lines[earlier:]]
+    return rows, [wrong for _, _, wrong in lines if wrong]
 
 
 def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
-    """Return how many heads the server has of this site, and a line for each that the site's log lacks."""
+    """Return how many heads of this site's log the server has, and which of them the log lacks."""
+    site = site_name(node)
     heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
-    if not (rows := [row for row in RunFolder(run).each_row() if site_name(node) in row.get("audit", {})]):
-        return 0, [f"{run}: no run's folder, or {site_name(node)} has sent nothing in it; nothing was compared"]
-    lacking = [row["round"] for row in rows if row["audit"][site_name(node)] not in heads]
+    rows = [row for row in RunFolder(run).each_row() if site in row.get("audit", {})]
+    if not rows:
+        missing = f"no run's folder, or {site} has sent nothing in it; nothing was compared"
+        return 0, [f"{run}: {missing}"]
+
     lost = "the server has seen a line that the log lacks: it was changed or removed"
-    return len(rows), [f"round {number}: {lost}" for number in lacking]
+    wrong = []
+    for row in rows:
+        if row["audit"][site] not in heads:
+            wrong.append(f"round {row['round']}: {lost}")
+    return len(rows), wrong
 
 
 def in_words(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
+    about = [str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key)]
+    head = f"{entry.get('time')} {entry.get('study')} {' '.join(about)}"
+    if entry.get("round"):
+        head += f" round {entry['round']}"
+
     if "decision" in entry:
-        limits = "".join(f", {key} {entry[key]}" for key in ("until", "runs", "code", "demands") if entry.get(key))
-        signed = f"signed by {entry.get('signed') or 'nobody'}: {entry.get('purpose') or 'no purpose'}"
-        what = f"{entry['decision']} by {entry.get('by')}{limits}; {signed}"
+        what = f"{entry['decision']} by {entry.get('by')}"
+        for key in ("until", "runs", "code", "demands"):
+            if entry.get(key):
+                what += f", {key} {entry[key]}"
+        signer = entry.get("signed") or "nobody"
+        what += f"; signed by {signer}: {entry.get('purpose') or 'no purpose'}"
     elif "refused" in entry:
-        what = f"refused: {entry['refused']}" + f" ({entry['times']} times that day)" * (entry.get("times", 1) != 1)
+        what = f"refused: {entry['refused']}"
+        times = entry.get("times", 1)
+        if times != 1:
+            what += f" ({times} times that day)"
     else:
         what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
-    about = " ".join(str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key))
-    number = f" round {entry['round']}" if entry.get("round") else ""
-    return printable(f"{entry.get('time')} {entry.get('study')} {about}{number}: {what}")
+    return printable(f"{head}: {what}")

@@ -1,4 +1,4 @@
-"""``protofl site check``: what whoever submits runs could make this machine do, and what is wrong with it."""
+"""``protofl site check``: what runs could make this machine do, and what is wrong with it."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ import shutil
 import ssl
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.constant import TIMESTAMP_TOLERANCE as MOST_SECONDS  # that a clock may be wrong
+from flwr.common.constant import TIMESTAMP_TOLERANCE as MOST_SECONDS  # that a clock may be off
 from flwr.supercore.utils import get_flwr_home
 
 from client_app import protections
@@ -26,7 +26,14 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SECAGG, allowed_by, has_own_data, openly
+from protofl_common.experiment.node import (
+    DEMANDS,
+    LIMITS,
+    REQUIRE_SECAGG,
+    allowed_by,
+    has_own_data,
+    openly,
+)
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import FEW_DAYS, shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -35,18 +42,28 @@ from protofl_common.tools.site.node import allowed_algorithms, modest, site_fold
 from protofl_common.tools.site.stored import ledgers_at, stored_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
-FEW_BYTES, FULL = 2**30, 10**6  # free on a disk: less is a warning, or wrong
+FEW_BYTES = 2**30  # free on a disk: less is a warning
+FULL_BYTES = 10**6  # less is wrong
 
 
-def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """List the findings, data read as a run with settings ``asked`` would have it; nothing is written."""
+def findings(
+    options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]
+) -> list[Finding]:
+    """List the findings; nothing is written.
+
+    Data are read as a run with the settings ``asked`` would have it.
+    """
     listed = [*_code_and_user(), *network(options)]
     try:
         settings = site_settings(node, asked)
     except SettingsError as error:
         listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
-        listed += [*folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
+        listed += folders(node)
+        listed += _permissions(node)
+        listed += _algorithms(node)
+        listed += _device(node)
+        listed += _data(node, asked)
         listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
     return worst_first(listed)
 
@@ -54,13 +71,17 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
 def _code_and_user() -> Iterator[Finding]:
     own = f"that of {app_folder()} (version {code_version()}), whatever a run brings"
     yield Finding(FACT, "code", f"{own}; with `protofl site run`")
-    root = "root: give the SuperNode a user of its own, who may do nothing else here"
-    yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
+    if os.geteuid():
+        yield Finding(FACT, "user", f"uid {os.geteuid()}")
+    else:
+        root = "root: give the SuperNode a user of its own, who may do nothing else here"
+        yield Finding(WARNING, "user", root)
 
 
 def network(options: argparse.Namespace) -> Iterator[Finding]:
     if options.insecure:
-        yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
+        insecure = "--insecure: anybody on the way reads and changes what goes to and fro"
+        yield Finding(WARNING, "network", insecure)
     elif options.root_certificates:
         yield _certificates(Path(os.path.expanduser(options.root_certificates)))
     if options.auth_supernode_private_key:
@@ -72,152 +93,272 @@ def network(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
+    """Say whether the SuperLink answers, how long its certificate lasts, and if clocks differ."""
     try:
         shown = shown_by(address, os.path.expanduser(root_certificates))
     except ssl.SSLCertVerificationError as error:
-        cure = "its operator renews it (certificates.py --renew server), brings its authority's, or this clock is wrong"
+        cure = (
+            "its operator renews it (certificates.py --renew server), brings its authority's, "
+            "or this clock is wrong"
+        )
         yield Finding(WRONG, "superlink", f"{address}: {error.verify_message}: {cure}")
+        return
     except (OSError, ValueError) as error:
-        yield Finding(WARNING, "superlink", f"{address}: cannot be reached from here ({error})")
+        unreachable = f"{address}: cannot be reached from here ({error})"
+        yield Finding(WARNING, "superlink", unreachable)
+        return
+
+    if shown.days is None:
+        yield Finding(FACT, "superlink", f"{address}: answers; no certificate")
     else:
-        days = "no certificate" if shown.days is None else f"its certificate: {shown.days} days left"
-        few = shown.days is not None and shown.days < FEW_DAYS
-        yield Finding(WARNING if few else FACT, "superlink", f"{address}: answers; {days}")
-        level = WRONG if abs(shown.ahead) > MOST_SECONDS else WARNING if abs(shown.ahead) > MOST_SECONDS / 10 else FACT
-        off = f"{abs(shown.ahead):.0f} s {'ahead of' if shown.ahead > 0 else 'behind'} the SuperLink's"
-        cure = f"; above {MOST_SECONDS} s Flower refuses the site: set both by NTP" if level else ""
-        yield Finding(level, "clock", off + cure)
+        level = WARNING if shown.days < FEW_DAYS else FACT
+        days = f"its certificate: {shown.days} days left"
+        yield Finding(level, "superlink", f"{address}: answers; {days}")
+
+    seconds_apart = abs(shown.ahead)
+    direction = "ahead of" if shown.ahead > 0 else "behind"
+    text = f"{seconds_apart:.0f} s {direction} the SuperLink's"
+    level = FACT
+    if seconds_apart > MOST_SECONDS / 10:
+        level = WRONG if seconds_apart > MOST_SECONDS else WARNING
+        text += f"; above {MOST_SECONDS} s Flower refuses the site: set both by NTP"
+    yield Finding(level, "clock", text)
 
 
 def _certificates(path: Path) -> Finding:
     try:
-        ends = min(certificate.not_valid_after_utc for certificate in load_pem_x509_certificates(path.read_bytes()))
+        certificates = load_pem_x509_certificates(path.read_bytes())
+        ends = min(certificate.not_valid_after_utc for certificate in certificates)
     except (OSError, ValueError) as error:
         return Finding(WRONG, "certificates", f"{path}: {error}")
     days = (ends - datetime.now(UTC)).days
-    level = WRONG if days < 0 else WARNING if days < FEW_DAYS else FACT
-    return Finding(level, "certificates", f"{path}: {days} days left" if days >= 0 else f"{path}: expired {ends:%F}")
+    if days < 0:
+        return Finding(WRONG, "certificates", f"{path}: expired {ends:%F}")
+    level = WARNING if days < FEW_DAYS else FACT
+    return Finding(level, "certificates", f"{path}: {days} days left")
 
 
 def _key(path: Path) -> Finding:
     if not os.access(path, os.R_OK):
         return Finding(WRONG, "key", f"{path}: cannot be read")
     if path.stat().st_mode & 0o077:
-        return Finding(WRONG, "key", f"{path}: other users of this machine may read it; chmod 600")
+        open_to_others = f"{path}: other users of this machine may read it; chmod 600"
+        return Finding(WRONG, "key", open_to_others)
     try:
         if not isinstance(load_ssh_private_key(path.read_bytes(), None), EllipticCurvePrivateKey):
             raise ValueError("a key of another type")
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:
-        made = "certificates.py --node NAME makes one"
-        return Finding(WRONG, "key", f"{path}: no private key that Flower takes ({error}); {made}")
+        cure = "certificates.py --node NAME makes one"
+        return Finding(WRONG, "key", f"{path}: no private key that Flower takes ({error}); {cure}")
     return Finding(FACT, "key", str(path))
 
 
 def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    if data := str(node.get("data-dir", "")):
-        yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
+    """Say which folders the site reads and writes, whether it can, and who else may look in."""
+    data = str(node.get("data-dir", ""))
+    if data:
+        yield from _read_folder("data-dir", Path(data).expanduser())
         if "partition-id" in node:
-            shared = "data-dir is a share of a common data set, and runs choose the test samples; leave it out if not"
+            shared = (
+                "data-dir is a share of a common data set, and runs choose the test samples; "
+                "leave it out if not"
+            )
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
-        yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
-    with suppress(OSError, RuntimeError):  # of a state-dir or a ledger that cannot be read: no message passes it
-        yield from [Finding(WRONG, "state", line[7:]) for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
-    for key, path in zip(("state-dir", "cache-dir", "FLWR_HOME"), (*site_folders(node), get_flwr_home()), strict=True):
-        yield from _folder("writes", key, path, others=0o077)
+        none = "no data-dir: only data sets that are embedded in ProtoFL"
+        yield Finding(FACT, "reads", none)
+
+    # a state-dir or a ledger that cannot be read: no message passes it
+    with suppress(OSError, RuntimeError):
+        wrong = [line for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
+        yield from [Finding(WRONG, "state", line.removeprefix(f"{WRONG}: ")) for line in wrong]
+
+    state_dir, cache_dir = site_folders(node)
+    yield from _written_folder("state-dir", state_dir)
+    yield from _written_folder("cache-dir", cache_dir)
+    yield from _written_folder("FLWR_HOME", get_flwr_home())
     yield from _files(node)
 
 
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Yield the files that this user cannot use, as after a restore as root, and those that others may read."""
+    """Yield the files that this user cannot use, and those that others may read.
+
+    The first are left by a restore as root.
+    """
     root = site_folders(node)[0].absolute()
-    tops = root / "sites", root / "privacy", *(path.absolute() for run in stored_at(node)[:-1] for path in run.paths)
-    inside = (Path(at, name) for top in tops for at, folders, files in os.walk(top) for name in (*folders, *files))
-    for path in (*tops, *inside):  # os.walk passes over a folder that it cannot list
+    tops = [root / "sites", root / "privacy"]
+    for run in stored_at(node)[:-1]:  # the last are the caches
+        tops += [path.absolute() for path in run.paths]
+
+    for path in (*tops, *_inside(tops)):
         with suppress(OSError):  # a site that works replaces its files
-            seen = path.stat().st_mode & 0o044  # by whom, if they may pass all folders above it
-            for folder in path.parents[: len(path.relative_to(root).parts)]:
-                seen &= folder.stat().st_mode << 2
-            if not os.access(path, os.R_OK | os.W_OK | os.X_OK * path.is_dir()) and path.exists():
-                yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
-            elif path.is_file() and seen and path.suffix != ".lock":
-                yield Finding(WRONG, "writes", f"{path}: other users of this machine may read it; chmod 600")
+            yield from _file(path, root)
 
 
-def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
-    nearest, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
-    mode = stat.S_IMODE(nearest.stat().st_mode)
-    if not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
-        yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
-    elif not writes and nearest != folder.absolute():
-        yield Finding(WRONG, topic, f"{name}: there is none")
+def _inside(tops: Iterable[Path]) -> Iterator[Path]:
+    """Yield files and folders below ``tops``; os.walk passes over a folder that it cannot list."""
+    for top in tops:
+        for folder, subfolders, files in os.walk(top):
+            for name in (*subfolders, *files):
+                yield Path(folder, name)
+
+
+def _file(path: Path, root: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the access to one file or folder below ``root``."""
+    readable_by_others = path.stat().st_mode & 0o044
+    for folder in path.parents[: len(path.relative_to(root).parts)]:
+        passable_by_others = folder.stat().st_mode << 2  # the bits of x in the place of those of r
+        readable_by_others &= passable_by_others
+
+    if not _has_access(path, os.R_OK | os.W_OK) and path.exists():
+        yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
+    elif path.is_file() and readable_by_others and path.suffix != ".lock":
+        open_to_others = f"{path}: other users of this machine may read it; chmod 600"
+        yield Finding(WRONG, "writes", open_to_others)
+
+
+def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
+    nearest = existing(folder)
+    name = f"{key} {folder.absolute()}"
+    if not _has_access(nearest, os.R_OK):
+        yield Finding(WRONG, "reads", f"{name}: cannot be read")
     elif nearest != folder.absolute():
-        yield Finding(FACT, topic, f"{name}: will be made, for this user only")
+        yield Finding(WRONG, "reads", f"{name}: there is none")
     else:
-        seen = ": other users of this machine may look in" * bool(mode & others)
-        yield Finding(WARNING if seen else FACT, topic, f"{name}{seen} (mode {mode:04o})")
-    if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
-        yield Finding(WRONG if free < FULL else WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
+        yield _seen("reads", name, nearest, by=0o007)
+
+
+def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
+    nearest = existing(folder)
+    name = f"{key} {folder.absolute()}"
+    if not _has_access(nearest, os.W_OK):
+        yield Finding(WRONG, "writes", f"{name}: cannot be written")
+    elif nearest != folder.absolute():
+        yield Finding(FACT, "writes", f"{name}: will be made, for this user only")
+    else:
+        yield _seen("writes", name, nearest, by=0o077)
+
+    free = shutil.disk_usage(nearest).free
+    if free < FEW_BYTES:
+        level = WRONG if free < FULL_BYTES else WARNING
+        yield Finding(level, "writes", f"{name}: {free / 1e6:.0f} MB free")
+
+
+def _has_access(path: Path, mode: int) -> bool:
+    """True if this user may access the file so, or use the folder so."""
+    if path.is_dir():
+        mode |= os.X_OK
+    return os.access(path, mode)
+
+
+def _seen(topic: str, name: str, folder: Path, by: int) -> Finding:
+    """Warn if the users of the bits ``by`` may look into the folder."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & by:
+        seen = f"{name}: other users of this machine may look in (mode {mode:04o})"
+        return Finding(WARNING, topic, seen)
+    return Finding(FACT, topic, f"{name} (mode {mode:04o})")
 
 
 def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     allowed = allowed_by(node)
     if allowed["allow-download"]:
-        yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
-    if modules := names_in(allowed["allow-python"]):
-        yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
+        download = "a run may have data sets downloaded (allow-download)"
+        yield Finding(WARNING, "downloads", download)
+    modules = names_in(allowed["allow-python"])
+    if modules:
+        imported = f"a run may have these imported and called: {', '.join(modules)}"
+        yield Finding(WARNING, "modules", imported)
     if not node.get("approve", has_own_data(node)):
-        yield Finding(WARNING, "approval", "none: a run takes part before its operator has seen it; set approve = true")
-    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
-    yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
+        unseen = "none: a run takes part before its operator has seen it; set approve = true"
+        yield Finding(WARNING, "approval", unseen)
+    backbones = ["the embedded ones", *names_in(allowed["allow-backbones"])]
+    yield Finding(FACT, "backbones", ", ".join(backbones))
+    for key in DEMANDS:
+        if key in node:
+            yield Finding(FACT, "demands", f"{key} {node[key]}")
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    names, by_upload = allowed_algorithms(node), dict[str, list[str]]()
-    for name in names:
-        if name in CATALOG and isinstance(modest(node, name), Settings):  # the others miss a demand, whatever they ask
-            sent = " and ".join(entry.words for entry in CATALOG[name].exchange.up.values()) or "nothing of the model"
+    """Say what leaves the site: for each kind of upload with which algorithms, and what always."""
+    by_upload: dict[str, list[str]] = {}
+    of_packages = []
+    for name in allowed_algorithms(node):
+        if name not in CATALOG:
+            of_packages.append(name)
+        elif isinstance(modest(node, name), Settings):  # others miss a demand, whatever they ask
+            entries = [entry.words for entry in CATALOG[name].exchange.up.values()]
+            sent = " and ".join(entries) or "nothing of the model"
             by_upload.setdefault(sent, []).append(name)
-    for sent, those in by_upload.items():
-        yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
-    if others := [name for name in names if name not in CATALOG]:
-        yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
-    private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
-    if not private:
-        always += ["which classes it has", "metrics", *["losses"] * (node.get("min-class-samples", 1) == 1), "seconds"]
+
+    for sent, names in by_upload.items():
+        level = WARNING if "weights" in sent else FACT
+        yield Finding(level, "sends", f"{sent}: {', '.join(names)}")
+    if of_packages:
+        declared = f"whatever packages of others declare: {', '.join(of_packages)}"
+        yield Finding(WARNING, "sends", declared)
+
+    is_private = "require-dp" in node
     if allowed_by(node)[REQUIRE_SECAGG]:
-        masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SECAGG})"
-        yield Finding(FACT, "sends", f"{masks}; without study-sites in a run its server can invent these sites")
-        always = ["the number of training samples" if private else "seconds"]
-    named = "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, the class names given"
-    yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")
+        masks = (
+            "all this, and all figures, under masks that cancel in the sum of several sites "
+            f"({REQUIRE_SECAGG}); without study-sites in a run its server can invent these sites"
+        )
+        yield Finding(FACT, "sends", masks)
+        always = ["the number of training samples" if is_private else "seconds"]
+    else:
+        always = ["numbers of samples", "numbers of right predictions"]
+        if not is_private:
+            always += ["which classes it has", "metrics"]
+            if node.get("min-class-samples", 1) == 1:
+                always.append("losses")
+            always.append("seconds")
+    introduced = (
+        "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, "
+        "the class names given"
+    )
+    yield Finding(FACT, "sends", f"always: {', '.join([introduced, *always])}")
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    if name := str(node.get("device", "")):
-        try:
-            open_device(name, "fp32")
-        except SettingsError as error:
-            yield Finding(WRONG, "device", str(error))
+    name = str(node.get("device", ""))
+    if not name:
+        return
+    try:
+        open_device(name, "fp32")
+    except SettingsError as error:
+        yield Finding(WRONG, "device", str(error))
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Ask this checkout's own ClientApp to introduce itself, hiding no numbers, with folders that are thrown away."""
+    """Ask this checkout's own ClientApp to introduce itself.
+
+    It hides no numbers, and has folders that are thrown away.
+    """
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
-    with tempfile.TemporaryDirectory() as cache:
-        config, open_node = openly({**default_run_config(), **asked}, {**node, "cache-dir": cache, "state-dir": cache})
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**default_run_config(), **asked}
+        config, open_node = openly(settings, {**node, "cache-dir": folder, "state-dir": folder})
         open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
-        grid = LocalGrid(config, {1: open_node}, run_id=1)  # first: a message asks Flower which run it is of
-        message = Message(RecordDict({**pack_settings(digest_of(config))}), 1, MessageType.QUERY)
-        (reply,) = grid.send_and_receive([message])
+        # the grid first: a message asks Flower which run it is of
+        grid = LocalGrid(config, {1: open_node}, run_id=1)
+        content = RecordDict({**pack_settings(digest_of(config))})
+        (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
+
     if reply.has_error():
-        yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason)))
+        reason = re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason))
+        yield Finding(WRONG, "data", reason)
         return
     card = unpack_site_card(reply.content)
+    samples = f"{card.train_samples} training"
+    if card.validation_samples:
+        samples += f", {card.validation_samples} validation"
+    samples += f" and {card.test_samples} test samples"
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
-    more = f", {card.validation_samples} validation" if card.validation_samples else ""
-    yield Finding(FACT, "data", f"{card.train_samples} training{more} and {card.test_samples} test samples, {classes}")
-    yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")
+    yield Finding(FACT, "data", f"{samples}, {classes}")
+    model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
+    yield Finding(FACT, "model", model)

@@ -1,9 +1,10 @@
-"""The process that handles one message: ``flwr-clientapp``, but with the code that is installed at the site.
+"""The process that handles one message: ``flwr-clientapp``, with the code installed at the site.
 
-    python -P client_process.py APP …    the folder of that code
+    python -P client_process.py APP fork|spawn    APP: the folder of that code
 
-The rest are arguments of ``flwr-clientapp``. Without any it handles no message itself: it imports what every message
-needs and then forks for each line of its standard input, a list of such arguments in JSON.
+The arguments of ``flwr-clientapp`` come by standard input, as a list in JSON, so that no command
+line shows the token. With "fork" it handles no message itself: it imports what every message needs
+and then forks for each line.
 """
 
 import gc
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
@@ -26,43 +26,70 @@ from flwr.supernode.runtime import run_clientapp
 
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.tools.replaced import replaced
 
-LARGEST = 2**32 + 2**28  # Bytes of arrays in a message: two models of 2 GiB, and vectors
-AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")  # what each message would import: a third of its processor time
+LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
+FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a part, which is longer than our start takes
+# what each message would import: a third of its processor time
+AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")
 
 
 def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
-    """Return the function with which Flower loads a run's ClientApp: it loads that of the folder ``app``, always."""
+    """Return the function with which Flower loads a run's ClientApp: always that of ``app``."""
     return get_load_client_app_fn("client_app.app:app", app, multi_app=False)
 
 
-def received(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any) -> Any:
-    """Fetch a message; end at once where it cannot be read, as `handle` does wherever there is no reply.
+def received(
+    tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any
+) -> Any:
+    """Fetch a message; end at once if it cannot be read, as `handle` does if there is no reply.
 
-    The SuperNode answers for a process that is gone; for a task that ends in order it would wait for ever.
+    The SuperNode answers for a process that is gone; for a task that ends in order it would wait
+    for ever.
     """
     try:
         from protofl_common.wire.envelope import check_parts  # which imports PyTorch
 
-        names = list({part.object_id for part in iterate_object_tree(tree)})  # one may be there many times
-        parts = pull_objects(names, pull, initial_backoff=0.05)  # Flower's second is longer than our start takes
+        # one part may be in the message many times
+        names = list({part.object_id for part in iterate_object_tree(tree)})
+        parts = pull_objects(names, pull, initial_backoff=FIRST_RETRY_SECONDS)
         check_parts(parts, LARGEST)
         confirm(tree.object_id)
         return inflate_object_from_contents(tree.object_id, parts)
     except Exception as error:
-        print(printable(f"protofl: a message that cannot be read: {type(error).__name__}: {error}"), file=sys.stderr)
+        reason = f"{type(error).__name__}: {error}"
+        print(printable(f"protofl: a message that cannot be read: {reason}"), file=sys.stderr)
         os._exit(1)
 
 
 def handle(app: str, arguments: list[str]) -> None:
+    """Be ``flwr-clientapp`` with these arguments, for one message.
+
+    AttributeError where another version of Flower has no such names.
+    """
     sys.argv[1:] = arguments
-    push, end, replies = run_clientapp.push_message, run_clientapp.push_task_output, list[None]()
-    with (  # an error where another version of Flower has no such names
-        patch.object(run_clientapp, "pull_and_inflate_object_from_tree", received),
-        patch.object(run_clientapp, "push_message", lambda *of: replies.append(push(*of))),
-        patch.object(run_clientapp, "push_task_output", lambda **of: end(**of) if replies else os._exit(1)),
-        patch.object(run_clientapp, "install_from_fab", lambda *_, **__: None),
-        patch.object(run_clientapp, "get_load_client_app_fn", lambda **_: installed_code(app)),
+    push_to_flower = run_clientapp.push_message
+    end_with_flower = run_clientapp.push_task_output
+    has_replied = False
+
+    def push_message(*given: Any) -> None:
+        nonlocal has_replied
+        push_to_flower(*given)
+        has_replied = True
+
+    def push_task_output(**given: Any) -> None:
+        if has_replied:
+            end_with_flower(**given)
+        else:
+            os._exit(1)
+
+    with replaced(
+        run_clientapp,
+        pull_and_inflate_object_from_tree=received,
+        push_message=push_message,
+        push_task_output=push_task_output,
+        install_from_fab=lambda *_, **__: None,
+        get_load_client_app_fn=lambda **_: installed_code(app),
     ):
         flwr_clientapp()
 
@@ -70,7 +97,8 @@ def handle(app: str, arguments: list[str]) -> None:
 def fork_for_each_message(app: str) -> None:
     """Until standard input ends, which it does when the executor does.
 
-    This process sees no message and no bundle. It must have one thread only and never use CUDA: no fork survives these.
+    This process sees no message and no bundle. It must have one thread only and never use CUDA: no
+    fork survives these.
     """
     with suppress(Exception):  # the child will meet the error again, and answer with it
         for name in AHEAD:
@@ -79,7 +107,9 @@ def fork_for_each_message(app: str) -> None:
         for row in CATALOG.values():
             half(row.client, object)
     gc.freeze()  # or collecting in a child would copy all pages
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child, and none is left as a zombie
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # nobody waits for a child, and none is left as a zombie
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         if os.fork() == 0:
@@ -92,12 +122,13 @@ def fork_for_each_message(app: str) -> None:
                 if not isinstance(end, SystemExit):
                     sys.excepthook(type(end), end, end.__traceback__)
             sys.stdout.flush()
-            os._exit(0)  # all is sent; to end as Python does, module by module, would take longer than most messages
+            # all is sent; to end as Python does, module by module, takes longer than most messages
+            os._exit(0)
 
 
 if __name__ == "__main__":
-    _, folder, *words = sys.argv
-    if words:
-        handle(folder, words)
-    else:
+    _, folder, method = sys.argv
+    if method == "fork":
         fork_for_each_message(folder)
+    else:
+        handle(folder, json.loads(sys.stdin.readline()))

@@ -1,4 +1,7 @@
-"""``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
+"""What a site keeps of runs and of its data, and how it is removed.
+
+This is behind ``protofl site status`` and ``purge``.
+"""
 
 import re
 import shutil
@@ -14,8 +17,9 @@ from protofl_common.experiment.node import DELTA, required_dp, site_name
 from protofl_common.tools.findings import WRONG, existing
 from protofl_common.tools.site.node import site_folders
 
-CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
-_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")  # in a cache folder; whatever else lies there is not ours to remove
+CACHES = "caches/"  # stands for decoded data and features; names of runs have no slash
+# of a file in a cache folder; whatever else lies there is not ours to remove
+_CACHE_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 
 
 class Stored(NamedTuple):
@@ -24,65 +28,104 @@ class Stored(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        return [file for path in self.paths for file in (path, *path.rglob("*")) if file.is_file()]
+        files = []
+        for path in self.paths:
+            files += [file for file in (path, *path.rglob("*")) if file.is_file()]
+        return files
 
     @property
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:
-        last = max((file.stat().st_mtime for file in self.files), default=None)
-        when = "-" if last is None else f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}"
+        changed = [file.stat().st_mtime for file in self.files]
+        when = "-"
+        if changed:
+            when = f"{datetime.fromtimestamp(max(changed)):%Y-%m-%d %H:%M}"
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
 def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
-    models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
-    caches = [path for at in ("*", "features/*") for path in sorted(cache.glob(at)) if _ENTRY.fullmatch(path.name)]
-    return [*(Stored(name, (models[name],)) for name in in_order(models)), Stored(CACHES, tuple(caches))]
+
+    models = {}
+    for folder in states.glob("*/clients/*"):
+        if folder.name == site_name(node):
+            run = folder.parents[1].name
+            models[run] = folder
+
+    caches: list[Path] = []
+    for pattern in ("*", "features/*"):
+        entries = sorted(cache.glob(pattern))
+        caches += [path for path in entries if _CACHE_ENTRY.fullmatch(path.name)]
+
+    runs = [Stored(name, (models[name],)) for name in in_order(models)]
+    return [*runs, Stored(CACHES, tuple(caches))]
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield what is wrong with ``privacy/``, and for each privacy ledger how much of ``require-dp`` is spent."""
+    """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
     from client_app.consent import unknown_site
     from client_app.ledger_audit import lacking
     from client_app.privacy_ledger import spent
 
-    if lost := lacking(site_folders(node)[0], site_name(node)) or unknown_site(node):
+    states, _ = site_folders(node)
+    lost = lacking(states, site_name(node)) or unknown_site(node)
+    if lost:
         yield f"{WRONG}: {lost}"
     most, delta = required_dp(node) or (None, DELTA)
-    for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
-        share = f" of {most:g}" if most else ""
-        yield f"privacy ledger {file.name}: ε = {spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
+    share = f" of {most:g}" if most else ""
+    for file in sorted((states / "privacy").glob("*.json")):
+        epsilon = f"ε = {spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
+        yield f"privacy ledger {file.name}: {epsilon}"
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove what is named, a line for each; SettingsError before for no name, an unknown or an ambiguous one."""
+    """Remove what is named, and yield a line for each.
+
+    SettingsError before anything is removed: for no name, an unknown or an ambiguous one.
+    """
     from client_app.protections.secure_sum import blank_secrets
 
     stored = {entry.name: entry for entry in stored_at(node)}
-    alike = {name: numbered(name, stored) for name in names if name not in stored}
-    names = [alike[name][0] if len(alike.get(name, ())) == 1 else name for name in names]
+    names = [_whole_name(name, stored) for name in names]
     unknown = [name for name in names if name not in stored]
     if unknown or not names:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
         raise SettingsError(f"{what}; choose from {', '.join(stored)}")
+
     blank_secrets(site_folders(node)[0] / "privacy")
     for name in names:
         text = f"removed {stored[name]}"
         for path in stored[name].paths:
             remove(path)
-            for folder in () if name == CACHES else (path.parent, path.parents[1]):
-                if not any(folder.iterdir()):
-                    folder.rmdir()
+            if name != CACHES:
+                _remove_if_empty(path.parent)
+                _remove_if_empty(path.parents[1])
         yield text
+
     beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
-    if left := [name for name in stored if name not in names and name.startswith(beginnings)]:
-        yield f"still here: {', '.join(left)}; name each baseline, or other run of a like name, to remove it too"
+    left = [name for name in stored if name not in names and name.startswith(beginnings)]
+    if left:
+        cure = "name each baseline, or other run of a like name, to remove it too"
+        yield f"still here: {', '.join(left)}; {cure}"
+
+
+def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
+    """Complete the name of a run by the number of its Flower run, if only one is kept."""
+    if name in stored:
+        return name
+    folders = numbered(name, stored)
+    return folders[0] if len(folders) == 1 else name
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
     for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
-        yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
+        free = shutil.disk_usage(existing(folder)).free
+        yield f"{key} {folder.absolute()}: {free / 1e9:.1f} GB free"

@@ -1,8 +1,14 @@
 """``protofl worker``: which tasks it takes, whose settings and modules count, and where results go."""
 
+import dataclasses
+import json
+import os
+import signal
 import stat
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -12,9 +18,10 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
-from protofl_common.experiment.settings import default_run_config, digest_of
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
+from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from tests.support.given import Patch, Printed
 
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
@@ -75,8 +82,11 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
         == LaunchResultStatus.ACCEPTED
     )
     (command,) = started.call_args.args
-    assert command[-1] == "--root-certificates=ca.crt"
-    assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*command}
+    assert command == executor.command
+    written = "".join(call.args[0] for call in started.return_value.stdin.write.call_args_list)
+    arguments = json.loads(written)
+    assert arguments[-1] == "--root-certificates=ca.crt"
+    assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*arguments}
     out_dir = tmp_path / "made" / "runs"
     assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (out_dir, out_dir.parent)} == {0o700}
@@ -123,6 +133,74 @@ def test_a_run_names_no_module_that_the_operator_did_not() -> None:
     )
     assert first == f"callback = 'shutil:rmtree': {refused.format('shutil')}"
     assert second == f"dataset = 'mynetsx:make': {refused.format('mynetsx')}"
+
+
+READS_A_TASK = """
+import os, sys, time
+for line in sys.stdin:
+    if sys.argv[2] == "spawn" or os.fork() == 0:
+        with open(sys.argv[1], "w") as file:
+            file.write(line)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_process_shows_the_token_of_its_task(method: str, tmp_path: Path) -> None:
+    """Anybody on the machine may read command lines."""
+    read = tmp_path / "read"
+    executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
+    executor.reconcile()
+    spec = dataclasses.replace(specification(TaskType.SERVER_APP), token="a-secret-token")
+    assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
+    until = time.monotonic() + 60
+    while not (read.exists() and read.read_text().endswith("\n")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert "--token=a-secret-token" in json.loads(read.read_text())
+
+    started = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if str(read).encode() in (process / "cmdline").read_bytes():
+                started.append(int(process.name))
+    assert len(started) == (2 if method == "fork" else 1)
+    try:
+        for pid in started:
+            for name in ("cmdline", "environ"):
+                assert b"secret-token" not in Path(f"/proc/{pid}/{name}").read_bytes()
+    finally:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "arguments"), [
+    (CLIENT_PROCESS, [str(app_folder()), "spawn"]),
+    (worker.__file__, ["OUT-DIR", "mynets"]),
+])  # fmt: skip
+def test_the_process_of_a_task_reads_its_arguments(
+    script: str, arguments: list[str], tmp_path: Path
+) -> None:
+    arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
+    command = [sys.executable, "-P", str(script), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(app_folder())}
+    done = subprocess.run(
+        command, input='["--help"]\n', capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--runtime-api-address" in done.stdout
+
+
+def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
+    executor = Executor(TaskType.SERVER_APP, ["-Sc", ""], "fork")
+    executor.reconcile()
+    assert executor.forking is not None
+    executor.forking.wait()
+    failed = executor.launch(specification(TaskType.SERVER_APP))
+    assert failed.status == LaunchResultStatus.FAILED
+    assert "ended before it had read the task" in str(failed.message)
 
 
 @pytest.mark.parametrize(("options", "reason"), [
