@@ -139,8 +139,8 @@ def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | Non
     clients: int | None = arguments.clients
     is_unsaid = clients is None and not arguments.recipe
     by_data = settings.partition == "natural" and is_unsaid
-    has_domains = by_data and source_of(settings.dataset).has_domains
-    if not (is_own(settings.dataset) or has_domains):
+    is_needed = is_own(settings.dataset) or (by_data and source_of(settings.dataset).has_domains)
+    if not is_needed:
         return clients
 
     data = open_data(settings)
