@@ -11,12 +11,12 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
+from protofl_common.basics.replaced import replaced
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
@@ -375,7 +375,7 @@ def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
 def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> Any:
     """The package's data set, or a dictionary of its parts."""
     if not settings.data_dir:
-        with patch.object(datasets.config, "HF_HUB_OFFLINE", not settings.download):
+        with replaced(datasets.config, HF_HUB_OFFLINE=not settings.download):
             return datasets.load_dataset(name.removeprefix("hf:"))
     (folder,) = locate_hugging_face(name, settings)
     if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):

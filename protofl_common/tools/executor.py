@@ -20,7 +20,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
-from protofl_common.tools.replaced import replaced
+from protofl_common.basics.replaced import replaced
 
 
 class Executor(SubprocessExecutor):

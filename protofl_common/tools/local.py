@@ -152,6 +152,8 @@ def pool(workers: int) -> ProcessPoolExecutor:
     threads, or has one that draws on the screen: no fork survives their locks. CUDA in use does
     not survive it either.
     """
+    import torch._dynamo  # optimizers import it: 155 MB, which forks share
+
     import client_app.app  # noqa: F401  (forks have it then)
 
     start_method = "spawn" if torch.cuda.is_initialized() else "fork"

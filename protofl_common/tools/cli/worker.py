@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.basics.files import make_private
+from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python
-from protofl_common.tools.replaced import replaced
 
 RUNTIME = "flwr.superlink.runtime.run_serverapp"  # a module, hidden by a function of the same name
 

@@ -24,14 +24,15 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
+from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
-from protofl_common.tools.replaced import replaced
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a part, which is longer than our start takes
 # what each message would import: a third of its processor time
-AHEAD = ("torch", "httpcore", "filelock", "numpy.ma")
+AHEAD = ("torch", "torch._dynamo", "httpcore", "filelock", "numpy.ma")
+"""What a process of a message would import by itself; optimizers need `torch._dynamo`."""
 
 
 def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:

@@ -24,10 +24,10 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from protofl_common.basics.files import make_private
+from protofl_common.basics.replaced import replaced
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.executor import Executor, launching_with, own_code
-from protofl_common.tools.replaced import replaced
 
 PAUSE_FRACTION = 0.1  # of Flower's own pause, and of the time that it has waited
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message

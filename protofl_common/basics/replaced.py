@@ -1,4 +1,4 @@
-"""Our functions in the place of Flower's, where no setting of Flower does what we need."""
+"""Our functions and values in the place of a library's, where no setting of it does what we need."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from types import ModuleType
 def replaced(module: ModuleType, **ours: object) -> Iterator[None]:
     """Replace these names of ``module`` inside a ``with``.
 
-    AttributeError, before anything is replaced, if this version of Flower lacks one of them.
+    AttributeError, before anything is replaced, if this version of the library lacks one.
     """
-    flowers = {name: getattr(module, name) for name in ours}
+    originals = {name: getattr(module, name) for name in ours}
     try:
         for name, value in ours.items():
             setattr(module, name, value)
         yield
     finally:
-        for name, value in flowers.items():
+        for name, value in originals.items():
             setattr(module, name, value)
