@@ -8,9 +8,10 @@ their own models counts, and read u's vector in the sum (Pasquini, Francati and 
 Secure Aggregation in Federated Learning via Model Inconsistency", 2022), or show u more keys, so
 that its numbers have another scale.
 
-Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)     mod
-2^64 Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is
-lost its masks with them
+Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv, r_u) − Σ_{v: v<u} PRG(s_uv, r_u)
+Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost
+            its masks with them
+All of it is mod 2^64.
 
 A client's secret is three private keys of X25519, anew in every sum: for shares under way to a peer
 (AES-GCM), for the s_uv, and b_u, whose public key serves only to prove that the shares of it are
@@ -38,16 +39,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from protofl_common.privacy.shares import SHARE
 
 FEWEST_SUMMED = 3  # clients whose sum hides one of them from the others
-KEY, NONCE = 32, 12
-SEALED = (
-    NONCE + 2 * SHARE + 16
-)  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
-PUBLIC, SIGNATURE = (
-    3 * KEY,
-    64,
-)  # bytes of a site's public keys, and of the signature of them, which follows
+SEALING, PAIR, OWN = range(3)  # which of a client's three keys
+KEY = 32  # bytes of a key
+PUBLIC = 3 * KEY  # bytes of a site's public keys
+SIGNATURE = 64  # bytes of the signature of them, which follows
 SIGNED = PUBLIC + SIGNATURE
-SEALING, PAIR, OWN = range(3)  # which of the three keys
+NONCE = 12  # bytes, of AES-GCM
+SEALED = NONCE + 2 * SHARE + 16  # bytes of two shares under way, with AES-GCM's tag
 FIELD = 2**255 - 19  # X25519's field; a public key is a number below
 
 
@@ -78,34 +76,35 @@ def _clamped(private: bytes) -> bytes:
 
 
 def public_of(secret: bytes) -> bytes:
-    """The public keys of as many private ones as are given."""
-    privates = (
-        X25519PrivateKey.from_private_bytes(part(secret, i)) for i in range(len(secret) // KEY)
-    )
-    return b"".join(private.public_key().public_bytes_raw() for private in privates)
+    """Return the public keys of as many private ones as are given."""
+    public = b""
+    for which in range(len(secret) // KEY):
+        private = X25519PrivateKey.from_private_bytes(part(secret, which))
+        public += private.public_key().public_bytes_raw()
+    return public
 
 
 def is_secret_of(public: bytes, secret: bytes) -> bool:
-    """Return whether this is the private key of one ``public`` key.
+    """Return whether this is the private key of a ``public`` key, in its only valid spelling.
 
-    Only one is: a wrong share could else give a secret with other bits where X25519 ignores them,
-    whose masks would be others.
+    Else a wrong share could give a secret with other bits where X25519 ignores them, whose masks
+    would be others.
     """
     return secret == _clamped(secret) and public_of(secret) == public
 
 
 def introducing(algo: str, number: int, keys: bytes) -> str:
-    """Return what a site signs of its public keys, with which ``keys`` begin, for a sum."""
+    """Return the text that a site signs for its public keys of a sum; ``keys`` begin with them."""
     return f"keys {keys[:PUBLIC].hex()} for sum {number} of {algo}"
 
 
 def are_keys(keys: bytes) -> bool:
     """Return whether one can agree on a secret with the owner of three public keys.
 
-    X25519 ignores a key's highest bit and takes it mod p: of several spellings of one key only the
-    shortest is one, so that two keys which differ are not the same.
+    X25519 ignores a key's highest bit and takes it mod p. Of several spellings of one key only the
+    shortest is valid, so that keys which differ are different ones.
     """
-    publics = [part(keys, which) for which in (SEALING, PAIR, OWN)]
+    publics = _three(keys)
     if any(int.from_bytes(public, "little") >= FIELD for public in publics):
         return False
     try:
@@ -118,22 +117,31 @@ def are_keys(keys: bytes) -> bool:
 
 def sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
     """Return the sites one of whose three public keys occurs twice, at two sites or one."""
-    publics = {
-        site: [part(its, which) for which in (SEALING, PAIR, OWN)] for site, its in keys.items()
-    }
-    times = Counter(public for its in publics.values() for public in its)
-    return {site for site, its in publics.items() if any(times[public] > 1 for public in its)}
+    times: Counter[bytes] = Counter()
+    for its_keys in keys.values():
+        times.update(_three(its_keys))
+    sharing = set()
+    for site, its_keys in keys.items():
+        if any(times[public] > 1 for public in _three(its_keys)):
+            sharing.add(site)
+    return sharing
 
 
 def part(keys: bytes, which: int) -> bytes:
     return keys[which * KEY : (which + 1) * KEY]
 
 
+def _three(keys: bytes) -> list[bytes]:
+    return [part(keys, which) for which in (SEALING, PAIR, OWN)]
+
+
 def _agreed(secret: bytes, public: bytes) -> bytes:
-    """ValueError for a public key that would make the result known to everybody."""
-    return X25519PrivateKey.from_private_bytes(secret).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
+    """Return what the owners of both keys know, and nobody else.
+
+    ValueError for a public key that would make it known to everybody.
+    """
+    own = X25519PrivateKey.from_private_bytes(secret)
+    return own.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 # -- shares under way
@@ -142,19 +150,19 @@ def seal(
 ) -> bytes:
     """Encrypt ``text``; the ``secret`` is the sender's, the ``public`` keys the receiver's."""
     nonce = secrets.token_bytes(NONCE)
-    return nonce + _sealing(name, secret, public, sender, receiver).encrypt(nonce, text, None)
+    cipher = _sealing(name, secret, public, sender, receiver)
+    return nonce + cipher.encrypt(nonce, text, None)
 
 
 def opened(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, sealed: bytes
 ) -> bytes:
-    """The inverse of `seal`, by the receiver.
+    """Decrypt what `seal` returns; the ``secret`` is the receiver's, the ``public`` the sender's.
 
     Cryptography's InvalidTag if anything does not belong together.
     """
-    return _sealing(name, secret, public, sender, receiver).decrypt(
-        sealed[:NONCE], sealed[NONCE:], None
-    )
+    cipher = _sealing(name, secret, public, sender, receiver)
+    return cipher.decrypt(sealed[:NONCE], sealed[NONCE:], None)
 
 
 def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver: str) -> AESGCM:
@@ -164,8 +172,9 @@ def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver:
 
 # -- masks
 def received(message: str, keys: Iterable[str], shared: Iterable[str]) -> str:
-    """r_u, of the digest of a ``message`` and the sites whose keys and whose shares u was shown."""
-    return hashlib.sha256(json.dumps([message, sorted(keys), sorted(shared)]).encode()).hexdigest()
+    """Return r_u of the digest of a ``message`` and the sites whose keys and shares u was shown."""
+    text = json.dumps([message, sorted(keys), sorted(shared)])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def masked(
@@ -176,50 +185,49 @@ def masked(
     keys: Mapping[str, bytes],
     received: str,
 ) -> np.ndarray:
-    """y_u [L] of ``vector`` [L] uint64.
+    """Return y_u [L] of ``vector`` [L] uint64.
 
     ``keys``: the public keys of all whose masks shall cancel, its own too.
     """
     total: np.ndarray = vector + own_mask(name, part(secret, OWN), site, len(vector))
+    pair_secret = part(secret, PAIR)
     for peer in keys.keys() - {site}:
-        total += pair_mask(name, part(secret, PAIR), site, peer, keys[peer], len(vector), received)
+        total += pair_mask(name, pair_secret, site, peer, keys[peer], len(vector), received)
     return total
 
 
 def own_mask(name: SumName, secret: bytes, site: str, length: int) -> np.ndarray:
-    """PRG(b_u) [L] uint64."""
+    """Return PRG(b_u) [L] uint64."""
     return _stream(name.key(secret, "own mask", site), length)
 
 
 def pair_mask(
     name: SumName, secret: bytes, site: str, peer: str, public: bytes, length: int, received: str
 ) -> np.ndarray:
-    """± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it.
-
-    What its ``peer`` adds is the negative of it.
-    """
+    """Return ± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; its ``peer`` adds the negative."""
     agreed = _agreed(secret, part(public, PAIR))
     stream = _stream(name.key(agreed, "pair mask", *sorted((site, peer)), received), length)
     return stream if site < peer else 0 - stream
 
 
 def _stream(key: bytes, length: int) -> np.ndarray:
-    """PRG [L] uint64; a key is used once, so the counter may start at 0."""
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
+    """Return PRG [L] uint64; a key is used once, so the counter may start at 0."""
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
+    stream = cipher.encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, "<u8").astype(np.uint64)
 
 
 # -- how many share, and where
 def needed(clients: int, fraction: float) -> int:
-    """t, the threshold of so many clients."""
+    """Return t, the threshold of so many clients."""
     return max(FEWEST_SUMMED, math.ceil(fraction * clients))
 
 
 def most_liars(clients: int, threshold: int) -> int:
-    """How many of n clients may lie, or help a server that does, and a sum be safe: c < 2t − n."""
+    """Return how many of n clients may lie, or help a lying server, without harm: c < 2t − n."""
     return max(1, 2 * threshold - clients - 1)
 
 
 def points_of(sites: Collection[str]) -> dict[str, int]:
-    """At which point each site has its share, for everybody alike."""
+    """Map each site to the point of its share; all sites compute the same."""
     return {site: point for point, site in enumerate(sorted(sites), start=1)}

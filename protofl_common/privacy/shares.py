@@ -20,7 +20,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations
 
 PRIME = 2**256 + 297
@@ -45,8 +44,10 @@ class Unrecoverable(Exception):
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of the 32 bytes of a secret at ``points`` of at least 1: t of them give it back."""
-    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    """Return shares of a secret of 32 bytes, at ``points`` from 1 on; t of them give it back."""
+    polynomial = [int.from_bytes(secret)]
+    for _ in range(threshold - 1):
+        polynomial.append(secrets.randbelow(PRIME))
     return {x: _value(polynomial, x).to_bytes(SHARE) for x in points}
 
 
@@ -73,11 +74,11 @@ class Recovery:
             raise Unrecoverable(0)
         code = self._code(values)
         if code.fits(values):
-            if secret := _checked(code.at(0, values), is_right):
+            secret = _checked(code.at(0, values), is_right)
+            if secret:
                 return Recovered(secret)
-            raise Unrecoverable(
-                code.spare + 1
-            )  # as many can replace all other shares of a polynomial by another's
+            # As many can replace all other shares of a polynomial by another's
+            raise Unrecoverable(code.spare + 1)
 
         trusted = values.keys() - self._liars
         if self.threshold <= len(trusted) < len(values):
@@ -89,8 +90,10 @@ class Recovery:
                 return self._recovered(secret, wrong, values)
 
         polynomial = code.decoded(values)
-        if polynomial and (secret := _checked(polynomial[0], is_right)):
-            return self._recovered(secret, _unlike(polynomial, values), values)
+        if polynomial:
+            secret = _checked(polynomial[0], is_right)
+            if secret:
+                return self._recovered(secret, _unlike(polynomial, values), values)
 
         if math.comb(len(values), self.threshold) > MOST_CHOICES:
             raise Unrecoverable(code.spare // 2 + 1)
@@ -101,18 +104,20 @@ class Recovery:
         recovered = None
         for points in combinations(values, self.threshold):
             code = _Code(points, self.threshold)
-            if secret := _checked(code.at(0, values), is_right):
-                wrong = _unlike(code.interpolated(values), values)
-                recovered = self._recovered(secret, wrong, values)
-                if recovered.wrong:
-                    return recovered
+            secret = _checked(code.at(0, values), is_right)
+            if not secret:
+                continue
+            wrong = _unlike(code.interpolated(values), values)
+            recovered = self._recovered(secret, wrong, values)
+            if recovered.wrong:
+                return recovered
         if recovered is None:
-            raise Unrecoverable(
-                len(values) - self.threshold + 1
-            )  # among fewer liars, t shares would be honest
+            # Among fewer liars, t shares would be honest
+            raise Unrecoverable(len(values) - self.threshold + 1)
         return recovered
 
     def _recovered(self, secret: bytes, wrong: set[int], values: Mapping[int, int]) -> Recovered:
+        """Return the secret, with the wrong shares if these are few enough to be certain."""
         if len(wrong) > (len(values) - self.threshold + 1) // 2:
             return Recovered(secret)
         self._liars |= wrong
@@ -129,7 +134,8 @@ class _Code:
     """What depends on the k ``points`` of shares alone, and what can be said of values there."""
 
     def __init__(self, points: Sequence[int], threshold: int) -> None:
-        self.points, self.threshold = points, threshold
+        self.points = points
+        self.threshold = threshold
         self.spare = len(points) - threshold
         # Σ w_x · f(x) over the points is the coefficient of x^(k − 1) of f, if no higher ones exist
         self._weights = []
@@ -141,10 +147,9 @@ class _Code:
         # 0. With one that is drawn at random, after the shares have come, wrong shares give 0
         # with a probability of 1 / p
         test = [secrets.randbelow(PRIME) for _ in range(self.spare)]
-        self._weights_of_test = [
-            weight * _value(test, x) % PRIME
-            for x, weight in zip(points, self._weights, strict=True)
-        ]
+        self._weights_of_test = []
+        for x, weight in zip(points, self._weights, strict=True):
+            self._weights_of_test.append(weight * _value(test, x) % PRIME)
 
     def at(self, place: int, values: Mapping[int, int]) -> int:
         """f(place), if the values are all right (Lagrange)."""
@@ -164,9 +169,10 @@ class _Code:
         return self._total(self._weights_of_test, values) == 0
 
     def _total(self, weights: Sequence[int], values: Mapping[int, int]) -> int:
-        return (
-            sum(weight * values[x] for x, weight in zip(self.points, weights, strict=True)) % PRIME
-        )
+        total = 0
+        for x, weight in zip(self.points, weights, strict=True):
+            total += weight * values[x]
+        return total % PRIME
 
     def interpolated(self, values: Mapping[int, int]) -> Polynomial:
         """The polynomial of degree below k through the values at all points (Lagrange)."""
@@ -185,7 +191,8 @@ class _Code:
         multiple of g_0, v is 0 at the points of the wrong values. The steps of Euclid's algorithm
         keep that.
         """
-        before, remainder = self._zeros(), self.interpolated(values)
+        before = self._zeros()
+        remainder = self.interpolated(values)
         cofactor_before: Polynomial = []
         cofactor: Polynomial = [1]
         while 2 * (len(remainder) - 1) >= len(self.points) + self.threshold:
@@ -213,9 +220,10 @@ def _unlike(polynomial: Sequence[int], values: Mapping[int, int]) -> set[int]:
 
 
 def _value(polynomial: Sequence[int], x: int) -> int:
-    return reduce(
-        lambda value, coefficient: (value * x + coefficient) % PRIME, reversed(polynomial), 0
-    )
+    value = 0
+    for coefficient in reversed(polynomial):  # Horner
+        value = (value * x + coefficient) % PRIME
+    return value
 
 
 def _stripped(coefficients: Iterable[int]) -> Polynomial:
@@ -226,22 +234,24 @@ def _stripped(coefficients: Iterable[int]) -> Polynomial:
 
 
 def _divided(polynomial: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """Quotient and remainder."""
+    """Return quotient and remainder."""
     rest = list(polynomial)
     degree = len(divisor) - 1
     inverse = pow(divisor[-1], -1, PRIME)
     quotient = [0] * max(0, len(rest) - degree)
-    for power in reversed(range(len(quotient))):
-        factor = rest[power + degree] * inverse % PRIME
-        quotient[power] = factor
-        for place, coefficient in enumerate(divisor, start=power):
-            rest[place] = (rest[place] - factor * coefficient) % PRIME
+    for shift in reversed(range(len(quotient))):
+        factor = rest[shift + degree] * inverse % PRIME
+        quotient[shift] = factor
+        for power, coefficient in enumerate(divisor, start=shift):
+            rest[power] = (rest[power] - factor * coefficient) % PRIME
     return quotient, _stripped(rest)
 
 
 def _less(polynomial: Polynomial, one: Polynomial, other: Polynomial) -> Polynomial:
-    """``polynomial`` less the product of the two others."""
-    result = [*polynomial, *[0] * max(0, len(one) + len(other) - 1 - len(polynomial))]
+    """Return ``polynomial`` less the product of the two others."""
+    result = list(polynomial)
+    length = len(one) + len(other) - 1
+    result += [0] * (length - len(result))
     for i, a in enumerate(one):
         for j, b in enumerate(other):
             result[i + j] -= a * b
@@ -249,7 +259,7 @@ def _less(polynomial: Polynomial, one: Polynomial, other: Polynomial) -> Polynom
 
 
 def _checked(secret: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """The bytes of the secret, b"" if it is not the right one."""
+    """Return the bytes of the secret, b"" if it is not the right one."""
     if secret >= 2**256:
         return b""
     text = secret.to_bytes(32)

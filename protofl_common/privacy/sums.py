@@ -32,9 +32,8 @@ from protofl_common.wire.payloads import (
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
-Means = dict[
-    str, dict[str, float]
-]  # ``correct``, ``metrics``, ``losses``, ``validation`` -> means over all samples
+Means = dict[str, dict[str, float]]
+"""``correct``, ``metrics``, ``losses``, ``validation`` -> means over all samples, by name."""
 MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``sum``
 
 
@@ -53,19 +52,27 @@ def sum_after(number: int, rounds: int) -> int:
 
 
 def scale(clients: int) -> float:
-    """Steps per 1, a power of two (counts stay exact): no sum over ``clients`` overflows."""
-    return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
+    """Return how many steps make 1, so that no sum over ``clients`` overflows.
+
+    It is a power of two: counts stay exact.
+    """
+    bits = 62 - math.ceil(math.log2(clients))
+    return 2.0**bits / (MOST_SAMPLES * LARGEST)
 
 
 def length(declared: Declared, limits: Limits) -> int:
-    codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
-    return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
+    """Return how many numbers the vector of an upload has."""
+    total = 1
+    for name, entry in declared.items():
+        shapes = codec_of(name, entry, limits).summed().values()
+        total += sum(map(math.prod, shapes))
+    return total
 
 
 def to_sums(
     payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int
 ) -> np.ndarray:
-    """The upload of a client with ``samples`` training samples as a vector [L] uint64.
+    """Turn the upload of a client with ``samples`` training samples into a vector [L] uint64.
 
     NotFinite for NaN or infinity.
     """
@@ -78,7 +85,7 @@ def to_sums(
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
-    """Numbers of one of ``clients`` as whole ones, which can be added.
+    """Turn numbers of one of ``clients`` into whole ones, which can be added.
 
     NotFinite for NaN or infinity.
     """
@@ -94,7 +101,10 @@ def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
 def from_sums(
     sums: np.ndarray, declared: Declared, limits: Limits, clients: int
 ) -> tuple[Payload, int]:
-    """The mean of all uploads, and Σ n, of ``sums`` [L]; RefusedMessage for impossible ones."""
+    """Return the mean of all uploads, and Σ n, of ``sums`` [L].
+
+    RefusedMessage for sums that no honest clients can have.
+    """
     numbers = torch.from_numpy(from_whole(sums, clients))
     n = float(numbers[0])
     if not 1 <= n <= clients * MOST_SAMPLES or n % 1:
@@ -110,24 +120,24 @@ def from_sums(
             start += size
         means[name] = codec.mean(arrays, n, clients)
     limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
-    mean = unpack_payload(
-        pack_payload(Payload(**means), declared), declared, limits, required=False
-    )
+    packed = pack_payload(Payload(**means), declared)
+    mean = unpack_payload(packed, declared, limits, required=False)
     return mean, round(n)
 
 
 def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str, ...]:
-    """``correct.head`` …: all figures that a report may hold, in the order of their sums."""
-    groups = report_names(losses, metrics)
-    return tuple(
-        sorted(f"{group}.{name}" for group in groups.keys() - {"seconds"} for name in groups[group])
-    )
+    """Return ``correct.head`` …: all figures that a report may hold, in the order of their sums."""
+    figures = []
+    for group, names in report_names(losses, metrics).items():
+        if group != "seconds":
+            figures += [f"{group}.{name}" for name in names]
+    return tuple(sorted(figures))
 
 
 def weighted_figures(
     report: Report, train_samples: int, names: Sequence[str]
 ) -> NDArray[np.float64]:
-    """n · f and n of each figure [2 F], zeros for one that this site does not have.
+    """Return n · f and n of each figure [2 F], zeros for one that this site does not have.
 
     They are bounded like an upload. NotFinite for NaN or infinity.
     """
@@ -156,19 +166,22 @@ def without_figures(report: Report) -> Report:
 
 
 def means_of(sums: NDArray[np.float64], names: Sequence[str]) -> Means:
-    """The means of the sums [2 F]; RefusedMessage where no honest sites can have such sums."""
+    """Return the means of the sums [2 F].
+
+    RefusedMessage where no honest sites can have such sums.
+    """
     means: Means = {"correct": {}, "metrics": {}, "losses": {}, "validation": {}}
     for name, (total, n) in zip(names, sums.reshape(-1, 2).tolist(), strict=True):
         group, _, key = name.partition(".")
-        if (
-            n < 0
-            or n != round(n)
-            or (total and not n)
-            or (group == "correct" and total != round(total))
-        ):
+        is_possible = n >= 0 and n == round(n) and (n or not total)
+        if group == "correct":
+            is_possible = is_possible and total == round(total)
+        if not is_possible:
             raise RefusedMessage(f"a sum of {total:g} over {n:g} samples for {name}")
-        if n and group != "losses" and is_share(key) and not 0 <= total / n <= 1 + ROUNDING:
-            raise RefusedMessage(f"{name} of {total / n:g}, outside of 0 to 1")
-        if n:
-            means[group][key] = total / n
+        if not n:
+            continue
+        mean = total / n
+        if group != "losses" and is_share(key) and not 0 <= mean <= 1 + ROUNDING:
+            raise RefusedMessage(f"{name} of {mean:g}, outside of 0 to 1")
+        means[group][key] = mean
     return means

@@ -1,4 +1,7 @@
-"""Who of the sites fits the others, whether they are enough, whom a round asks, and words for who cannot take part."""
+"""Which sites fit together, whether they are enough, and which of them a round asks.
+
+All errors say in words who cannot take part, and why.
+"""
 
 import math
 import re
@@ -23,31 +26,56 @@ class FederationError(RuntimeError):
     """The federation cannot work; the message says who is missing or what does not fit together."""
 
 
+# -- whether sites fit together
 def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
-    """The sites must agree on the classes, on the division of common data, and on what averaged weights need."""
-    one_model, algo = settings.exchange.needs_one_architecture, settings.run.algo
+    """FederationError unless the sites agree on all that their algorithm needs.
+
+    That is the classes, the division of common data (`check_division`), and where weights are
+    averaged the network, its inputs and the columns of a table.
+    """
     check_division(settings, cards, divided_among)
-    classes = "set `classes` to the class names in label order"
-    must_agree("classes", cards, lambda card: ", ".join(card.classes), classes)
-    if one_model:
-        named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
-        if own := next((name for name, card in cards.items() if card.arch not in named), ""):
-            network = f"{own} has a network of its own, {cards[own].arch}; {algo} averages weights"
-            raise FederationError(f"{network}: name it in the run's `models`")
-        hint = f"{algo} averages weights and needs one architecture on all sites"
-        must_agree("arch", cards, lambda card: card.arch, hint)
-        tables = {name: card for name, card in cards.items() if card.columns}
-        hint = "rename or reorder them (`columns` in a node config); these are digests, each site's log has the names"
-        must_agree("the names or the order of columns", tables, lambda card: card.columns, hint)
-    if one_model or len({card.weights for card in cards.values()}) > 1:
+    hint = "set `classes` to the class names in label order"
+    must_agree("classes", cards, lambda card: ", ".join(card.classes), hint)
+
+    needs_one_network = settings.exchange.needs_one_architecture
+    if needs_one_network:
+        _check_networks(settings, cards)
+    weights = {card.weights for card in cards.values()}
+    if needs_one_network or len(weights) > 1:
         hint = "bring inputs of one shape; for images set `image-size`"
-        must_agree("the shape of their inputs", cards, lambda card: "×".join(map(str, card.input_shape)), hint)
-        hint = f"{algo} needs one shape of what it shares; these are digests"
+        must_agree("the shape of their inputs", cards, _shape_of, hint)
+        hint = f"{settings.run.algo} needs one shape of what it shares; these are digests"
         must_agree("weights", cards, lambda card: f"{card.weights} of {card.arch}", hint)
 
 
+def _check_networks(settings: Settings, cards: Cards) -> None:
+    """FederationError unless all sites have one network, of a name that the run knows."""
+    algo = settings.run.algo
+    known = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
+    for name, card in cards.items():
+        if card.arch not in known:
+            network = f"{name} has a network of its own, {card.arch}; {algo} averages weights"
+            raise FederationError(f"{network}: name it in the run's `models`")
+    hint = f"{algo} averages weights and needs one architecture on all sites"
+    must_agree("arch", cards, lambda card: card.arch, hint)
+
+    tables = {name: card for name, card in cards.items() if card.columns}
+    hint = (
+        "rename or reorder them (`columns` in a node config); these are digests, each site's log "
+        "has the names"
+    )
+    must_agree("the names or the order of columns", tables, lambda card: card.columns, hint)
+
+
+def _shape_of(card: SiteCard) -> str:
+    return "×".join(map(str, card.input_shape))
+
+
 def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
-    """All must divide a common data set alike, and in a resumed run among as many clients as ``before`` (0: any)."""
+    """FederationError unless all that divide a common data set divide it alike.
+
+    In a resumed run it must be among as many clients as ``before``; 0 allows any number.
+    """
     dividing = {name: card for name, card in cards.items() if card.num_partitions}
     if settings.data.partition == "own" or not dividing:
         return
@@ -55,11 +83,18 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
     must_agree("num-partitions", dividing, lambda card: str(card.num_partitions), hint)
     now = next(iter(dividing.values())).num_partitions
     if before and now != before:
-        how = f"in simulation give --federation-config 'num-supernodes={before}' (protofl run --clients {before})"
-        raise FederationError(f"resume = true: the run's data are divided among {before} clients, not {now}; {how}")
+        how = (
+            f"in simulation give --federation-config 'num-supernodes={before}' "
+            f"(protofl run --clients {before})"
+        )
+        raise FederationError(
+            f"resume = true: the run's data are divided among {before} clients, not {now}; {how}"
+        )
 
 
-def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str) -> None:
+def must_agree(
+    what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str
+) -> None:
     """FederationError where the sites' values differ: each value, with the sites that have it."""
     sites_of = defaultdict(list)
     for name in in_order(cards):
@@ -69,76 +104,43 @@ def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], st
         raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
 
 
-def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
-    """FederationError where no client is of ``new-domain``, or none is left to train."""
-    domain, domains = settings.federation.new_domain, {card.domain for card in cards.values()}
-    if domain and domain not in domains:
-        choices = ", ".join(sorted(domains))
-        raise FederationError(f"new-domain = {domain!r}: no client is of it; choose one of {choices}")
-    if len(new) == len(cards):
-        raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
+def incompatible_sites(
+    settings: Settings, cards: Cards, divided_among: int, least: int
+) -> dict[str, str]:
+    """Map each site that disagrees with the largest group of compatible ones to the reason.
 
-
-def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> None:
-    """FederationError where a round asks fewer sites than it needs: for replies, against liars, or for a secure sum."""
-    federation, merging = settings.federation, settings.bounds.merging
-    asked = number_asked(sites, federation.participation, fewest)
-    share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
-    asks = f"a round asks only {asked} sites{share}"
-    if asked < federation.min_replies:
-        raise FederationError(f"min-replies = {federation.min_replies}: {asks}")
-    if asked < 2 * liars + 1:
-        raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
-    if asked < FEWEST and merging not in ("auto", "mean"):
-        raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
-    if settings.privacy.sums_only and not FEWEST_SUMMED <= asked <= MOST_SITES:
-        why = f"{FEWEST_SUMMED} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
-        raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
-
-
-def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
-    """How many of ``sites`` take part in a round: ``participation`` of them, rounded, at least ``fewest`` or all."""
-    return max(1, min(fewest, sites), round(participation * sites))
-
-
-def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1) -> list[str]:
-    """`number_asked` of the sites, in natural order; seeded, by their names: Flower's node ids are random."""
-    ordered = in_order(sites)
-    if (number := number_asked(len(ordered), participation, least)) == len(ordered):
-        return ordered
-    generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
-    return [ordered[index] for index in sorted(generator.choice(len(ordered), size=number, replace=False))]
-
-
-def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
-    """Return the sites that do not answer in a round (``drop-rate``): each draws a lot of its own, in every round."""
-    lots = {site: np.random.default_rng(derive_seed(seed, "drop", site, server_round)).random() for site in sites}
-    return [site for site, lot in lots.items() if lot < rate]
-
-
-def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -> dict[str, str]:
-    """Why sites do not fit the others, where those are more than any that agree otherwise, and at least so many."""
-    divided, groups = divided_among or division_of(cards), defaultdict(list)
+    Empty where no group is the largest, or where it has fewer than ``least`` sites.
+    """
+    division = divided_among or division_of(cards)
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, card in cards.items():
-        fits = settings.data.partition == "own" or card.num_partitions in (0, divided)
-        alike = (*model_of(card), card.columns) if settings.exchange.needs_one_architecture else (card.weights,)
-        groups[fits, card.classes, *alike].append(name)
+        divides_alike = settings.data.partition == "own" or card.num_partitions in (0, division)
+        facts: tuple[object, ...] = (card.weights,)
+        if settings.exchange.needs_one_architecture:
+            facts = (*model_of(card), card.columns)
+        groups[divides_alike, card.classes, *facts].append(name)
+
     largest, *others = sorted(groups.values(), key=len, reverse=True)
     if not others or len(largest) == len(others[0]) or len(largest) < least:
         return {}
-    usual, odd = {name: cards[name] for name in largest}, dict[str, str]()
-    for name in in_order(cards.keys() - usual.keys()):
+
+    compatible = {name: cards[name] for name in largest}
+    reasons: dict[str, str] = {}
+    for name in in_order(cards.keys() - compatible.keys()):
         try:
-            check_fit(settings, usual | {name: cards[name]}, divided_among)
+            check_fit(settings, {**compatible, name: cards[name]}, divided_among)
         except FederationError as error:
-            odd[name] = str(error)
-    return odd
+            reasons[name] = str(error)
+    return reasons
 
 
 def division_of(cards: Cards) -> int:
-    """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
-    claims = Counter(card.num_partitions for card in cards.values())
-    return max(claims, key=lambda number: (claims[number], not number, number), default=0)
+    """Return among how many clients the data set is divided; 0 where sites bring their own data.
+
+    The sites' majority says so. Of numbers with as many votes 0 counts first, then the largest.
+    """
+    votes = Counter(card.num_partitions for card in cards.values())
+    return max(votes, key=lambda number: (votes[number], number == 0, number), default=0)
 
 
 def model_of(card: SiteCard) -> tuple[object, ...]:
@@ -146,7 +148,10 @@ def model_of(card: SiteCard) -> tuple[object, ...]:
 
 
 def most_common(cards: Cards) -> SiteCard:
-    """Return the card with the most common inputs, the smallest of several, and among these the most common network."""
+    """Return the card of a site with the most common inputs, and of these the most common network.
+
+    Of several shapes that are equally common the smallest counts.
+    """
     shapes = Counter(card.input_shape for card in cards.values())
     models = Counter(map(model_of, cards.values()))
 
@@ -157,15 +162,112 @@ def most_common(cards: Cards) -> SiteCard:
     return cards[max(in_order(cards), key=votes)]
 
 
-def explained(problems: Mapping[int, str]) -> str:
-    """Each distinct problem once, with the sites that have it, or how many clients where these say no name."""
-    whose: dict[str, list[str]] = defaultdict(list)
+# -- whether sites are enough
+def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
+    """FederationError where no client is of ``new-domain``, or none is left to train."""
+    domain = settings.federation.new_domain
+    domains = {card.domain for card in cards.values()}
+    if domain and domain not in domains:
+        choices = ", ".join(sorted(domains))
+        raise FederationError(
+            f"new-domain = {domain!r}: no client is of it; choose one of {choices}"
+        )
+    if len(new) == len(cards):
+        number = settings.federation.new_clients
+        raise FederationError(f"new-clients = {number}: no client is left to train")
+
+
+def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> None:
+    """FederationError where a round asks fewer sites than it needs.
+
+    It needs them for ``min-replies``, to outvote liars, or to hide a single site in a secure sum.
+    """
+    federation = settings.federation
+    asked = number_asked(sites, federation.participation, fewest)
+    share = ""
+    if federation.participation != 1:
+        share = f" (participation = {federation.participation:g})"
+    asks = f"a round asks only {asked} sites{share}"
+    if asked < federation.min_replies:
+        raise FederationError(f"min-replies = {federation.min_replies}: {asks}")
+
+    majority = 2 * liars + 1
+    if asked < majority:
+        raise FederationError(
+            f"liars = {liars}: {asks}, and {majority} are the fewest that can outvote {liars}"
+        )
+    merging = settings.bounds.merging
+    if asked < FEWEST and merging not in ("auto", "mean"):
+        raise FederationError(
+            f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one"
+        )
+    if settings.privacy.sums_only and not FEWEST_SUMMED <= asked <= MOST_SITES:
+        why = f"{FEWEST_SUMMED} are the fewest whose sum hides one from the others"
+        why += f", {MOST_SITES} the most"
+        raise FederationError(f"secure aggregation: a round asks {asked} sites{share}; {why}")
+
+
+# -- whom a round asks
+def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
+    """Return how many of ``sites`` take part in a round.
+
+    It is ``participation`` of them, rounded, but at least ``fewest``, or all where these are fewer.
+    """
+    return max(1, min(fewest, sites), round(participation * sites))
+
+
+def sample_sites(
+    sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1
+) -> list[str]:
+    """Draw `number_asked` of the sites, in natural order.
+
+    The draw is seeded and goes by their names: Flower's node ids are random.
+    """
+    names = in_order(sites)
+    number = number_asked(len(names), participation, least)
+    if number == len(names):
+        return names
+    generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
+    drawn = generator.choice(len(names), size=number, replace=False)
+    return [names[index] for index in sorted(drawn)]
+
+
+def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
+    """Draw the sites that do not answer in a round (``drop-rate``).
+
+    Each site draws a lot of its own, in every round.
+    """
+    silent = []
+    for site in sites:
+        generator = np.random.default_rng(derive_seed(seed, "drop", site, server_round))
+        if generator.random() < rate:
+            silent.append(site)
+    return silent
+
+
+# -- words for who cannot take part
+def describe_problems(problems: Mapping[int, str]) -> str:
+    """Say each distinct problem once, with the sites that have it.
+
+    Clients whose problem says no name are counted.
+    """
+    sites_of: dict[str, list[str]] = defaultdict(list)
     for reason in problems.values():
         named = re.match(r"site ([\w.-]+): ", reason)
-        whose[reason[named.end() :] if named else reason].append(named[1] if named else "")
-    return "\n".join(f"{_who(names)} cannot take part: {why}" for why, names in whose.items())
+        if named:
+            sites_of[reason[named.end() :]].append(named[1])
+        else:
+            sites_of[reason].append("")
+    lines = [f"{_who(names)} cannot take part: {why}" for why, names in sites_of.items()]
+    return "\n".join(lines)
 
 
 def _who(names: list[str]) -> str:
-    others = names.count("")
-    return ", ".join(in_order(filter(None, names)) + [f"{others} client{'s' * (others > 1)}"] * (others > 0))
+    """List the sites' names; "" stands for a client without one."""
+    listed = in_order(filter(None, names))
+    nameless = names.count("")
+    if nameless == 1:
+        listed.append("1 client")
+    elif nameless:
+        listed.append(f"{nameless} clients")
+    return ", ".join(listed)

@@ -1,4 +1,8 @@
-"""Messages to the sites: what all of a round carry, what came in time, what came late, and whom to ask again."""
+"""Messages to the sites, and their replies.
+
+What all messages of a round carry, which replies come in time, which come late, and which sites are
+asked again.
+"""
 
 import math
 import re
@@ -6,7 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
@@ -32,53 +36,88 @@ from server_app.network.flower_compat import (
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Records, RoundResult
 
-LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
-PATIENCE = 30.0  # Seconds in which a node that died over its message may return; Flower takes 60 to notice
-LEAST_GRACE = 120.0  # Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`
-WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
+LOOK_EVERY = 3.0
+"""Seconds between two looks around for sites that are new or back, while a round waits."""
+PATIENCE = 30.0
+"""Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
+LEAST_GRACE = 120.0
+"""Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`."""
+WORKER_DIED = re.compile(
+    r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
+)
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
+@dataclass(frozen=True)
+class BegunSum:
+    """The next sum of secure aggregation, which the exchanges of the one before have begun."""
+
+    number: int
+    keys: Mapping[str, bytes]  # Site -> its public keys
+    sealed: Mapping[str, Mapping[str, bytes]]  # Site -> peer -> the share that it has sealed for it
+
+
+@dataclass(frozen=True)
+class _AwaySite:
+    """A site whose node died over a message, and that may come back."""
+
+    message: Message
+    error: Message  # The reply of Flower's that says so
+    until: float  # When it is given up, on the monotonic clock
+
+
 class MessageExchange:
-    """Sends messages, and collects replies; a site that died over one, and is back in time, is asked again."""
+    """Sends messages, and collects replies.
+
+    A site that died over one, and is back in time, is asked again.
+    """
 
     def __init__(self, federation: Federation, run_name: str) -> None:
-        self.federation, self.grid, self.run_name = federation, federation.grid, run_name
-        self.arrays = 0  # how many bytes the arrays of a valid reply have at most
-        self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
-        self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
-        # the next sum of secure aggregation: its number, its sites' keys, and the shares of them that each has sealed
-        self.begun: tuple[int, Mapping[str, bytes], Mapping[str, Mapping[str, bytes]]] | None = None
+        self.federation = federation
+        self.grid = federation.grid
+        self.run_name = run_name
+        self.arrays = 0  # Bytes that the arrays of a valid reply have at most
+        self.begun: BegunSum | None = None
+        self._slowest: dict[str, float] = {}  # Site -> seconds of its slowest reply so far
+        self._overdue: dict[str, Message] = {}  # Site -> the last message not answered in time
+        # Of the exchange under way: each site that was asked is in one of the three
         self._pending: dict[str, Message] = {}
-        # site whose node died -> what it was asked, the error that says so, and until when it may come back
-        self._away: dict[str, tuple[Message, Message, float]] = {}
+        self._away: dict[str, _AwaySite] = {}
         self._replies: dict[str, Message] = {}
+        self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
     def ask(
         self, kind: str, contents: Mapping[str, Records], result: RoundResult, stage: str = ""
     ) -> dict[str, RecordDict]:
-        """Ask sites in a round or the final evaluation; its ``result`` takes the bytes, and who could not answer."""
-        federation = self.federation
-        messages, answers = dict[str, Message](), dict[str, RecordDict]()
+        """Ask sites in a round or the final evaluation, and return what they answer.
+
+        The ``result`` takes the bytes, and who could not answer.
+        """
+        messages = {}
         for site, records in contents.items():
             content = RecordDict({**records, **self.about(result, site)})
             result.bytes_down += payload_bytes(content)
-            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
+            node = self.federation.node_of[site]
+            messages[site] = Message(content, node, kind, group_id=str(result.number))
+
+        answers = {}
         for site, reply in self._replies_to(messages, result).items():
             if reply.has_error():
                 result.failed[site] = stage + printable(str(reply.error.reason))
-            else:
-                if head := head_of(reply.content):
-                    result.heads[site] = head
-                result.bytes_up += payload_bytes(reply.content)
-                answers[site] = reply.content
+                continue
+            head = head_of(reply.content)
+            if head:
+                result.heads[site] = head
+            result.bytes_up += payload_bytes(reply.content)
+            answers[site] = reply.content
         return answers
 
     def about(self, result: RoundResult, site: str = "") -> dict[str, ConfigRecord]:
-        """Return the records that say what a message is about: of a secure sum, whose uploads have no author, to all.
+        """Return the records that say what a message to a ``site`` is about.
 
-        Otherwise a ``site`` also learns whether its last upload counted.
+        They also tell it whether its last upload counted. Only for a secure sum, whose uploads have
+        no author, they are the same to all.
         """
         federation = self.federation
         instructions = Instructions(result.number, self.run_name, federation.run_history)
@@ -87,46 +126,78 @@ class MessageExchange:
             instructions = replace(instructions, counted=counted, part=part)
         return {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
 
-    def _replies_to(self, messages: Mapping[str, Message], result: RoundResult) -> dict[str, Message]:
-        """Send, and return the replies by site, in order; after ``round-timeout``, or `_patience`, without the late."""
-        start = looked = now = time.monotonic()
-        alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
-        self._replies, self._away, self._pending, self._deaths = {}, {}, {}, Counter[str]()
-        took, timeout = dict[str, float](), self.federation.settings.federation.round_timeout
-        # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
-        # processor, and results must not depend on it
-        hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
+    def _replies_to(
+        self, messages: Mapping[str, Message], result: RoundResult
+    ) -> dict[str, Message]:
+        """Send, and return the replies by site, in natural order.
+
+        After ``round-timeout``, or `_patience`, it returns without those that are late.
+        """
+        federation = self.federation
+        timeout = federation.settings.federation.round_timeout
+        # Not in the first exchange, which knows nobody, nor where clients divide a data set:
+        # simulated ones wait for a processor, and results must not depend on it
+        hurries = (
+            federation.settings.federation.grace and self._slowest and not federation.num_partitions
+        )
+        alive = {site for site, node in federation.node_of.items() if node in federation.online}
+        seconds: dict[str, float] = {}  # Site -> how long its reply took
+        self._replies = {}
+        self._away = {}
+        self._pending = {}
+        self._deaths = Counter()
+
+        start = now = last_look = time.monotonic()
         self._push(messages)
         while self._pending or self._away:
-            arrived = self._pull(alive, result.late)
+            has_answers = self._pull(alive, result.late)
             now = time.monotonic()
-            took |= dict.fromkeys(self._replies.keys() - took.keys(), now - start)
-            if now > start + (min(timeout, self._patience(took)) if hurried else timeout):
+            seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
+            longest = min(timeout, self._patience(seconds)) if hurries else timeout
+            if now > start + longest:
                 break
-            if now > looked + LOOK_EVERY:
-                looked = now
-                self.federation.look_around()
+            if now > last_look + LOOK_EVERY:
+                last_look = now
+                federation.look_around()
                 tell_silence(now)
                 self._ask_again(now)
-            elif (self._pending and not arrived) or self._away:
+            elif self._away or not has_answers:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
-        result.waited, self._overdue = max(result.waited, now - start), self._overdue | self._pending
-        self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
-        self._replies |= {site: error for site, (_, error, _) in self._away.items()}
+
+        result.waited = max(result.waited, now - start)
+        self._overdue |= self._pending
+        for site, took in seconds.items():
+            self._slowest[site] = max(took, self._slowest.get(site, 0))
+        for site, away in self._away.items():
+            self._replies[site] = away.error
         self._check_workers()
         self._check_states()
-        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand must not stay
-        return {site: replies[site] for site in in_order(replies)}
+
+        replies = {site: self._replies[site] for site in in_order(self._replies)}
+        self._replies = {}  # They are the caller's alone: ten thousand must not stay
+        return replies
 
     def _check_workers(self) -> None:
-        """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
-        errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
-        lost = {site: died[1] for site, reason in errors.items() if (died := WORKER_DIED.match(reason))}
-        if lost and is_simulated(self.grid):
-            end = f"a process that simulates clients has died ({next(iter(lost.values()))})"
-            cure = "Most often memory has run out: let fewer clients work at once (--cpus)"
-            then = "This round does not count; resume.toml in the run's folder lets it go on"
-            raise FederationError(f"{end}, so that {', '.join(in_order(lost))} did not answer. {cure}. {then}")
+        """FederationError where a process that simulates clients has died.
+
+        Flower would go on giving it clients.
+        """
+        if not is_simulated(self.grid):
+            return
+        exceptions = {}  # Site -> Ray's exception
+        for site, reply in self._replies.items():
+            died = reply.has_error() and WORKER_DIED.match(str(reply.error.reason))
+            if died:
+                exceptions[site] = died[1]
+        if not exceptions:
+            return
+        exception = next(iter(exceptions.values()))
+        raise FederationError(
+            f"a process that simulates clients has died ({exception}), so that "
+            f"{', '.join(in_order(exceptions))} did not answer. Most often memory has run out: "
+            "let fewer clients work at once (--cpus). This round does not count; resume.toml in "
+            "the run's folder lets it go on"
+        )
 
     def _check_states(self) -> None:
         """FederationError where a simulated client has lost its state.
@@ -141,25 +212,40 @@ class MessageExchange:
                 reason = printable(str(reply.error.reason))
                 raise FederationError(f"{reason}. This round does not count")
 
-    def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: all until ``min-replies``, then ``grace`` times the median, or a missing site's slowest."""
-        if len(took) < self.federation.least_replies:
+    def _patience(self, seconds: Mapping[str, float]) -> float:
+        """Return the seconds that an exchange waits, of those that the replies so far took.
+
+        That is without end until ``min-replies`` are there. Then it is ``grace`` times the median,
+        or the slowest reply of a site that is missing.
+        """
+        if len(seconds) < self.federation.least_replies:
             return math.inf
-        usual = [statistics.median(took.values()), *(self._longest.get(site, 0) for site in self._pending)]
-        return max(LEAST_GRACE, self.federation.settings.federation.grace * max(usual))
+        expected = statistics.median(seconds.values())
+        for site in self._pending:
+            expected = max(expected, self._slowest.get(site, 0))
+        return max(LEAST_GRACE, self.federation.settings.federation.grace * expected)
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
-        for site, (message, taken) in zip(messages, push_each(self.grid, messages.values()), strict=True):
-            if taken:
+        pushed = push_each(self.grid, messages.values())
+        for site, (message, is_taken) in zip(messages, pushed, strict=True):
+            if is_taken:
                 self._pending[site] = message
             else:
                 self._replies[site] = Message(UNREACHABLE, reply_to=message)
 
     def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
-        """Take in what was answered, to this exchange or ``late`` to one before; whether anything was."""
-        site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
-        answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()], self.arrays)
+        """Take in what was answered by now; return whether anything was.
+
+        ``alive``: the sites that were connected when this exchange began. ``late`` notes those that
+        answer one before.
+        """
+        site_of = {}
+        for asked in (self._pending, self._overdue):
+            for site, message in asked.items():
+                site_of[id_of(message)] = site
+        messages = [*self._pending.values(), *self._overdue.values()]
+        answered = pull_each(self.grid, messages, self.arrays)
         for message, reply in answered:
             site = site_of[id_of(message)]
             if self._pending.get(site) is not message:
@@ -168,27 +254,38 @@ class MessageExchange:
                     late[site] = f"its reply to round {message.metadata.group_id}"
                 continue
             del self._pending[site]
-            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE  # or only says so
-            self._deaths[site] += died
-            if died and self._deaths[site] < TRIES and self._may_return(site, alive):
-                self._away[site] = message, reply, time.monotonic() + PATIENCE
+            has_died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
+            if has_died:  # Or only says so
+                self._deaths[site] += 1
+            if has_died and self._deaths[site] < TRIES and self._may_return(site, alive):
+                self._away[site] = _AwaySite(message, reply, time.monotonic() + PATIENCE)
             else:
                 self._replies[site] = reply
         return bool(answered)
 
     def _may_return(self, site: str, alive: set[str]) -> bool:
-        """Return whether a dead node may return: not if it was dead before the round, and nobody comes instead."""
-        self.federation.look_around()
-        return site in alive or self.federation.greeting or self.federation.node_of[site] in self.federation.online
+        """Look around, and return whether a site whose node died may come back.
+
+        It may not if it was dead before the round, and nobody comes in its place.
+        """
+        federation = self.federation
+        federation.look_around()
+        if site in alive or federation.greeting:
+            return True
+        return federation.node_of[site] in federation.online
 
     def _ask_again(self, now: float) -> None:
         """Ask sites that are back; no longer wait for those that were away too long."""
-        node_of, pending = self.federation.node_of, self._pending.items()
-        moved = {site: message for site, message in pending if message.metadata.dst_node_id != node_of[site]}
-        away, online = self._away.items(), self.federation.online
-        back = {site: message for site, (message, _, _) in away if node_of[site] in online}
-        self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
-        gone = {site: error for site, (_, error, until) in away if site not in back and now > until}
-        self._replies |= gone
-        for site in back.keys() | gone.keys():
-            del self._away[site]
+        node_of = self.federation.node_of
+        copies = {}
+        for site, message in self._pending.items():
+            if message.metadata.dst_node_id != node_of[site]:
+                copies[site] = copy_for(message, node_of[site])
+        for site, away in list(self._away.items()):
+            if node_of[site] in self.federation.online:
+                copies[site] = copy_for(away.message, node_of[site])
+                del self._away[site]
+            elif now > away.until:
+                self._replies[site] = away.error
+                del self._away[site]
+        self._push(copies)

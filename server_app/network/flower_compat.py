@@ -1,15 +1,19 @@
-"""Flower's private names, and sending and fetching through it, so that a bad message costs no more than it must."""
+"""All that the server needs of Flower's private names, and sending and fetching messages.
+
+A bad message costs no more than itself.
+"""
 
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode as ErrorCode
@@ -22,23 +26,47 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError, DecodeError)  # of JSON that is none …
-BESIDE = 2**24  # Bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each of its parts
-MOST_VALUES = 2**20  # of a reply's records: one of a few MB may be there under a million names
-TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
+UNREADABLE = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    DecodeError,
+)
+"""What Flower raises over a reply that cannot be decoded, such as JSON that is none."""
+BESIDE = 2**24
+"""Bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each of its parts."""
+MOST_VALUES = 2**20
+"""Values in a reply's records: one of a few MB may be there under a million names."""
+TRIES = 3
+"""How often messages are sent before a SuperLink that loses them each time ends the run."""
+
+
+@dataclass(frozen=True)
+class _BegunReply:
+    """A reply that a site has begun to send."""
+
+    announcement: PullAppMessagesResponse  # What the SuperLink says of it, and of no other reply
+    parts: dict[str, bytes] = field(default_factory=dict)  # Those that have come; name -> content
+
+
+_BEGUN: WeakKeyDictionary[Message, _BegunReply] = WeakKeyDictionary()
+"""Message -> its reply, as long as somebody waits for it: the SuperLink names a reply only once."""
 
 
 def is_simulated(grid: Grid) -> bool:
     """Return whether the clients are simulated by processes of Ray beside the server."""
-    # by the name of a class whose import would take a server on a network half a second
+    # By the name of a class whose import would take a server on a network half a second
     return type(getattr(grid, "state", None)).__name__ == "InMemoryLinkState"
 
 
 def find_messages_by_node(grid: Grid) -> None:
-    """In simulation, let Flower find the messages for a node without a look at those for all others.
+    """In simulation, let Flower find a node's messages without a look at those for all others.
 
-    Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all messages for each
-    answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. A SuperLink on a network stays as it is.
+    Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all
+    messages for each answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. A
+    SuperLink on a network stays as it is.
     """
     if not is_simulated(grid):
         return
@@ -53,7 +81,9 @@ def find_messages_by_node(grid: Grid) -> None:
                 waiting[message.metadata.dst_node_id].append(message)
             return key
 
-    def get_message_ins(node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
+    def get_message_ins(
+        node_id: int, limit: int | None, *, run_id: int | None = None
+    ) -> list[Message]:
         with state.lock:
             messages = waiting.pop(node_id, [])
             for message in messages:
@@ -64,22 +94,27 @@ def find_messages_by_node(grid: Grid) -> None:
     state.get_message_ins = get_message_ins
 
 
+# -- sending
 def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bool]]:
     """Send, and return (message, whether Flower took it) in the order given.
 
-    A SuperLink that is restarted while messages are on their way to it refuses their remaining parts for ever, and
-    Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
-    from the same state, and only the reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
+    A SuperLink that is restarted while messages are on their way to it refuses their remaining
+    parts for ever, and Flower raises. They are sent again then, as copies: a client that had got
+    its message all the same answers twice, from the same state, and only the reply to the copy is
+    fetched. ObjectPushError after `TRIES` in a row.
     """
-    sent, alike = list(messages), dict[bytes, bytes]()
-    for message in sent if _superlink_of(grid) else ():
-        message.content = envelope.put_in(message.content, alike)
-    for left in reversed(range(TRIES)):
+    sent = list(messages)
+    if _superlink_of(grid):
+        envelopes: dict[bytes, bytes] = {}
+        for message in sent:
+            message.content = envelope.put_in(message.content, envelopes)
+
+    for tries_left in reversed(range(TRIES)):
         try:
             taken = set(grid.push_messages(sent))
             break
         except ObjectPushError:
-            if not left:
+            if not tries_left:
                 raise
             say("  the SuperLink lost messages that were half sent; sending them again")
             sent = [copy_for(message, int(message.metadata.dst_node_id)) for message in sent]
@@ -87,66 +122,138 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
 
 
 def copy_for(message: Message, node: int) -> Message:
-    return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
+    about = message.metadata
+    return Message(message.content, node, about.message_type, group_id=about.group_id)
 
 
-def pull_each(grid: Grid, messages: Iterable[Message], arrays: int = 0) -> list[tuple[Message, Message]]:
-    """Return the messages that have been answered, each with its reply; one that cannot be read is an error.
+def id_of(message: Message) -> str:
+    return str(message.metadata.message_id)
 
-    So is one that proves too large for so many bytes of ``arrays``. Flower decodes replies inside ``pull_messages`` and
-    hands over all of one call or none: the exception for one garbled reply would end the run and lose the others. So
-    each is taken in a call of its own, but the SuperLink is asked once for all: most looks find nothing, and a request
-    for every site that is still at work would keep it busy. It names a reply once, as soon as a site begins to send it;
-    the reply is left until all of its parts are there.
+
+# -- fetching
+def pull_each(
+    grid: Grid, messages: Iterable[Message], arrays: int = 0
+) -> list[tuple[Message, Message]]:
+    """Return the messages that have been answered, each with its reply.
+
+    A reply that cannot be read is an error, and so is one that proves too large for so many bytes
+    of ``arrays``. Flower decodes replies inside ``pull_messages`` and hands over all of one call or
+    none: the exception for one garbled reply would end the run and lose the others. So each is
+    taken in a call of its own, but the SuperLink is asked once for all: most looks find nothing,
+    and a request for every site that is still at work would keep it busy. It names a reply once, as
+    soon as a site begins to send it; the reply is left until all of its parts are there.
     """
     asked = {id_of(message): message for message in messages}
-    client = _superlink_of(grid)
-    if not asked or client is None:
-        return [pair for message in asked.values() for pair in _pull(grid, message)]
-    start, answered = time.monotonic(), list[tuple[Message, Message]]()
-    if new := [key for key, message in asked.items() if "begun" not in vars(message)]:
-        arrived = client.PullMessages(PullAppMessagesRequest(message_ids=new))
-        for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
-            if message := asked.get(reply.metadata.reply_to_message_id):
-                vars(message)["begun"] = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree]), {}
+    answered: list[tuple[Message, Message]] = []
+    if not asked:
+        return answered
+    superlink = _superlink_of(grid)
+    if superlink is None:
+        for message in asked.values():
+            answered += _pull(grid, message)
+        return answered
+
+    start = time.monotonic()
+    _look_for_replies(superlink, asked)
     tell_silence(start)
-    for message, (alone, parts) in [(each, vars(each)["begun"]) for each in asked.values() if "begun" in vars(each)]:
-        ours = patch.object(client, "PullMessages", lambda _, alone=alone: alone)
-        present = patch.object(
-            sys.modules[type(grid).__module__], "pull_objects", partial(_pull_present, parts, arrays + BESIDE)
-        )
-        with suppress(ObjectUnavailableError), ours, present:
-            answered += (pulled := _pull(grid, message))
-            if any(reply.has_error() and not reply.error.code for _, reply in pulled):  # or the SuperLink would keep it
-                sent = alone.messages_list[0].metadata
-                which = {"node": vars(grid)["node"], "run_id": sent.run_id, "message_object_id": sent.message_id}
-                client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(**which))
+    begun = [(message, _BEGUN[message]) for message in asked.values() if message in _BEGUN]
+    for message, reply in begun:
+        answered += _pull_begun(grid, superlink, message, reply, arrays + BESIDE)
     return answered
 
 
-def _pull_present(parts: dict[str, bytes], most: int, object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
-    """Add to a reply's ``parts`` those that have come, and raise for the rest: Flower would wait for it two hours."""
-    with ThreadPoolExecutor(2) as threads:  # and for both: the next look must not ask for what is still on its way
-        missing = [name for name in dict.fromkeys(object_ids) if name not in parts]  # a part may be named many times
-        size = sum(map(len, parts.values())) + 2**10 * len(missing)  # a request costs as much as a kilobyte more
-        for length in threads.map(lambda name: len(parts.setdefault(name, pull_object_fn(name))), missing):
-            if (size := size + length) > most:
+def _look_for_replies(superlink: Any, asked: Mapping[str, Message]) -> None:
+    """Ask the SuperLink which of the messages (by their id) sites have begun to answer."""
+    unanswered = [name for name, message in asked.items() if message not in _BEGUN]
+    if not unanswered:
+        return
+    arrived = superlink.PullMessages(PullAppMessagesRequest(message_ids=unanswered))
+    for reply, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
+        message = asked.get(reply.metadata.reply_to_message_id)
+        if message:
+            _BEGUN[message] = _BegunReply(
+                PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
+            )
+
+
+def _pull_begun(
+    grid: Grid, superlink: Any, message: Message, reply: _BegunReply, most: int
+) -> list[tuple[Message, Message]]:
+    """Let Flower read one reply of at most so many bytes; [] while parts are on their way."""
+    flower = sys.modules[type(grid).__module__]
+    pull_objects = partial(_pull_present, reply.parts, most)
+    with (
+        _replaced(superlink, "PullMessages", lambda _: reply.announcement),
+        _replaced(flower, "pull_objects", pull_objects),
+    ):
+        try:
+            pulled = _pull(grid, message)
+        except ObjectUnavailableError:
+            return []
+    is_unreadable = any(answer.has_error() and not answer.error.code for _, answer in pulled)
+    if is_unreadable:  # Else the SuperLink would keep it
+        about = reply.announcement.messages_list[0].metadata
+        superlink.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=vars(grid)["node"], run_id=about.run_id, message_object_id=about.message_id
+            )
+        )
+    return pulled
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Meanwhile ``owner.name`` is ``value``; AttributeError if Flower has no such name any more."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _pull_present(
+    parts: dict[str, bytes], most: int, object_ids: list[str], pull_object_fn: Any
+) -> dict[str, bytes]:
+    """Add to a reply's ``parts`` those that have come, and raise for the rest.
+
+    In place of Flower's ``pull_objects``, which would wait two hours for it.
+    """
+
+    def pull(name: str) -> int:
+        return len(parts.setdefault(name, pull_object_fn(name)))
+
+    # A part may be named many times, and a request costs as much as a kilobyte more
+    missing = [name for name in dict.fromkeys(object_ids) if name not in parts]
+    size = sum(map(len, parts.values())) + 2**10 * len(missing)
+    # Both threads are waited for: the next look must not ask for what is still on its way
+    with ThreadPoolExecutor(2) as threads:
+        for length in threads.map(pull, missing):
+            size += length
+            if size > most:
                 raise ValueError(f"{len(missing)} parts of a reply with more than {most} bytes")
-    if (beside := sum(len(part) for part in parts.values() if not part.startswith(b"ArrayChunk "))) > BESIDE:
-        raise ValueError(f"{beside} bytes beside arrays")  # once decoded each number or list in them is an object
+
+    beside = sum(len(part) for part in parts.values() if not part.startswith(b"ArrayChunk "))
+    if beside > BESIDE:  # Once decoded, each number or list in them is an object
+        raise ValueError(f"{beside} bytes beside arrays")
     envelope.check_parts(parts, most)
     return parts
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
+    """Return the message with its reply, or with an error in place of one that cannot be read."""
     try:
         replies = list(grid.pull_messages([id_of(message)]))
-        records = [record for reply in replies if reply.has_content() for record in reply.content.values()]
-        if (values := sum(map(len, records))) > MOST_VALUES:
+        records = []
+        for reply in replies:
+            if reply.has_content():
+                records += list(reply.content.values())
+        values = sum(map(len, records))
+        if values > MOST_VALUES:
             raise ValueError(f"{values} values in {len(records)} records")
     except UNREADABLE as error:
-        why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
-        return [(message, Message(why, reply_to=message))]
+        why = f"a reply that Flower cannot read: {type(error).__name__}: {error}"
+        return [(message, Message(Error(0, why), reply_to=message))]
     for reply in replies:
         if reply.has_content():
             reply.content = envelope.take_out(reply.content)
@@ -154,9 +261,5 @@ def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
 
 
 def _superlink_of(grid: Grid) -> Any:
-    """Return the client of the SuperLink's, None where clients are simulated, by processes or in this one."""
+    """Return the client of the SuperLink; None where clients are simulated."""
     return getattr(grid, "_runtime_client", None)
-
-
-def id_of(message: Message) -> str:
-    return str(message.metadata.message_id)

@@ -1,5 +1,6 @@
-"""Protections stand between the clients' uploads and the algorithm that merges them; `server_app/round.py` calls them.
+"""Protections stand between the clients' uploads and the algorithm that merges them.
 
-Each takes ``(uploads, federation, result)`` and returns the uploads that may go on; the result notes whom it refused or
-cut, and why. Secure aggregation unmasks its sum among them. `server_app/replies.py` checks a single reply.
+`server_app/round.py` calls them. Each takes ``(uploads, federation, result)`` and returns the
+uploads that may go on; the result notes whom it refused or cut, and why. Secure aggregation unmasks
+its sum among them. `server_app/replies.py` checks a single reply.
 """

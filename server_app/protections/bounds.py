@@ -1,4 +1,7 @@
-"""The bounds that follow from ``liars`` (`server_app/README.md`): how far lying sites can move the aggregate."""
+"""The bounds that follow from ``liars``: how far lying sites can move the aggregate.
+
+What each of them keeps off stands in `server_app/README.md`.
+"""
 
 import math
 from collections import Counter
@@ -11,57 +14,106 @@ from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
 from server_app.network.admission import number_asked
 
-RATIOS = {"norm_ratio": 5.0, "update_ratio": 2.0, "samples_ratio": 8.0, "samples_lead": 2.0}
-"""The bounds with liars; honest prototypes are up to 2.9 times the median, in round 1 of unlike networks 5.9 times."""
-WIDE_NORM_RATIO = 1000.0  # Without liars: what only a broken client sends
-
 
 @dataclass(frozen=True)
 class Bounds:
     """The bounds in a federation; infinity where there is none."""
 
     liars: int = 0
-    max_norm_ratio: float = WIDE_NORM_RATIO
+    max_norm_ratio: float = 1000.0
+    """Where nobody lies, only a broken client sends what is above this."""
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
-    weights: tuple[str, float] = ("mean", 0)  # ``merging`` and ``trim`` of `aggregation.py`, for weights
-    prototypes: tuple[str, float] = ("mean", 0)  # The same for what they send of classes
+    weights: tuple[str, float] = ("mean", 0)  # ``merging`` and ``trim`` of `aggregation.py`
+    prototypes: tuple[str, float] = ("mean", 0)  # The same for what clients send of classes
 
     def __str__(self) -> str:
         if not self.liars:
             return "liars = 0: no site may lie; one that does can spoil the result"
         return (
-            f"liars = {self.liars}: replies above {self.max_norm_ratio:g} times the median norm are refused, changes "
-            f"of weights cut to {self.max_update_ratio:g} times the median length; a site weighs at most as "
-            f"{self.max_samples_ratio:g} times the median number of samples, and {self.max_samples_lead:g} times the "
-            f"next; weights: {self.weights[0]}, prototypes: {self.prototypes[0]}"
+            f"liars = {self.liars}: replies above {self.max_norm_ratio:g} times the median norm "
+            f"are refused, changes of weights cut to {self.max_update_ratio:g} times the median "
+            f"length; a site weighs at most as {self.max_samples_ratio:g} times the median number "
+            f"of samples, and {self.max_samples_lead:g} times the next; "
+            f"weights: {self.weights[0]}, prototypes: {self.prototypes[0]}"
         )
 
 
+AGAINST_LIARS = Bounds(
+    max_norm_ratio=5.0, max_update_ratio=2.0, max_samples_ratio=8.0, max_samples_lead=2.0
+)
+"""The ratios where sites may lie.
+
+Honest prototypes are up to 2.9 times as long as the median, in round 1 of unlike networks up to 5.9
+times.
+"""
+
+
 def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
-    liars, keys = settings.federation.liars, settings.bounds
-    if liars < 0:  # one, where enough with operators take part, unless the server sees only their sum
-        asked = number_asked(len(cards), settings.federation.participation)
-        liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.sums_only)
-    mean, merging = ("mean", 0.0), (keys.merging, keys.trim_fraction)
-    trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards, liars) else mean
-    usual = RATIOS if liars else dict.fromkeys(RATIOS, math.inf) | {"norm_ratio": WIDE_NORM_RATIO}
-    ratios = {f"max_{name}": getattr(keys, f"max_{name}") or ratio for name, ratio in usual.items()}
-    follows = (mean, trimmed) if keys.merging == "auto" else (merging, merging)
-    return Bounds(liars, **ratios, weights=follows[0], prototypes=follows[1])
+    """Return the bounds on these sites: each as it is set, or else as follows from ``liars``."""
+    liars = _expected_liars(settings, cards)
+    keys = settings.bounds
+    if keys.merging != "auto":
+        weights = prototypes = (keys.merging, keys.trim_fraction)
+    else:
+        weights = prototypes = ("mean", 0.0)
+        if liars and _averages_what_is_comparable(settings, cards, liars):
+            prototypes = ("trimmed-mean", float(liars))
+
+    default = AGAINST_LIARS if liars else Bounds()
+    return Bounds(
+        liars=liars,
+        max_norm_ratio=keys.max_norm_ratio or default.max_norm_ratio,
+        max_update_ratio=keys.max_update_ratio or default.max_update_ratio,
+        max_samples_ratio=keys.max_samples_ratio or default.max_samples_ratio,
+        max_samples_lead=keys.max_samples_lead or default.max_samples_lead,
+        weights=weights,
+        prototypes=prototypes,
+    )
 
 
-def _comparable(settings: Settings, cards: Collection[SiteCard], liars: int) -> bool:
-    """Return whether the server averages vectors of classes that can be compared number by number.
+def _expected_liars(settings: Settings, cards: Collection[SiteCard]) -> int:
+    """Return ``liars``; where it is left open (-1), one if enough sites with operators take part.
 
-    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
-    what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
-    Where the run asks for one network, sites that name another count as the ``liars``, if they are no more than these.
+    None is expected where the server sees only the sites' sum: nothing can be compared there.
     """
-    archs = Counter(card.arch for card in cards)
-    asked = {settings.architecture(number, settings.model.arch) for number in range(len(cards))}
-    others = len(cards) - max(archs.values(), default=0)
-    one_network = settings.starts_alike and (len(archs) == 1 or (len(asked) == 1 and others <= liars))
-    of_classes = all(entry.width != "features" for entry in vectors_in(settings.exchange.up).values())
-    return settings.row.averages_prototypes and (of_classes or one_network or settings.exchange.needs_one_architecture)
+    if settings.federation.liars >= 0:
+        return settings.federation.liars
+    if settings.privacy.sums_only or not any(card.real for card in cards):
+        return 0
+    asked = number_asked(len(cards), settings.federation.participation)
+    return 1 if asked >= FEWEST else 0
+
+
+def _averages_what_is_comparable(
+    settings: Settings, cards: Collection[SiteCard], liars: int
+) -> bool:
+    """Return whether the server averages vectors of classes that can be compared by coordinate.
+
+    Features of networks with nothing in common cannot: their coordinate-wise median is close to
+    zero. Weights, and what a server trains on or clusters, are not trimmed: among honest sites with
+    unlike classes that costs accuracy.
+    """
+    if not settings.row.averages_prototypes:
+        return False
+    vectors = vectors_in(settings.exchange.up).values()
+    if all(entry.width != "features" for entry in vectors):
+        return True
+    return settings.exchange.needs_one_architecture or _share_a_network(settings, cards, liars)
+
+
+def _share_a_network(settings: Settings, cards: Collection[SiteCard], liars: int) -> bool:
+    """Return whether the sites' networks are one, and begin with equal weights.
+
+    Where the run asks for one network, sites that name another count as the ``liars``, if they are
+    no more than these.
+    """
+    if not settings.starts_alike:
+        return False
+    sites_with = Counter(card.arch for card in cards)
+    if len(sites_with) == 1:
+        return True
+    asked_for = {settings.architecture(number, settings.model.arch) for number in range(len(cards))}
+    others = len(cards) - max(sites_with.values(), default=0)
+    return len(asked_for) == 1 and others <= liars

@@ -42,7 +42,7 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
-from server_app.network.exchange import MessageExchange
+from server_app.network.exchange import BegunSum, MessageExchange
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound
 
@@ -71,23 +71,33 @@ class SecureSum(Channel):
         self.next_keys: dict[str, RecordDict] = {}
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
-        """Each site that may send, with the shares that the others have sealed for it."""
-        number, self.keys, sealed = self.exchange.begun or (0, {}, {})
+        """Return each site that may send, with the shares that the others have sealed for it."""
+        begun = self.exchange.begun
         self.exchange.begun = None
-        if (
-            number != self.number
-            or not sealed.keys() >= set(sites)
-            or len(sites) < self._needed(self.keys)
-        ):
-            sealed, sites = self._begin(sites), list(self.keys)
+        if begun and self._is_for(begun, sites):
+            self.keys = begun.keys
+            sealed = begun.sealed
+            sharing = list(sites)
+        else:
+            sealed = self._begin(sites)
+            sharing = list(self.keys)
         self.threshold = self._needed(self.keys)
-        shared = {site: sealed[site] for site in sites if site in sealed}
-        self._check_enough(shared, "shares of their keys")
-        self.shared = list(shared)
-        return {
-            site: pack_by_site({peer: shared[peer][site] for peer in shared if peer != site})
-            for site in shared
-        }
+        self.shared = [site for site in sharing if site in sealed]
+        self._check_enough(self.shared, "shares of their keys")
+
+        opened = {}
+        for site in self.shared:
+            shares = {peer: sealed[peer][site] for peer in self.shared if peer != site}
+            opened[site] = pack_by_site(shares)
+        return opened
+
+    def _is_for(self, begun: BegunSum, sites: Sequence[str]) -> bool:
+        """Return whether the sum that was begun is this one, and all its sites are in it."""
+        return (
+            begun.number == self.number
+            and begun.sealed.keys() >= set(sites)
+            and len(sites) >= self._needed(begun.keys)
+        )
 
     def _begin(self, sites: Sequence[str]) -> BySite:
         """Ask for keys, and for shares of them sealed for each peer, which are returned."""
@@ -99,9 +109,9 @@ class SecureSum(Channel):
         return self._true_shares(self._unpacked(answers, masks.SEALED), self.keys)
 
     def content(self, site: str, common: Records, own: Records) -> Records:
-        """Return what all receive, on whose digest their masks depend.
+        """Return what all sites receive; their masks depend on its digest.
 
-        FederationError for another payload.
+        FederationError where a site would get another payload than the others.
         """
         if own is not common:
             title = self.settings.row.title
@@ -113,55 +123,71 @@ class SecureSum(Channel):
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Take the site's keys for the next sum out of the reply, and read the rest."""
         rest = RecordDict({**content})
-        if keys := rest.pop(NEXT_SUM, None):
+        keys = rest.pop(NEXT_SUM, None)
+        if keys:
             self.next_keys[card.name] = RecordDict({NEXT_SUM: keys})
         return super().read(rest, card)
 
     def accept(
         self, uploads: list[Upload], federation: Federation, result: RoundResult
     ) -> list[Upload]:
-        """The mean of the masked ``uploads`` as one upload, and of their figures."""
-        masked = {upload.site: upload.payload.weights("masked") or {} for upload in uploads}
-        sent = {site: arrays["sum"].numpy().view(np.uint64) for site, arrays in masked.items()}
+        """Return one upload, the mean of the masked ``uploads``; the result takes their figures."""
+        sent = {}
+        for upload in uploads:
+            masked = upload.payload.weights("masked") or {}
+            sent[upload.site] = masked["sum"].numpy().view(np.uint64)
         self._check_enough(sent, "uploads")
         shares = self._unmask(sent)
         self._check_enough(shares, "shares to unmask the sum")
+
+        sites = len(self.keys)
+        end_of_figures = 2 * len(self.figures)
         try:
             sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
-            start = 2 * len(self.figures)
-            sites = len(self.keys)
             payload, samples = from_sums(
-                sums[start:], self.summed.declared, self.summed.limits, sites
+                sums[end_of_figures:], self.summed.declared, self.summed.limits, sites
             )
-            result.means = means_of(from_whole(sums[:start], sites), self.figures)
+            result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:
         """Ask the sites for shares of each other's masks, and to begin the next sum."""
-        able = {site: self.next_keys[site] for site in sent if site in self.next_keys}
-        next_keys = self._unpacked(able, masks.SIGNED, NEXT_SUM)
-        keys = self._true_keys(next_keys, self.next_number) if self.next_number else {}
-        keys = keys if len(keys) >= self._needed(keys) else {}
-        everyone, begins = pack_by_site(dict.fromkeys(sent, b"")), pack_by_site(keys, NEXT_SUM)
-        answers = self._ask(
-            "unmask", {site: everyone | (begins if site in keys else {}) for site in sent}
-        )
-        begun = {
-            site: content
-            for site, content in answers.items()
-            if site in keys and NEXT_SUM in content
-        }
+        keys = self._keys_of_next(sent)
+        shares_of_all = pack_by_site(dict.fromkeys(sent, b""))
+        next_keys = pack_by_site(keys, NEXT_SUM)
+        questions = {}
+        for site in sent:
+            questions[site] = {**shares_of_all, **next_keys} if site in keys else shares_of_all
+        answers = self._ask("unmask", questions)
+
+        begun = {}
+        for site, content in answers.items():
+            if site in keys and NEXT_SUM in content:
+                begun[site] = content
         sealed = self._unpacked(begun, masks.SEALED, NEXT_SUM)
-        self.exchange.begun = self.next_number, keys, self._true_shares(sealed, keys)
+        sealed = self._true_shares(sealed, keys)
+        self.exchange.begun = BegunSum(self.next_number, keys, sealed)
         return self._unpacked(answers, SHARE)
 
-    def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
-        """Return the keys for a sum that are keys, and signed where a study names their sites.
+    def _keys_of_next(self, sent: Collection[str]) -> dict[str, bytes]:
+        """Return the keys for the next sum that came with this one's uploads.
 
-        No site goes on with a key that two have: this is the two sites' own doing, for nobody sees
-        others' before.
+        None where no sum follows, or too few sites have sent any.
+        """
+        answers = {site: self.next_keys[site] for site in sent if site in self.next_keys}
+        next_keys = self._unpacked(answers, masks.SIGNED, NEXT_SUM)
+        if not self.next_number:
+            return {}
+        keys = self._true_keys(next_keys, self.next_number)
+        return keys if len(keys) >= self._needed(keys) else {}
+
+    def _true_keys(self, keys: BySite, number: int) -> dict[str, bytes]:
+        """Return the keys for a sum that are valid, and signed where a study names their sites.
+
+        Other sites are expelled, and so are two with the same key: that is their own doing, for
+        nobody sees others' keys before.
         """
         run_id = self.federation.run_history.run_id
         own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
@@ -172,26 +198,29 @@ class SecureSum(Channel):
             signed = is_from_site(self.settings.study, site, run_id, purpose, its[masks.PUBLIC :])
             if site not in sharing and masks.are_keys(its) and signed:
                 true[site] = its
-        self._expel(
-            keys.keys() - true.keys(),
-            "keys that are none, or two sites', or not signed with the site's key",
-        )
+        why = "keys that are none, or two sites', or not signed with the site's key"
+        self._expel(keys.keys() - true.keys(), why)
         return true
 
     def _true_shares(self, sealed: BySite, keys: Mapping[str, bytes]) -> BySite:
-        """Return the shares of sites that have sealed one for each other site of the sum."""
+        """Return the shares of sites that have sealed one for each other site of the sum.
+
+        Those that have sealed others are expelled.
+        """
         true = {site: its for site, its in sealed.items() if set(its) == keys.keys() - {site}}
         self._expel(sealed.keys() - true.keys(), "shares for other sites than the round's")
         return true
 
     def _needed(self, sites: Collection[str]) -> int:
-        """How many must stay to the end: each site asks so, of all that the study names."""
-        return masks.needed(
-            max(len(sites), len(self.settings.named_sites)), self.settings.privacy.secagg_threshold
-        )
+        """Return how many sites must stay to the end, of all that the study names.
+
+        Each site asks for as many.
+        """
+        number = max(len(sites), len(self.settings.named_sites))
+        return masks.needed(number, self.settings.privacy.secagg_threshold)
 
     def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
-        """Return the rest of the sum beside the uploads, [L] uint64.
+        """Return the masks that are left in the sum of the uploads, [L] uint64.
 
         RefusedMessage where too many shares are wrong.
         """
@@ -222,7 +251,10 @@ class SecureSum(Channel):
         conflicts: dict[str, set[str]] = {}  # Site -> others of whom one lies, or it does
         for owner in self.shared:
             public = masks.part(self.keys[owner], masks.OWN if owner in sent else masks.PAIR)
-            its_shares = {points[peer]: its[owner] for peer, its in shares.items() if owner in its}
+            its_shares = {}
+            for peer, shares_of in shares.items():
+                if owner in shares_of:
+                    its_shares[points[peer]] = shares_of[owner]
             try:
                 recovered = recovery.secret_of(its_shares, partial(masks.is_secret_of, public))
             except Unrecoverable as failure:
@@ -231,16 +263,13 @@ class SecureSum(Channel):
                 self._refuse_unrecoverable(owner, liars)
             secrets[owner] = recovered.secret
             for point in recovered.wrong:
-                self._refuse(
-                    [sites[point]], f"a wrong share of a key of {owner}: one of the two lies"
-                )
-                conflicts.setdefault(sites[point], set()).add(owner)
-                conflicts.setdefault(owner, set()).add(sites[point])
+                peer = sites[point]
+                self._refuse([peer], f"a wrong share of a key of {owner}: one of the two lies")
+                conflicts.setdefault(peer, set()).add(owner)
+                conflicts.setdefault(owner, set()).add(peer)
         most = masks.most_liars(len(self.keys), self.threshold)
-        self._expel(
-            [site for site, others in conflicts.items() if len(others) > most],
-            "wrong shares of keys",
-        )
+        caught = [site for site, others in conflicts.items() if len(others) > most]
+        self._expel(caught, "wrong shares of keys")
         return secrets
 
     def _refuse_unrecoverable(self, owner: str, fewest_liars: int) -> NoReturn:
@@ -255,9 +284,10 @@ class SecureSum(Channel):
         raise RefusedMessage(lie)
 
     def _ask(self, stage: str, records: Mapping[str, Records]) -> dict[str, RecordDict]:
-        return self.exchange.ask(
-            f"query.{stage}{FINAL * self.result.final}", records, self.result, f"{stage}: "
-        )
+        kind = f"query.{stage}"
+        if self.result.final:
+            kind += FINAL
+        return self.exchange.ask(kind, records, self.result, f"{stage}: ")
 
     def _unpacked(
         self, answers: Mapping[str, RecordDict], size: int, record: str = SECAGG
