@@ -99,7 +99,7 @@ class Common:
 
     recipe: Text = ""
     settings: dict[SettingName, Any] = field(default_factory=dict)
-    figure: dict[str, Any] = field(default_factory=dict)
+    figure: dict[Name, Any] = field(default_factory=dict)
     search: dict[SettingName, Space] = field(default_factory=dict)
 
 
