@@ -110,13 +110,13 @@ def try_method(
     has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    from client_app.client import Client
+    from client_app.client import open_client
     from client_app.introduction import card_of
     from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {"algo": like, "rounds": 1, "local-steps": 1, "partition": "iid", "state-dir": mkdtemp()}
     config = _config(data, settings | alone)
-    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
+    site = open_client(Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config))
     site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
     card, of_like = card_of(site, 0, ""), site.settings
     server: Any = SimpleNamespace(settings=of_like, reference=card, cards={site.name: card})
