@@ -140,15 +140,18 @@ def _about(message: Message, context: Context) -> dict[str, Any]:
     """
     records = message.content.config_records
     instructions = records.get("round", ConfigRecord())
+    run_name = str(instructions.get("run_name", ""))
     number = instructions.get("round")
-    algo = records.get("baseline", context.run_config).get("algo")
+    if type(number) is not int:
+        number = 0
+    algo = str(records.get("baseline", context.run_config).get("algo"))
     return {
         "kind": message.metadata.message_type,
         "run": context.run_id,
-        "name": printable(str(instructions.get("run_name", ""))),
-        "round": number if type(number) is int else 0,
+        "name": printable(run_name),
+        "round": number,
         "study": id_of(context.run_config),
-        "algo": printable(str(algo)),
+        "algo": printable(algo),
     }
 
 
@@ -169,8 +172,8 @@ def _sent(content: RecordDict) -> str:
 def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
     """Log ``error`` and what was ``asked``, and return the reason for the server.
 
-    The reason is one line, with nothing of a site's files. With ``private`` (dp, secagg) a site does
-    not say of which kind an unexpected error is: single samples may cause it.
+    The reason is one line, with nothing of a site's files. With ``private`` (dp, secagg) a site
+    does not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)

@@ -148,9 +148,11 @@ def rotated(images: Tensor, angles_B: Tensor) -> Tensor:
     height, width = images.shape[2:]
     cos_B = angles_B.cos()
     sin_B = angles_B.sin()
-    shift_B = torch.zeros_like(angles_B)
-    x_B3 = torch.stack([cos_B, -sin_B * height / width, shift_B], 1)
-    y_B3 = torch.stack([sin_B * width / height, cos_B, shift_B], 1)
+    no_shift_B = torch.zeros_like(angles_B)
+
+    # positions are from -1 to 1 over either side, however long it is
+    x_B3 = torch.stack([cos_B, -sin_B * height / width, no_shift_B], 1)
+    y_B3 = torch.stack([sin_B * width / height, cos_B, no_shift_B], 1)
     turns_B23 = torch.stack([x_B3, y_B3], 1)
-    grid = affine_grid(turns_B23, list(images.shape), align_corners=False)
-    return grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+    grid_BHW2 = affine_grid(turns_B23, list(images.shape), align_corners=False)
+    return grid_sample(images, grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)

@@ -7,7 +7,7 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import client_half
 from client_app.answers import log
-from client_app.client import Client
+from client_app.client import Client, open_client
 from client_app.protections.differential_privacy import check_affordable
 from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
@@ -24,7 +24,7 @@ _KNOWN_MODELS: dict[str, tuple[int, str]] = {}
 
 def introduction(message: Message, context: Context) -> RecordDict:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
-    client = Client(context, message)
+    client = open_client(context, message)
     if client.node.has_own_data:
         _log_ignored(client, context)
     for name in client.settings.metrics:
@@ -68,7 +68,7 @@ def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
     if hidden and not row.one_shot:
         present: tuple[int, ...] = ()
     else:
-        # refuses a client without a large class: nobody can sum moments of no class
+        client.require_large_classes()  # nobody can sum moments of no class
         present = client.classes_present
     return records.SiteCard(
         name=client.name,

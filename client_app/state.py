@@ -97,17 +97,18 @@ class StateFolder:
     @property
     def beginning(self) -> str:
         """Say how this Flower run begins, for the log of a site: anew, or after which round."""
-        run = self.folder.parents[1]
         begins = "begins"
         if self.run_history.earlier:
             run_id, last_round = self.run_history.earlier[-1]
             begins = f"goes on after round {last_round} of the Flower run {run_id}"
+        run = self.folder.parents[1]
         text = f"{begins}, in {run}"
 
-        same_name = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
-        others = [folder.name for folder in same_name if folder != run and folder.is_dir()]
+        name, _, _ = run.name.rpartition("-")  # the folder's name ends in the Flower run's id
+        folders = run.parent.glob(f"{escape(name)}-*")
+        others = sorted(folder.name for folder in folders if folder != run and folder.is_dir())
         if others:
-            text += f"; others of this name stay as they are: {', '.join(sorted(others))}"
+            text += f"; others of this name stay as they are: {', '.join(others)}"
         return text
 
     def load(
@@ -163,14 +164,21 @@ class StateFolder:
         raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
 
     def uncounted(self, before: int) -> Path | None:
-        """A state for this use of a round before that one, of a Flower run in the history, whatever the run's name was.
+        """Find a state of an earlier round for this use, in the folder of a run of any name.
 
-        For where no state counts: then none of them does, though the history has the Flower runs of which they are.
+        It is of a Flower run in the history, which nevertheless counts no round of it: this is for
+        where no state counts.
         """
+        cpu = torch.device("cpu")
+        all_runs = self.folder.parents[2]
         for run_id in self.run_history.known:
-            for path in self.folder.parents[2].glob(f"*/clients/{escape(self.folder.name)}/*-{run_id}.safetensors"):
+            pattern = f"*/clients/{escape(self.folder.name)}/*-{run_id}.safetensors"
+            for path in all_runs.glob(pattern):
                 name = _NAME.fullmatch(path.name)
-                if name and int(name[1]) < before and read_tensors(path, torch.device("cpu"))[1]["use"] == self.use:
+                if name is None or int(name[1]) >= before:
+                    continue
+                _, facts = read_tensors(path, cpu)
+                if facts["use"] == self.use:
                     return path
         return None
 

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
-from client_app.client import Client
+from client_app.client import Client, open_client
 from client_app.evaluation import Evaluation, features_of
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
@@ -146,7 +146,7 @@ def choose_best(message: Message, context: Context) -> RecordDict:
 
     The server says which round it was, and on which data.
     """
-    client = Client(context, message)
+    client = open_client(context, message)
     folder = client.states.folder
     best, chosen_on = unpack_best(client.content)
 

@@ -47,7 +47,10 @@ Correction = Callable[[], None]
 
 
 class GradientSums:
-    """Sums of the gradients of ``parameters`` over all steps of a training, before any correction (SCAFFOLD)."""
+    """Sums of the gradients of ``parameters`` over all steps of a training (SCAFFOLD).
+
+    They are those before any correction.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters

@@ -81,5 +81,6 @@ class OneReply(Protection):
         run_id = self.client.run_id
         history = self.client.instructions.run_history
         if trained and not history.counts(run_id, trained):
-            said = f"round.run_history is {history.text!r}, in which round {trained} of the Flower run"
-            raise RefusedMessage(f"{said} {run_id} does not count, but this site has answered it")
+            said = f"round.run_history is {history.text!r}"
+            uncounted = f"in which round {trained} of the Flower run {run_id} does not count"
+            raise RefusedMessage(f"{said}, {uncounted}, but this site has answered it")

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from client_app.answers import UntoldError
-from client_app.client import Client
+from client_app.client import Client, open_client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import id_of, is_from_site
@@ -48,7 +48,7 @@ from protofl_common.wire.records import (
     pack_by_site,
     unpack_by_site,
 )
-from protofl_common.wire.schema import Limits, RefusedMessage
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,10 @@ class _Progress:
     run_history: str = ""  # As the server told it; one Flower run has one
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
-    shares: dict[str, bytes] = field(
-        default_factory=dict
-    )  # Site -> shares of its PAIR and of its OWN key
-    following: bytes = (
-        b""  # The secret of the next sum, once its keys have gone with the upload of this one
-    )
+    shares: dict[str, bytes] = field(default_factory=dict)
+    """Site -> shares of its PAIR and of its OWN key."""
+    following: bytes = b""
+    """The secret of the next sum, once its keys have gone with the upload of this one."""
 
 
 _STORED = TypeAdapter(_Progress)
@@ -128,16 +126,11 @@ class SecureSum:
             )
 
         opened = dict(progress.shares)
+        name = self._name_of(progress.sum)
         for peer, text in sealed.items():
+            peer_keys = progress.keys[peer]
             try:
-                opened[peer] = masks.opened(
-                    self._name_of(progress.sum),
-                    progress.secret,
-                    progress.keys[peer],
-                    peer,
-                    self.name,
-                    text,
-                )
+                opened[peer] = masks.opened(name, progress.secret, peer_keys, peer, self.name, text)
             except InvalidTag:
                 opened[peer] = b""
         self._opened = replace(progress, shares=opened)
@@ -159,12 +152,13 @@ class SecureSum:
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = masks.received(digest_of_message(self.client.content), progress.keys, peers)
         name = self._name_of(self.sum_number)
-        sent = masks.masked(name, vector, progress.secret, self.name, peers, received).view(
-            np.int64
-        )
-        content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), sums.MASKED)
-        following = masks.new_secret() if self.next_sum else b""
-        if following:
+        masked = masks.masked(name, vector, progress.secret, self.name, peers, received)
+        payload = Payload(masked={"sum": torch.from_numpy(masked.view(np.int64))})
+        content = pack_payload(payload, sums.MASKED)
+
+        following = b""
+        if self.next_sum:
+            following = masks.new_secret()
             content.update(self._keys(following, self.next_sum, NEXT_SUM))
         with self.alone():
             self._passed("share")  # As when it was opened, before the work
@@ -176,24 +170,28 @@ class SecureSum:
         """A share for each in the sum: of its own mask if it sent a vector, else of its key."""
         progress = self._passed("mask")
         sent = unpack_by_site(self.client.content, 0).keys()
-        with_it = {self.name} <= sent <= progress.shares.keys()
-        if not with_it or len(sent) < self._threshold(progress.keys):
-            odd = "not this one, too few, or not all of the sum"
-            raise RefusedMessage(f"an unmasking for {len(sent)} sites: {odd}")
-        self._remember({*sent, *(f"-{site}" for site in progress.shares.keys() - sent)})
+        has_this_one = {self.name} <= sent <= progress.shares.keys()
+        if not has_this_one or len(sent) < self._threshold(progress.keys):
+            why = "not this one, too few, or not all of the sum"
+            raise RefusedMessage(f"an unmasking for {len(sent)} sites: {why}")
+        lost = progress.shares.keys() - sent
+        self._remember({*sent, *(f"-{site}" for site in lost)})
 
         revealed = {}
         for site, both in progress.shares.items():
-            pair, own = both[: shares.SHARE], both[shares.SHARE :]
-            if both:
-                revealed[site] = own if site in sent else pair
+            if not both:
+                continue
+            pair_share = both[: shares.SHARE]
+            own_share = both[shares.SHARE :]
+            revealed[site] = own_share if site in sent else pair_share
         answer = pack_by_site(revealed)
+
         if self.next_sum:
             begun = self._begun(self.next_sum, self.sum_number, progress.following)
             self._write(begun)
-            return answer | (
-                self._shared(begun, NEXT_SUM) if NEXT_SUM in self.client.content else {}
-            )
+            if NEXT_SUM in self.client.content:
+                answer |= self._shared(begun, NEXT_SUM)
+            return answer
         self._write(self._over("unmask"))
         if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
@@ -204,9 +202,9 @@ class SecureSum:
         self, secret: bytes, sum_number: int, record: str = SECAGG
     ) -> dict[str, ConfigRecord]:
         public = masks.public_of(secret)
-        signature = self.client.signature(
-            masks.introducing(self.algo, sum_number, public)
-        ) or bytes(masks.SIGNATURE)
+        signature = self.client.signature(masks.introducing(self.algo, sum_number, public))
+        if not signature:
+            signature = bytes(masks.SIGNATURE)
         return pack_by_site({self.name: public + signature}, record)
 
     def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
@@ -222,31 +220,30 @@ class SecureSum:
         pair_shares = shares.split(masks.part(secret, masks.PAIR), threshold, points.values())
         own_shares = shares.split(masks.part(secret, masks.OWN), threshold, points.values())
         dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
-        self._write(
-            replace(progress, stage="share", keys=keys, shares={self.name: dealt.pop(self.name)})
-        )
+        kept = {self.name: dealt.pop(self.name)}
+        self._write(replace(progress, stage="share", keys=keys, shares=kept))
 
         name = self._name_of(progress.sum)
-        sealed = {
-            peer: masks.seal(name, secret, keys[peer], self.name, peer, text)
-            for peer, text in dealt.items()
-        }
+        sealed = {}
+        for peer, text in dealt.items():
+            sealed[peer] = masks.seal(name, secret, keys[peer], self.name, peer, text)
         return pack_by_site(sealed, record)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
         """RefusedMessage for keys that are not those of as many sites as there are names."""
         study = self.client.settings.study
-        shown = keys.get(self.name, b"")[: masks.PUBLIC]
-        if shown != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
-            mixed = "keys of which this site's are not its own, or two sites' are the same"
-            raise RefusedMessage(mixed)
+        own_keys = keys.get(self.name, b"")[: masks.PUBLIC]
+        if own_keys != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
+            raise RefusedMessage(
+                "keys of which this site's are not its own, or two sites' are the same"
+            )
         for site, both in keys.items():
             if not masks.are_keys(both):
                 raise RefusedMessage(f"keys of {site} for a sum, which are none")
             purpose = masks.introducing(self.algo, progress.sum, both)
             if not is_from_site(study, site, self.run_id, purpose, both[masks.PUBLIC :]):
-                unsigned = "which the key that the study names has not signed"
-                raise RefusedMessage(f"keys of {site} for a sum, {unsigned}")
+                why = "which the key that the study names has not signed"
+                raise RefusedMessage(f"keys of {site} for a sum, {why}")
         if len(keys) < masks.FEWEST_SUMMED:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
 
@@ -259,11 +256,13 @@ class SecureSum:
         """
         settings = self.client.settings
         samples = len(self.client.data.train_labels)
-        due = settings.due_up(self.client.instructions.round) if self.client.trains_now else {}
+        due: Declared = {}
+        if self.client.trains_now:
+            due = settings.due_up(self.client.instructions.round)
         if upload.entries.keys() != due.keys():
-            raise ValueError(
-                f"uploaded: {', '.join(upload.entries)}; declared for this sum: {', '.join(due)}"
-            )
+            uploaded = ", ".join(upload.entries)
+            raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
+
         names = sums.figure_names(settings.row.reported_losses, self.client.metrics)
         figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
@@ -288,33 +287,22 @@ class SecureSum:
         different.
         """
         settings = self.client.settings
-        if (
-            self.client.study is None or settings.privacy.dp != "none"
-        ):  # with noise, drawn anew, no two are the same
+        if self.client.study is None:
             return
-        up, number = settings.exchange.up.values(), f": {self.sum_number}"
-        use = str(["weights: " * bool(getattr(entry, "meaning", "")) + entry.words for entry in up])
+        if settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
+            return
+        use = _use_of(settings.exchange.up)
+        of_this_sum = f": {self.sum_number}"
         path = self.client.root / "privacy" / f"{self.name}.cohorts"
         with record_in(path, "whom this site was summed with") as cohorts:
-            same: list[list[str]] = cohorts.setdefault(use + number, [])
-            of_round = {
-                other.removesuffix(number): sets
-                for other, sets in cohorts.items()
-                if other.endswith(number)
-            }
-            alike = [
-                sets
-                for other, sets in of_round.items()
-                if other == use or _kinds(other) & _kinds(use)
-            ]
-            for few in (sites.symmetric_difference(cohort) for sets in alike for cohort in sets):
-                if 0 < len(few) < masks.FEWEST_SUMMED or any(site.startswith("-") for site in few):
-                    who = " and ".join(sorted({site.removeprefix("-") for site in few}))
-                    shown = f"a sum that would show what {who} sent"
-                    page = "Two sums over different clients in docs/secure-aggregation.md"
-                    raise RefusedMessage(
-                        f"{shown}, beside an earlier one of other sites; see {page}"
-                    )
+            same: list[list[str]] = cohorts.setdefault(use + of_this_sum, [])
+            for key, earlier in cohorts.items():
+                if not key.endswith(of_this_sum):
+                    continue
+                other = key.removesuffix(of_this_sum)
+                if other == use or _kinds(other) & _kinds(use):
+                    for cohort in earlier:
+                        _check_difference(sites.symmetric_difference(cohort))
             if sorted(sites) not in same:
                 same.append(sorted(sites))
 
@@ -358,12 +346,13 @@ class SecureSum:
         return _Progress(self.run_id, self.sum_number, self.sum_number, stage, self._run_history)
 
     def _read(self) -> _Progress | None:
+        if not self.path.exists():
+            return None
         try:
-            return _STORED.validate_json(self.path.read_bytes()) if self.path.exists() else None
+            return _STORED.validate_json(self.path.read_bytes())
         except ValidationError as error:  # whose text would quote secrets
-            raise ValueError(
-                f"{self.path}: {error.errors(include_input=False)[0]['msg']}"
-            ) from None
+            message = error.errors(include_input=False)[0]["msg"]
+            raise ValueError(f"{self.path}: {message}") from None
 
     def _write(self, progress: _Progress) -> None:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
@@ -372,14 +361,37 @@ class SecureSum:
         return masks.SumName(id_of(self.client.settings.given), self.run_id, self.algo, sum_number)
 
 
+def _use_of(declared: Declared) -> str:
+    """What a sum adds, in words: the key of the record of whom a site was summed with."""
+    words = []
+    for entry in declared.values():
+        is_weights = bool(getattr(entry, "meaning", ""))
+        words.append(f"weights: {entry.words}" if is_weights else entry.words)
+    return str(words)
+
+
+def _check_difference(differing: set[str]) -> None:
+    """RefusedMessage where two sums of the same, which differ in these sites, show uploads."""
+    is_few = 0 < len(differing) < masks.FEWEST_SUMMED
+    has_lost = any(site.startswith("-") for site in differing)
+    if is_few or has_lost:
+        who = " and ".join(sorted({site.removeprefix("-") for site in differing}))
+        shown = f"a sum that would show what {who} sent"
+        page = "Two sums over different clients in docs/secure-aggregation.md"
+        raise RefusedMessage(f"{shown}, beside an earlier one of other sites; see {page}")
+
+
 def _kinds(use: str) -> set[str]:
     """Which kinds of numbers are in uploads of these words, some of which older records have."""
     words = use.replace("share", "samples").replace("mean output", "prototype")
     return {*re.findall("weights|prototype|samples", words)}
 
 
-def _called(number: int) -> str:
-    return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
+def _called(sum_number: int) -> str:
+    round_number, is_final = divmod(sum_number, 2)
+    if is_final:
+        return f"the final evaluation after round {round_number}"
+    return f"round {round_number}"
 
 
 def sum_of(client: Client) -> SecureSum | None:
@@ -396,11 +408,10 @@ def sum_of(client: Client) -> SecureSum | None:
 
 def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
     """A stage without training, in a round or in the final evaluation."""
-    client = Client(context, message)
+    client = open_client(context, message)
     if not client.settings.privacy.secagg:
-        raise RefusedMessage(
-            "a stage of secure aggregation, which the run's settings do not ask for"
-        )
+        why = "which the run's settings do not ask for"
+        raise RefusedMessage(f"a stage of secure aggregation, {why}")
     secure_sum = SecureSum(client, final)
     with secure_sum.alone():
         return RecordDict(getattr(secure_sum, name)())

@@ -41,7 +41,7 @@ class SmallClasses(Protection):
         So does the introduction, but a server may leave that out.
         """
         if not self.client.settings.privacy.sums_only:
-            _ = self.client.classes_present
+            self.client.require_large_classes()
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""

@@ -99,8 +99,9 @@ def _of_order(order: int, rate: float, noise: float) -> float:
     k = np.arange(order + 1)
     log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[order - k]
     log_chances = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate)
-    terms = log_chances + (k * k - k) / (2 * noise**2)
-    return float(np.logaddexp.reduce(terms)) / (order - 1)
+    exponents = (k * k - k) / (2 * noise**2)
+    log_moment = np.logaddexp.reduce(log_chances + exponents)
+    return float(log_moment) / (order - 1)
 
 
 _LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(ORDERS[-1] + 1)])

@@ -127,7 +127,7 @@ def try_method(
     algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    from client_app.client import Client
+    from client_app.client import open_client
     from client_app.introduction import card_of
     from server_app.strategies.base import server_half
 
@@ -140,7 +140,7 @@ def try_method(
     }
     config = _config(data, settings | alone)
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
-    site = Client(Context(1, 1, node, RecordDict(), config))
+    site = open_client(Context(1, 1, node, RecordDict(), config))
     site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
     card = card_of(site, 0, "")
     likes_settings = site.settings

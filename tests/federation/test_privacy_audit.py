@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
-from client_app.client import Client
+from client_app.client import Client, open_client
 from client_app.protections import differential_privacy
 from client_app.protections.private_step import PrivateStep
 from protofl_common.basics.run_history import RunHistory
@@ -84,7 +84,7 @@ class Victim:
 
     @property
     def client(self) -> Client:
-        return Client(self._context())
+        return open_client(self._context())
 
     def _context(self) -> Context:
         return Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), self.config)

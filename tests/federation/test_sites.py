@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.answers import reason_of
-from client_app.client import Client
+from client_app.client import Client, open_client
 from client_app.privacy_ledger import ledgers_of
 from client_app.protections.differential_privacy import charge
 from client_app.state import StateFolder
@@ -523,7 +523,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
             | {"train-samples": 0}
             | run
         )
-        data = Client(Context(1, 7, node | facts, RecordDict(), config)).data
+        data = open_client(Context(1, 7, node | facts, RecordDict(), config)).data
         parts = (
             data.train_inputs,
             data.train_labels,
@@ -581,7 +581,7 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
 
     def client(run_id: int = 1, **facts: Any) -> Client:
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return Client(
+        return open_client(
             Context(run_id, 7, OWN | {"require-dp": "epsilon<=2"} | facts, RecordDict(), config)
         )
 
@@ -629,7 +629,8 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
     assert answer(SITE, config).has_error()
     monkeypatch.setattr(
-        "client_app.introduction.Client", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J"))
+        "client_app.introduction.open_client",
+        MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")),
     )
     assert answer(SITE, config).has_error()
     log = capsys.readouterr().err

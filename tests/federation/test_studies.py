@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 
 import server_app.protections.secure_sum as server_secagg
 from client_app import audit, consent
-from client_app.client import Client
+from client_app.client import open_client
 from client_app.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -727,7 +727,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
     def states(seed: int) -> StateFolder:
         config = signed(hospitals.config(seed=seed, rounds=3), sites=hospitals.keys(*NAMES))
         message = Message(RecordDict({"round": asked}), 1, MessageType.TRAIN, group_id="3")
-        return Client(Context(8, 1, node, RecordDict(), config), message).states
+        return open_client(Context(8, 1, node, RecordDict(), config), message).states
 
     earlier = states(1)
     earlier.run_history = RunHistory(7)

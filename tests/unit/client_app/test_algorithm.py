@@ -220,10 +220,10 @@ def test_own_prototypes_are_those_of_the_training_classes(
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(
-        model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any
+        model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, **how: Any
     ) -> Evaluation:
         seen.append((data, known))
-        return evaluate(model, data, batch_size, known, *how)
+        return evaluate(model, data, batch_size, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
     few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,
