@@ -1,4 +1,7 @@
-"""One hostile or broken client in a federation: refused with a reason, counted, and the others' run as without it."""
+"""One hostile or broken client in a federation of four.
+
+Its reply is refused with a reason and counted, and what the others learn is the same as without it.
+"""
 
 import re
 import tracemalloc
@@ -6,25 +9,14 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, Message, MessageType
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
-from protofl_common.wire.payloads import RAW
 from server_app.network.membership import FederationError
 from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
@@ -34,20 +26,26 @@ from tests.support.attacks import (
     by,
     card_with,
     extra,
-    from_node,
-    prototypes_with,
+    failing,
+    in_place,
     raw,
+    replayed,
     report_with,
     scaled,
+    silent,
+    values_of,
 )
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
+from tests.support.hostile_replies import HOSTILE_REPLIES
 from tests.support.sites import Three, real_sites
 
-HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
-GIGABYTE = 2**30
-Runs = Callable[[str], Outcome]
+CLIENTS, ROUNDS = 4, 2
+HOSTILE = 1003
+"""The node of the fourth client, which is called site-3."""
+HONEST = ("site-0", "site-1", "site-2")
+
 DIGITS: dict[str, Any] = {
     "dataset": "digits",
     "partition": "iid",
@@ -57,109 +55,101 @@ DIGITS: dict[str, Any] = {
 
 
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
-    """Four clients with half of the ten digits each; the fourth one's training replies are changed."""
-    small = {
+    """Run four clients with half of the ten digits each; change the fourth's training replies."""
+    data = {
         "dataset": "digits",
         "partition": "pathological",
         "classes_per_client": 5,
         "train_samples": 30,
+        "test_samples": 60,
     }
-    config = run_config(folder, algo=algo, rounds=ROUNDS, test_samples=60, **small, **settings)
+    config = run_config(folder, algo=algo, rounds=ROUNDS, **data, **settings)
     return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
 
 
+Reference = Callable[[str], Outcome]
+
+
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Algorithm -> the same run without the fourth client's replies."""
-    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), attacks.silent, algo))
+def without(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """For an algorithm, the same run without the fourth client's replies."""
+    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
+
+
+def assert_refused(outcome: Outcome, line: str, rounds: Iterable[int] = (1, 2)) -> None:
+    """The hostile client alone is refused in these rounds, for this reason, which is short."""
+    for number in rounds:
+        refused = outcome.rows[number - 1]["refused"]
+        assert list(refused) == ["site-3"]
+        assert line in refused["site-3"]
+        assert len(refused["site-3"]) < 600
+    assert outcome.summary["trouble"]["refused"] == len(list(rounds))
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
-    """What was learnt, and the honest clients' accuracies and losses in every round, are the same to the last bit."""
+    """What was learnt, and the honest clients' figures in every round, are the same to the bit."""
     for name in ("prototypes.safetensors", "weights.safetensors"):
         assert (outcome.folder / name).exists() == (reference.folder / name).exists()
-        if (outcome.folder / name).exists():
-            found, wanted = load_file(outcome.folder / name), load_file(reference.folder / name)
-            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-    honest = [f"site-{index}" for index in range(CLIENTS - 1)]
-    for row, other in zip(outcome.rows, reference.rows, strict=True):
-        for site in honest:
-            for what in ("accuracy", "losses"):
-                assert row["clients"][site][what] == other["clients"][site][what]
+        if (reference.folder / name).exists():
+            learnt = load_file(outcome.folder / name)
+            for key, value in load_file(reference.folder / name).items():
+                assert torch.equal(learnt[key], value)
+
+    for row, wanted in zip(outcome.rows, reference.rows, strict=True):
+        for site in HONEST:
+            assert row["clients"][site]["accuracy"] == wanted["clients"][site]["accuracy"]
+            assert row["clients"][site]["losses"] == wanted["clients"][site]["losses"]
 
 
-def many(rows: int) -> Change:
-    """So many prototypes, in proper order."""
-    whole = {
-        "labels": lambda _: np.zeros(rows, np.int64),
-        "counts": lambda _: np.ones(rows, np.int64),
-    }
-    return prototypes_with(means=lambda means: np.ones((rows, means.shape[1]), np.float32), **whole)
+# -- training replies ----------------------------------------------------------------------------
 
 
-def lacking_class(labels: np.ndarray) -> np.ndarray:
-    """Its labels, the last one replaced by a class that it does not hold."""
-    return np.append(labels[:-1], min(set(range(10)) - set(labels.tolist())))
-
-
-huge = bytes(GIGABYTE)  # the pages of zeros are never touched: no memory
-ATTACKS: dict[str, tuple[Change, str]] = {
-    "wrong dimension": (prototypes_with(means=lambda m: m[:, :-1].copy()), "means: shape 5×63 instead of 5×64"),
-    "wrong dtype": (prototypes_with(means=lambda m: m.astype(np.float16)), "float16 instead of"),
-    "labels of another dtype": (prototypes_with(labels=lambda y: y.astype(np.int32)), "int32 instead of"),
-    "a pickle": (prototypes_with(means=lambda m: Array("float32", m.shape, "pickle", b"cos\nsystem")), "pickle"),
-    "label out of range": (prototypes_with(labels=lambda y: y + 10), "label outside 0..9"),
-    "negative label": (prototypes_with(labels=lambda y: y - 10), "label outside 0..9"),
-    "duplicate labels": (prototypes_with(labels=lambda y: y * 0 + y[0]), "with the same label, not at most 1"),
-    "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "prototypes means: NaN or infinity"),
-    "infinity": (prototypes_with(means=lambda m: m + np.float32(np.inf)), "NaN or infinity"),
-    "a million prototypes": (many(10**6), "bytes of arrays, where a valid reply has at most 2720"),
-    "a million said, few sent": (prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),
-        "1000000 prototypes, not from 1 to 10"),
-    "a shape with a truth value": (prototypes_with(means=lambda m: Array("float32", (len(m), True * 64, True), RAW,
-        m.tobytes())), "a shape of other things"),
-    "a gigabyte in the prototypes": (prototypes_with(means=lambda m: Array("float32", m.shape, RAW, huge)),
-        "bytes of arrays, where a valid reply"),
-    "a gigabyte beside them": (extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
-        "bytes of arrays, where a valid reply"),
-    "a class it does not hold": (prototypes_with(labels=lacking_class), "did not declare when it joined"),
-    "labels flipped to others' classes": (attacks.flipped(10), "did not declare when it joined"),
-    "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
-    "scaled by 2000": (scaled(2000), "times the round's median"),  # an absolute limit lets short ones grow by 10^6
-    "a count below 1": (prototypes_with(counts=lambda n: n * 0), "count below 1"),
-    "inflated counts": (prototypes_with(counts=lambda n: n + 2**62), "but it has 30 for training"),
-    "inflated samples": (report_with(train_samples=10**12), "train_samples = 1000000000000, but it joined with 30"),
-    "no samples": (report_with(train_samples=0), "without training samples"),
-    "too many correct": (report_with(correct__head=10**6), "more correct predictions than test samples"),
-    "endless loss": (report_with(losses__total=float("nan")), "not a finite number"),
-    "an undeclared number": (report_with(losses__feature=0.5), "odd entry losses.feature"),
-    "an undeclared text": (extra("note", ConfigRecord({"x": "y" * 10**6})), "records other than a report"),
-    "a reply with a record more": (extra("more", MetricRecord({"x": 1})), "records other than a report"),
-    "a replayed reply": (attacks.replayed(), "a reply to round 1 in round"),
-    "nothing in it": (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "records other"),
-    "weights": (extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})), "undeclared array record"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", HOSTILE_REPLIES)
 def test_a_hostile_reply_is_refused_counted_and_harmless(
-    attack: str, tmp_path: Path, without: Runs
+    attack: str, tmp_path: Path, without: Reference
 ) -> None:
-    """A gigabyte is refused before anything of it is copied."""
-    change, said = ATTACKS[attack]
-    if attack == "a gigabyte in the prototypes":
-        tracemalloc.start()
+    change, line = HOSTILE_REPLIES[attack]
+
     outcome = federation(tmp_path, change)
-    assert tracemalloc.get_traced_memory()[1] < 50e6
-    tracemalloc.stop()
-    rounds = outcome.rows[1:ROUNDS] if attack == "a replayed reply" else outcome.rows[:ROUNDS]
-    for row in rounds:
-        assert list(row["refused"]) == ["site-3"]
-        assert said in row["refused"]["site-3"]
-        assert len(row["refused"]["site-3"]) < 600
-    assert outcome.summary["trouble"]["refused"] == len(rounds)
-    if attack != "a replayed reply":  # whose first reply was honest
-        assert_unharmed(outcome, without("fedproto"))
+
+    assert_refused(outcome, line)
+    assert_unharmed(outcome, without("fedproto"))
+
+
+def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
+    change, _ = HOSTILE_REPLIES["a gigabyte in the prototypes"]
+
+    tracemalloc.start()
+    try:
+        federation(tmp_path, change)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 50e6
+
+
+def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:
+    """Only the first one was honest."""
+    outcome = federation(tmp_path, replayed())
+
+    assert_refused(outcome, "a reply to round 1 in round", rounds=[2])
+
+
+@in_place
+def negative_variances(message: Message, reply: Message) -> None:
+    record = reply.content.array_records["weights"]
+    for name, array in record.items():
+        if name.endswith("running_var"):
+            array.data = (-30 * values_of(array)).astype("<f4").tobytes()
+
+
+def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
+    """It has an ordinary norm, and would make every honest client's next features NaN."""
+    outcome = federation(tmp_path, negative_variances(), "fedavg", models="resnet4-imagenet-stem")
+
+    assert_refused(outcome, "running_var: below 0")
+    assert outcome.rows[-1]["valid"] == CLIENTS
 
 
 @pytest.mark.parametrize("figure", [{"correct__head": 60}, {"metrics__head/auc": 1.0}])
@@ -168,117 +158,204 @@ def test_a_round_without_an_evaluation_has_no_figures_of_one(
 ) -> None:
     """They would be those of the round, for nobody else has any."""
     outcome = federation(tmp_path, report_with(**figure), evaluate_every=2, metrics="auc")
-    assert outcome.rows[0]["accuracy"]
-    assert not outcome.rows[1]["accuracy"]
-    assert not outcome.rows[1].get("metrics")
-    assert "a round without one (evaluate-every)" in outcome.rows[1]["refused"]["site-3"]
+
+    evaluated, unevaluated = outcome.rows[:2]
+    assert evaluated["accuracy"]
+    assert not unevaluated["accuracy"]
+    assert not unevaluated.get("metrics")
+    assert_refused(outcome, "a round without one (evaluate-every)", rounds=[2])
 
 
 @pytest.mark.parametrize("algo", [algo for algo, declared in DECLARED.items() if declared.records])
-def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without: Runs) -> None:
-    """NaN in the first round, and in the second what is too long."""
-    rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
-    entry = "weights" if DECLARED[algo].weights else next(iter(DECLARED[algo].beside), "")
+def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without: Reference) -> None:
+    """NaN is refused in the first round, and in the second what is too long."""
+    declared = DECLARED[algo]
+    sends_prototypes = bool(declared.prototypes) and algo != "protofed"  # its last round alone
+    entry = "weights" if declared.weights else next(iter(declared.beside), "")
 
     def change(message: Message, reply: Message) -> Message:
         factor = float("nan") if message.metadata.group_id == "1" else 1e6
-        lie = (
-            attacks.weights_scaled(factor, entry)
-            if rarely
-            else scaled(factor, DECLARED[algo].record)
-        )
-        return lie(message, reply)
+        if sends_prototypes:
+            return scaled(factor, declared.record)(message, reply)
+        return attacks.weights_scaled(factor, entry)(message, reply)
 
     outcome = federation(tmp_path, change, algo)
+
     assert outcome.summary["trouble"]["refused"] == ROUNDS
     assert_unharmed(outcome, without(algo))
 
 
-def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
-    """It is of the usual norm, and would make every honest client's next features NaN."""
+def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
+    """An error has a long reason in the first round, a report huge figures in the second."""
+    long_error = failing(2, "\x1b[2J" + "x" * 10**6)
+    huge_figures = report_with(losses__total=1e30, seconds__train=1e30)
 
     def change(message: Message, reply: Message) -> Message:
-        for name, array in reply.content.array_records["weights"].items():
-            if name.endswith("running_var"):
-                array.data = (-30 * attacks.values_of(array)).astype("<f4").tobytes()
-        return from_node(message, reply)
+        lie = long_error if message.metadata.group_id == "1" else huge_figures
+        return lie(message, reply)
 
-    outcome = federation(tmp_path, change, "fedavg", models="resnet4-imagenet-stem")
+    outcome = federation(tmp_path, change)
+
+    reason = outcome.rows[0]["failed"]["site-3"]
+    assert reason.startswith("\\x1b[2Jxxx")
+    assert reason.endswith("(1000004 characters)")
+    assert len(reason) < 600
+    for name in ("metrics.jsonl", "summary.json"):
+        text = (outcome.folder / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+    assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
+
+
+def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=1, **DIGITS)
+    counts = extra("label_counts", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
+    report = report_with(losses__total=1.0, train_samples=0)
+
+    tamper = by({1002: counts, HOSTILE: report}, MessageType.EVALUATE)
+    outcome = run_federation(config, CLIENTS, tamper)
+
+    assert outcome.rows[-1]["refused"] == {
+        "site-2": "an undeclared array record 'label_counts'",
+        "site-3": "a report with the odd entry losses.total = 1.0",
+    }
+    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1"}
+
+
+# -- what Flower cannot read ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def _decoding_grid(monkeypatch: Patch) -> None:
+    """A grid whose ``pull_messages`` decodes arrays, as Flower's does."""
+    pull = LocalGrid.pull_messages
+
+    def pull_messages(self: LocalGrid, message_ids: Iterable[str]) -> list[Message]:
+        replies = pull(self, message_ids)
+        for reply in replies:
+            if reply.has_error():
+                continue
+            for record in reply.content.array_records.values():
+                for array in record.values():
+                    Array.inflate(array.deflate(), dict(array.children))
+        return replies
+
+    monkeypatch.setattr(LocalGrid, "pull_messages", pull_messages)
+
+
+def garbled(message: Message, reply: Message) -> Message:
+    """Add an array whose shape are words: Flower encodes it, and decoding raises a TypeError."""
+    record = ArrayRecord({"x": raw(np.zeros(3, np.float32))})
+    record["x"].shape = ("5", "64")  # type: ignore[assignment]
+    return extra("more", record)(message, reply)
+
+
+@pytest.mark.usefixtures("_decoding_grid")
+def test_a_reply_that_flower_cannot_read_harms_nobody(tmp_path: Path, without: Reference) -> None:
+    outcome = federation(tmp_path, garbled)
+
     for row in outcome.rows[:ROUNDS]:
-        assert list(row["refused"]) == ["site-3"]
-        assert row["refused"]["site-3"].endswith("running_var: below 0")
-    assert outcome.rows[-1]["valid"] == CLIENTS
+        assert "a reply that Flower cannot read" in row["failed"]["site-3"]
+    assert_unharmed(outcome, without("fedproto"))
+
+
+@pytest.mark.usefixtures("_decoding_grid")
+def test_an_introduction_that_flower_cannot_read_harms_nobody(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
+
+    outcome = run_federation(config, CLIENTS, by({HOSTILE: garbled}, MessageType.QUERY))
+
+    assert sorted(outcome.summary["clients"]) == sorted(HONEST)
+
+
+# -- a step of the server's own that fails -------------------------------------------------------
 
 
 def overflow(server: FedAvg[Any]) -> None:
-    server.weights = {name: value * float("inf") for name, value in server.weights.items()}
+    for name, value in server.weights.items():
+        server.weights[name] = value * float("inf")
 
 
-NO_INT = RuntimeError("value cannot be converted to type int64_t without overflow")
+def raise_error(server: FedAvg[Any]) -> None:
+    raise RuntimeError("value cannot be converted to type int64_t without overflow")
 
 
-@pytest.mark.parametrize("happens", [overflow, MagicMock(side_effect=NO_INT)])
-def test_a_server_step_that_fails_costs_sites_a_round(
-    happens: Any, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """An error ends a simulation; a round that would leave NaN is void there as well."""
+def break_round_2(monkeypatch: Patch, fault: Callable[[FedAvg[Any]], None]) -> None:
+    """Let this happen to the server after FedAvg's merging of round 2."""
     honest = FedAvg.merge
 
     def merge(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
-        found = honest(self, uploads)
+        figures = honest(self, uploads)
         if uploads[0].report.round == 2:
-            happens(self)
-        return found
+            fault(self)
+        return figures
 
     monkeypatch.setattr(FedAvg, "merge", merge)
-    config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
-    outcome = run_federation(config, nodes=real_sites(3))
+
+
+def fedavg(folder: Path) -> dict[str, Any]:
+    return run_config(folder, algo="fedavg", models="htcnn-1", rounds=3, **DIGITS)
+
+
+@pytest.mark.parametrize("fault", [overflow, raise_error])
+def test_a_server_step_that_fails_costs_sites_a_round(
+    fault: Callable[[FedAvg[Any]], None], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    break_round_2(monkeypatch, fault)
+
+    outcome = run_federation(fedavg(tmp_path), nodes=real_sites(3))
+
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
-    assert all(
-        torch.isfinite(value).all()
-        for value in load_file(outcome.folder / "weights.safetensors").values()
-    )
-    downs = [message.content["weights"] for message, _ in outcome.exchanged()]
-    assert [array.data for array in downs[3].values()] == [
-        array.data for array in downs[6].values()
-    ]  # rounds 2 and 3
-    simulated = config | {"out-dir": str(tmp_path / "simulated")}
-    if happens is overflow:
-        assert [row["void"] for row in run_federation(simulated, clients=2).rows] == [
-            False,
-            True,
-            False,
-            False,
-        ]
-        return
-    assert outcome.rows[1]["void-because"].startswith(
-        "the server's step failed: RuntimeError: value cannot be"
-    )
+    if fault is raise_error:
+        said = outcome.rows[1]["void-because"]
+        assert said.startswith("the server's step failed: RuntimeError: value cannot be")
+    for value in load_file(outcome.folder / "weights.safetensors").values():
+        assert torch.isfinite(value).all()
+    second, third = (outcome.exchanged(number=number)[0][0] for number in (2, 3))
+    for name, array in second.content["weights"].items():
+        assert array.data == third.content["weights"][name].data
+
+
+def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    break_round_2(monkeypatch, overflow)
+
+    outcome = run_federation(fedavg(tmp_path), clients=2)
+
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+
+
+def test_in_a_simulation_an_error_of_the_servers_step_ends_the_run(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    break_round_2(monkeypatch, raise_error)
+
     with pytest.raises(RuntimeError, match="without overflow"):
-        run_federation(simulated, clients=2)
+        run_federation(fedavg(tmp_path), clients=2)
+
+
+# -- claims of many samples ----------------------------------------------------------------------
 
 
 def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> None:
-    """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
-    configs = {
-        n: run_config(tmp_path / str(n), max_samples_ratio=1.0, **small) for n in (30, 10**15)
-    }
-    outcomes = [
-        run_federation(config, CLIENTS, tamper=attacks.claims(n)) for n, config in configs.items()
-    ]
+    """10^15 samples weigh as much as one client's share of 30, where the setting says so."""
+    data = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
+    learnt = []
+    for samples in (30, 10**15):
+        config = run_config(tmp_path / str(samples), max_samples_ratio=1.0, **data)
+        outcome = run_federation(config, CLIENTS, attacks.claims(samples))
+        learnt.append(load_file(outcome.folder / "prototypes.safetensors")["means"])
+
     said = capsys.readouterr().out
-    assert (
-        said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
-    )
+    warning = "warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)"
+    assert said.count(warning) == 1
     assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
-    honest, hostile = (
-        load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in outcomes
-    )
-    assert torch.allclose(honest, hostile)
+    assert torch.allclose(*learnt)
 
 
 def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
+    config = run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS)
     nodes = real_sites(CLIENTS)
     late = nodes.pop(HOSTILE)
 
@@ -287,189 +364,171 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
             nodes.setdefault(HOSTILE, late)
         return attacks.claims(10**12)(message, reply) or reply
 
-    run_federation(
-        run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS), nodes=nodes, tamper=joins
-    )
-    assert (
-        "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)"
-        in capsys.readouterr().out
-    )
+    run_federation(config, nodes=nodes, tamper=joins)
+
+    warning = "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)"
+    assert warning in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
-def test_what_flower_cannot_read_harms_nobody(
-    kind: str, tmp_path: Path, without: Runs, monkeypatch: Patch
-) -> None:
-    """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
-    pull = LocalGrid.pull_messages
+# -- introductions -------------------------------------------------------------------------------
 
-    def decoding(self: LocalGrid, message_ids: Iterable[str]) -> list[Message]:
-        replies = pull(self, message_ids)
-        for reply in replies:
-            for record in () if reply.has_error() else reply.content.array_records.values():
-                for array in record.values():
-                    Array.inflate(array.deflate(), dict(array.children))
-        return replies
-
-    def garbled(message: Message, reply: Message) -> Message:
-        record = ArrayRecord({"x": raw(np.zeros(3, np.float32))})
-        record["x"].shape = ("5", "64")  # type: ignore[assignment]
-        return extra("more", record)(message, reply)
-
-    monkeypatch.setattr(LocalGrid, "pull_messages", decoding)
-    if kind == MessageType.TRAIN:
-        outcome = federation(tmp_path, garbled)
-        assert all(
-            "a reply that Flower cannot read" in row["failed"]["site-3"]
-            for row in outcome.rows[:ROUNDS]
-        )
-        assert_unharmed(outcome, without("fedproto"))
-        return
-    config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
-    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: garbled}, kind))
-    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+NO_COMPLETE_RECORD = "no complete record 'site'; is the other side's ProtoFL of"
 
 
-def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
-    """An error with a long reason in the first round, huge figures in the second."""
-
-    def change(message: Message, reply: Message) -> Message:
-        if message.metadata.group_id == "1":
-            return from_node(message, Message(Error(2, "\x1b[2J" + "x" * 10**6), reply_to=message))
-        return report_with(losses__total=1e30, seconds__train=1e30)(message, reply)
-
-    outcome = federation(tmp_path, change)
-    reason = outcome.rows[0]["failed"]["site-3"]
-    assert reason.startswith("\\x1b[2Jxxx")
-    assert reason.endswith("(1000004 characters)")
-    assert len(reason) < 600
-    text = (outcome.folder / "metrics.jsonl").read_text() + (
-        outcome.folder / "summary.json"
-    ).read_text()
-    assert "NaN" not in text
-    assert "Infinity" not in text
-    assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
+@in_place
+def card_without(message: Message, reply: Message, entry: str) -> None:
+    del reply.content.config_records["site"][entry]
 
 
-def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path) -> None:
-    counts = extra("label_counts", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
-    rubbish = by(
-        {1002: counts, HOSTILE: report_with(losses__total=1.0, train_samples=0)},
-        MessageType.EVALUATE,
-    )
-    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), CLIENTS, tamper=rubbish)
-    assert outcome.rows[-1]["refused"] == {"site-2": "an undeclared array record 'label_counts'",
-        "site-3": "a report with the odd entry losses.total = 1.0"}  # fmt: skip
-    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1"}
-
-
-RUBBISH: list[tuple[str, Any]] = [("name", "../../etc"), ("name", ""), ("name", "x" * 10**6), ("name", "\x1b[2J"),
-    ("partition", -1), ("train_samples", "30"), ("train_samples", 2**62), ("classes", [1, 2, 3]),
-    ("classes", [b"zero"]), ("present", [0, 0]), ("present", [3, 1]), ("present", [10]), ("present", ["0"]),
-    ("secret", [0.5] * 64)]  # fmt: skip
+HOSTILE_INTRODUCTIONS: list[tuple[Change, str]] = [
+    (card_with(name="../../etc"), "site.name is '../../etc'"),
+    (card_with(name=""), "site.name is ''"),
+    (
+        card_with(name="x" * 10**6),
+        "site.name with a name that is too long or not printable: 'xxx",
+    ),
+    (
+        card_with(name="\x1b[2J"),
+        "site.name with a name that is too long or not printable: '\\x1b[2J'",
+    ),
+    (card_with(partition=-1), "site.partition is -1"),
+    (card_with(train_samples="30"), "site.train_samples is '30'"),
+    (card_with(train_samples=2**62), "site.train_samples is 4611686018427387904"),
+    (card_with(classes=[1, 2, 3]), "site.name is 'site-10', site.classes is (1, 2, 3)"),
+    (card_with(classes=[b"zero"]), "site.name is 'site-11', site.classes is (b'zero',)"),
+    (card_with(present=[0, 0]), "site.present is [0, 0]"),
+    (card_with(present=[3, 1]), "site.present is [3, 1]"),
+    (card_with(present=[10]), "site.present is [10]"),
+    (card_with(present=["0"]), "site.present is ['0']"),
+    (card_with(secret=[0.5] * 64), NO_COMPLETE_RECORD),
+    (card_without("found"), NO_COMPLETE_RECORD),  # as of an older version
+]
 
 
 def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     """With ``num-clients`` the others go on without it."""
-    tamper = by(
-        {1003 + n: card_with(**{key: value}) for n, (key, value) in enumerate(RUBBISH)},
-        MessageType.QUERY,
-    )
+    changes = [change for change, _ in HOSTILE_INTRODUCTIONS]
+    tamper = by({HOSTILE + n: change for n, change in enumerate(changes)}, MessageType.QUERY)
+    clients = len(HONEST) + len(changes)
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
-    assert sorted(run_federation(config, 3 + len(RUBBISH), tamper).summary["clients"]) == [
-        "site-0",
-        "site-1",
-        "site-2",
-    ]
+
+    outcome = run_federation(config, clients, tamper)
+    assert sorted(outcome.summary["clients"]) == sorted(HONEST)
+
+    config |= {"num-clients": 4, "out-dir": str(tmp_path / "all")}
     with pytest.raises(FederationError) as caught:
-        run_federation(
-            config | {"num-clients": 4, "out-dir": str(tmp_path / "all")}, 3 + len(RUBBISH), tamper
-        )
-    said = re.compile(r"(1 client|site-\d+) cannot take part: an introduction with .{,700}")
-    assert [bool(said.fullmatch(line)) for line in str(caught.value).splitlines()] == [True] * len(
-        RUBBISH
+        run_federation(config, clients, tamper)
+    said = str(caught.value)
+    expected = {line for _, line in HOSTILE_INTRODUCTIONS}
+    for line in expected:
+        assert f" cannot take part: an introduction with {line}" in said
+    shape = re.compile(
+        r"(1 client|site-[\d, site-]+) cannot take part: an introduction with .{,700}"
     )
+    assert [bool(shape.fullmatch(line)) for line in said.splitlines()] == [True] * len(expected)
 
 
-@pytest.mark.parametrize(("algo", "claim", "why"), [
-    ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
-    ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
-    ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
-    ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
-    ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
-    ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
-    ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
-    ("lg-fedavg", {"arch": "resnet34-imagenet-stem+fc512"}, "its arch and input_shape do not give the weights"),
-    ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
-])  # fmt: skip
+FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
+
+
+@pytest.mark.parametrize(
+    ("algo", "claim", "line"),
+    [
+        ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
+        (
+            "fedavg",
+            {"input_shape": [1, 4096, 4096]},
+            "the sites differ in the shape of their inputs",
+        ),
+        ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
+        ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
+        ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
+        ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
+        ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
+        (
+            "lg-fedavg",
+            {"arch": "resnet34-imagenet-stem+fc512"},
+            "its arch and input_shape do not give the weights",
+        ),
+        ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
+    ],
+)
 def test_the_first_decides_nothing(
-    algo: str, claim: dict[str, Any], why: str, tmp_path: Path, capsys: Printed
+    algo: str, claim: dict[str, Any], line: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    """Of five sites four suffice. Its introduction claims the others' digest, and another model or division.
+    """Of five sites four suffice; one claims the others' digest, and another model or division.
 
-    Heads are shared by all architectures: only what is built from the claim shows that its digest is false.
+    All architectures share their heads: only what is built from a claim shows that its digest is
+    false.
     """
-    models = (
-        {"models": "cnn4"}
-        if algo == "fedavg"
-        else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
-    )
-    config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, **DIGITS | models)
-    outcome = run_federation(
-        config, nodes=real_sites(5), tamper=by({1000: card_with(**claim)}, MessageType.QUERY)
-    )
-    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    models = "cnn4" if algo == "fedavg" else FIVE_MODELS
+    config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, models=models, **DIGITS)
+
+    tamper = by({1000: card_with(**claim)}, MessageType.QUERY)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=tamper)
+
+    assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-3", "site-4"]
     assert [row["valid"] for row in outcome.rows] == [4, 4]
-    assert f"site-0: {why}" in capsys.readouterr().out
+    assert f"site-0: {line}" in capsys.readouterr().out
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
-    """Before round 1 nobody knows which is right, nor which of three; the others go on, and the message names them."""
-    config, nodes = run_config(tmp_path, rounds=2, min_clients=3, **DIGITS), real_sites(5)
-    taken = by({1000: card_with(name="site-3")}, MessageType.QUERY)
+    """Before round 1 nobody knows which is right, nor which of three; the others go on."""
+    config = run_config(tmp_path, rounds=2, min_clients=3, **DIGITS)
+    nodes = real_sites(5)
+    takes_name = by({1000: card_with(name="site-3")}, MessageType.QUERY)
 
     def third_comes(message: Message, reply: Message) -> Message | None:
         nodes[9] = nodes[1003]
-        return taken(message, reply)
+        return takes_name(message, reply)
 
     outcome = run_federation(config, nodes=nodes, tamper=third_comes)
+
     assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
     said = capsys.readouterr().out
     assert "two clients call themselves site-3, nodes 1000 and 1003" in said
-    assert (
-        "site-3: two clients began with this name, so it is nobody's until you end one of them, stop the run"
-        in said
-    )
+    whose = "site-3: two clients began with this name, so it is nobody's until you end one of them"
+    assert f"{whose}, stop the run" in said
 
 
 def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:
-    (sites := Three(tmp_path)).nodes[3]["data-dir"] = str(tmp_path)
-    outcome = sites.run(tamper=by({1: card_with(num_partitions=3)}, MessageType.QUERY))
+    sites = Three(tmp_path)
+    sites.nodes[3]["data-dir"] = str(tmp_path)
+
+    outcome = sites.run(by({1: card_with(num_partitions=3)}, MessageType.QUERY))
+
     assert sorted(outcome.summary["clients"]) == ["east", "north"]
 
 
+# -- figures that would decide for everybody -----------------------------------------------------
+
+
 def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
-    """It validates with 100 % before the first round, and with 0 % from then on; FedAvg has no prototypes."""
+    """It validates with 100 % before the first round, and with 0 % from then on."""
 
     def lies(message: Message, reply: Message) -> Message:
-        right = {
-            "validation__head": 1.0 if message.metadata.group_id == "1" else 0.0,
-            "validation__prototype": 0.0,
+        accuracy = 1.0 if message.metadata.group_id == "1" else 0.0
+        figures = {
+            "validation__head": accuracy,
+            "validation__prototype": 0.0,  # FedAvg has no prototypes
+            "correct__prototype": 20,
         }
-        return report_with(correct__prototype=20, **right)(message, reply)
+        return report_with(**figures)(message, reply)
 
-    more = {
+    changes = {
         "train_samples": 60,
         "validation_fraction": 0.3,
         "early_stopping": 2,
         "rounds": 6,
         "lr": 0.1,
     }
-    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | more)
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | changes)
     outcome = run_federation(config, nodes=real_sites(5), tamper=by({1004: lies}))
+
     assert outcome.summary["rounds"] == 6
-    assert all("trimmed" in row["validation"]["head"] for row in outcome.rows)
-    assert all(list(row["accuracy"]) == ["head"] for row in outcome.rows)
+    for row in outcome.rows:
+        assert "trimmed" in row["validation"]["head"]
+        assert list(row["accuracy"]) == ["head"]
 
 
 def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_path: Path) -> None:
@@ -480,48 +539,44 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
             return reply
         if message.metadata.message_type == MessageType.QUERY:
             return card_with(validation_samples=9)(message, reply)
-        first = message.metadata.group_id == "1"
-        return report_with(validation_samples=9, validation__head=1.0 if first else 0.0)(
-            message, reply
-        )
+        accuracy = 1.0 if message.metadata.group_id == "1" else 0.0
+        return report_with(validation_samples=9, validation__head=accuracy)(message, reply)
 
     config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
     outcome = run_federation(config, nodes=real_sites(5), tamper=lies)
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
-    with pytest.raises(
-        SettingsError,
-        match="early-stopping = 2: 1 of 5 clients has validation samples, too few for",
-    ):
-        run_federation(
-            config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies
-        )
+
+    config |= {"early-stopping": 2, "run-name": "stopping"}
+    line = "early-stopping = 2: 1 of 5 clients has validation samples, too few for"
+    with pytest.raises(SettingsError, match=line):
+        run_federation(config, nodes=real_sites(5), tamper=lies)
 
 
 def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(
     tmp_path: Path,
 ) -> None:
-    """It has fewer test samples than ``min-class-samples`` lets it tell of; two cannot outvote one of them."""
+    """It has fewer test samples than it may tell of; the other two cannot outvote one of them."""
+    hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}
 
-    def sends_none(message: Message, reply: Message) -> Message:
+    def hides(message: Message, reply: Message) -> Message:
         report = reply.content.metric_records.get("report", {})
-        hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}.get(
-            message.metadata.dst_node_id, ()
-        )
-        for name in [name for name in report if name.startswith(hidden)]:
-            del report[name]
+        for name in list(report):
+            if name.startswith(hidden.get(message.metadata.dst_node_id, ())):
+                del report[name]
         return reply
 
     config = run_config(
         tmp_path, algo="fedavg", models="htcnn-1", rounds=2, metrics="auc,macro-f1", **DIGITS
     )
-    outcome = run_federation(config, nodes=real_sites(3), tamper=sends_none)
+    outcome = run_federation(config, nodes=real_sites(3), tamper=hides)
+
     for row in outcome.rows:
         shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]
         assert row["accuracy"]["head"]["mean"] == pytest.approx(np.mean(shares))
         assert "trimmed" not in row["accuracy"]["head"]
     assert outcome.summary["best-accuracy"] == {}
+    said = str(outcome.summary)
     assert (
-        "no accuracy of site-2 (too few test samples): the others' alone are in the means"
-        in str(outcome.summary)
+        "no accuracy of site-2 (too few test samples): the others' alone are in the means" in said
     )
-    assert "no auc of site-1 (too few test samples of each class" in str(outcome.summary)
+    assert "no auc of site-1 (too few test samples of each class" in said

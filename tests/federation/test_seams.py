@@ -1,4 +1,8 @@
-"""Attacks where two protections of a site meet: well-formed messages and settings of a hostile server or submitter."""
+"""Attacks where two protections of a site meet.
+
+The messages and settings of a hostile server or submitter are well-formed; what must hold is what
+the site answers.
+"""
 
 import sys
 from contextlib import suppress
@@ -18,192 +22,164 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.support.attacks import interrupted
 from tests.support.given import Patch
-from tests.support.harness import CACHE, RUN_ID, LocalGrid, refusal, run_config
+from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
 from tests.support.sites import named
 
 PATIENTS = 120
 
 
-def records(folder: Path, rare: int = 0, tested: int | None = None, sign: int = 1) -> Path:
-    """A table of which ``rare`` training and ``tested`` test samples are of the class 2, and all others of 0 and 1."""
-    draw = np.random.default_rng(5)
-    labels = (np.arange(PATIENTS) % 2).astype(np.int64)
-    split = np.array(["train", "test"])[(np.arange(PATIENTS) // 2) % 2]
-    labels[np.flatnonzero(split == "train")[:rare]] = 2
-    labels[
-        few := np.flatnonzero((split == "test") & (labels == 1))[
-            : rare if tested is None else tested
-        ]
-    ] = 2
-    inputs = draw.normal(size=(PATIENTS, 6)).astype(np.float32)
-    inputs[few] *= sign
+def write_table(folder: Path, rare: int, rare_tested: int, sign: int) -> Path:
+    """Write records of which ``rare`` training and ``rare_tested`` test samples are of class 2.
+
+    All others are of 0 and 1. The inputs of the test samples of class 2 are multiplied by ``sign``.
+    """
+    index = np.arange(PATIENTS)
+    split = np.array(["train", "test"])[index // 2 % 2]
+    labels = (index % 2).astype(np.int64)
+    training = np.flatnonzero(split == "train")
+    labels[training[:rare]] = 2
+    tested = np.flatnonzero((split == "test") & (labels == 1))[:rare_tested]
+    labels[tested] = 2
+
+    inputs = np.random.default_rng(5).normal(size=(PATIENTS, 6)).astype(np.float32)
+    inputs[tested] *= sign
+
+    folder.mkdir(exist_ok=True)
     np.savez(folder / "data.npz", inputs=inputs, labels=labels, split=split)
     return folder / "data.npz"
 
 
-def site(folder: Path, rare: int = 0, *of_tests: int, **more: Any) -> dict[str, Any]:
-    node = {"site-name": "north", "dataset": "arrays", "classes": "0,1,2"}
-    node |= {"data-dir": str(records(folder, rare, *of_tests))}
-    return node | {"test-from": "official-own", "state-dir": str(folder / "state"), **CACHE, **more}
+def site(
+    folder: Path, rare: int = 0, rare_tested: int | None = None, sign: int = 1, **node: Any
+) -> dict[str, Any]:
+    """The node config of a site with such a table; ``rare_tested`` is ``rare`` unless given."""
+    data = write_table(folder, rare, rare if rare_tested is None else rare_tested, sign)
+    facts = {
+        "site-name": "north",
+        "dataset": "arrays",
+        "classes": "0,1,2",
+        "data-dir": str(data),
+        "state-dir": str(folder / "state"),
+        **CACHE,
+    }
+    if "partition-id" not in node:  # of a share of common data, the run chooses the test samples
+        facts["test-from"] = "official-own"
+    return facts | node
 
 
-def table(folder: Path, **settings: Any) -> dict[str, Any]:
+def study(folder: Path, **settings: Any) -> dict[str, Any]:
+    """The settings of a run on such tables."""
     facts = {
         "dataset": "arrays",
         "partition": "own",
+        "classes": "0,1,2",
         "models": "mlp-1",
         "feature_dim": 4,
-        "classes": "0,1,2",
+        "train_samples": 0,
+        "test_samples": 0,
+        "rounds": 3,
     }
-    return run_config(
-        folder, **facts | {"train_samples": 0, "test_samples": 0, "rounds": 3} | settings
-    )
+    return run_config(folder, **facts | settings)
 
 
 def asked(
-    node: Any, config: Any, kind: str, number: int = 1, history: str = "", run_id: int = RUN_ID, name: str = "study",
+    node: dict[str, Any],
+    config: dict[str, Any],
+    kind: str,
+    number: int = 1,
+    history: str = "",
+    run_id: int = RUN_ID,
+    name: str = "study",
     **records: Any,
-) -> Message:  # fmt: skip
-    instructions = pack_instructions(
-        Instructions(number, name, RunHistory.parse(history or str(run_id)))
-    )
+) -> Message:
+    """The site's reply to a message of this kind and round."""
+    grid = LocalGrid(config, {7: node}, run_id=run_id)
+    run_history = RunHistory.parse(history or str(run_id))
+    instructions = pack_instructions(Instructions(number, name, run_history))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
-    return LocalGrid(config, {7: node}, run_id=run_id).asked(
-        Message(content, 7, kind, group_id=str(number))
-    )
+    return grid.asked(Message(content, 7, kind, group_id=str(number)))
 
 
 def prototypes_of(*labels: int) -> dict[str, Any]:
     """Prototypes of which the last is the nearest to every sample."""
-    sent = Prototypes(
-        torch.linspace(90, 0, len(labels) + 1)[1:, None].repeat(1, 4), torch.tensor(labels)
-    )
-    config = table(Path("."), algo="fedproto")
-    return pack_payload(Payload(prototypes=sent), Settings.from_run_config(config).exchange.down)
+    numbers = torch.linspace(90, 0, len(labels) + 1)[1:]
+    means = numbers[:, None].repeat(1, 4)
+    payload = Payload(prototypes=Prototypes(means, torch.tensor(labels)))
+    settings = Settings.from_run_config(study(Path("."), algo="fedproto"))
+    return pack_payload(payload, settings.exchange.down)
 
 
-@pytest.mark.parametrize(
-    ("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)]
-)
-def test_figures_do_not_tell_a_small_class(
-    among: str, sent: tuple[int, ...], right: int, tmp_path: Path
-) -> None:
-    """A server that sends the prototype of a class would see whether, or how often, the site has it."""
-    replies = []
-    for rare in (0, 1):
-        (folder := tmp_path / str(rare)).mkdir()
-        node = site(folder, rare, **{"min-class-samples": 5})
-        config = table(folder, algo="fedproto", predict_among=among)
-        replies.append(asked(node, config, MessageType.TRAIN, **prototypes_of(*sent)))
-    assert not any(reply.has_error() for reply in replies)
-    assert [reply.content["report"]["correct.prototype"] for reply in replies] == [right, right]
+# -- what a site says of a hostile message or setting --------------------------------------------
+
+SHARE = {"partition-id": 0, "num-partitions": 1}
+"""With a ``partition-id`` the run would choose who is a test sample."""
+DP = {"dp": "sample", "norm": "group"}
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "small classes alone": (
+        {"min-class-samples": 31},
+        {"algo": "fedavg"},
+        "min-class-samples = 31: this client has no class of",
+    ),
+    "a share of common data, of which small classes are hidden": (
+        {"min-class-samples": 9, **SHARE},
+        DP,
+        "node-config: partition-id: ",
+    ),
+    "a share of common data under noise": (
+        {"require-dp": "epsilon<=8", **SHARE},
+        DP,
+        "node-config: partition-id: ",
+    ),
+    "a share of common data under masks": (
+        {"require-secagg": True, **SHARE},
+        {**DP, "secagg": True},
+        "node-config: partition-id: ",
+    ),
+}
+"""Case -> the site's own settings, the run's, and what the site says."""
 
 
-@pytest.mark.parametrize(("tested", "told", "shown"), [(3, 57, 5), (12, 60, 3)])
-def test_no_metric_tells_a_small_class(tested: int, told: int, shown: int, tmp_path: Path) -> None:
-    """Other samples of it make no difference; where there are 12, to the number of right predictions of all alone."""
-    figures, telling = [], ("metrics", "test_samples", "correct")[: 3 - (tested > 5)]
-    for sign in (1, -3):
-        (folder := tmp_path / str(sign)).mkdir()
-        node = site(folder, 9, tested, sign, **{"min-class-samples": 5})
-        config = table(folder, algo="fedproto", metrics="balanced-accuracy,macro-f1,auc,recall")
-        report = asked(node, config, MessageType.TRAIN, **prototypes_of(0, 1, 2)).content["report"]
-        figures.append({name: report[name] for name in report if name.startswith(telling)})
-    assert figures[0] == figures[1]
-    assert figures[0]["test_samples"] == told
-    assert len([name for name in figures[0] if name.startswith("metrics.head/")]) == shown
+@pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_site_refuses_whichever_message_comes_first(case: str, kind: str, tmp_path: Path) -> None:
+    """No server goes around the introduction, which refuses all of these."""
+    node, settings, line = REFUSED[case]
 
+    reply = asked(site(tmp_path, **node), study(tmp_path, **settings), kind)
 
-def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
-    """Both data sets have as many samples; whether a class is large enough depends on a single one."""
-    stated = []
-    for rare in (4, 5):
-        (folder := tmp_path / str(rare)).mkdir()
-        config = table(folder, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
-        reply = asked(site(folder, rare), config, MessageType.QUERY)
-        stated.append(
-            [
-                reply.content["site"][name]
-                for name in ("train_samples", "test_samples", "found", "present")
-            ]
-        )
-    assert stated == 2 * [[PATIENTS // 2, PATIENTS // 2, PATIENTS, [0, 1, 2]]]
-
-
-def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
-    """The server's prototype of a class makes a loss term of the class's samples alone, however few they are."""
-    node = site(tmp_path, 1, **{"min-class-samples": 5})
-    config = table(tmp_path, algo="fedproto")
-    reply = asked(node, config, MessageType.TRAIN, **prototypes_of(2))
-    assert not [name for name in reply.content["report"] if name.startswith("losses.")]
-    free = asked(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
-    assert "losses.prototype" in free.content["report"]
-
-
-def test_no_server_goes_around_the_introduction_which_refuses_small_classes_alone(
-    tmp_path: Path,
-) -> None:
-    node, config = site(tmp_path, **{"min-class-samples": 31}), table(tmp_path, algo="fedavg")
-    for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
-        assert (
-            "min-class-samples = 31: this client has no class of"
-            in asked(node, config, kind).error.reason
-        )
+    assert line in reply.error.reason
 
 
 def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:
-    """The ledger was not charged for that model, which the uploads of the private run would tell."""
+    """The ledger was not charged for that model, which a private run's uploads would tell."""
     node = site(tmp_path)
-    free = table(tmp_path, algo="fedper", norm="group")
-    assert not asked(node, free, MessageType.TRAIN).has_error()
-    private = free | {"dp": "sample", "dp-epsilon": 8.0}
-    reply = asked(
-        node | {"require-dp": "epsilon<=8"}, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712
-    )
+    without_noise = study(tmp_path, algo="fedper", norm="group")
+    assert not asked(node, without_noise, MessageType.TRAIN).has_error()
+
+    private = without_noise | {"dp": "sample", "dp-epsilon": 8.0}
+    node |= {"require-dp": "epsilon<=8"}
+    reply = asked(node, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712)
+
     assert "StateError" in reply.error.reason
 
 
 def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A round that was killed before its answer was ready may be asked for again, and is charged again."""
-    config, node = table(tmp_path, algo="fedavg", norm="group", dp="sample"), site(tmp_path)
+    """A round that is killed before its answer is ready is charged again when it is asked again."""
+    config = study(tmp_path, algo="fedavg", norm="group", dp="sample")
+    node = site(tmp_path)
     monkeypatch.setattr("client_app.app.Visit._report", interrupted)
-    replies = []
+
+    refused = []
     for number in range(20):
         with suppress(KeyboardInterrupt):
-            replies.append(asked(node, config, MessageType.TRAIN, name=f"study-{number}"))
-    refused = [reply.error.reason for reply in replies]
+            reply = asked(node, config, MessageType.TRAIN, name=f"study-{number}")
+            refused.append(reply.error.reason)
+
     assert 0 < len(refused) < 20
     assert refused[0].startswith("dp-epsilon = 8: this message would bring this client to ε = 8")
-
-
-def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path: Path) -> None:
-    """Rounds and final evaluations, in their order and again, of a hundred Flower runs."""
-    epsilon = 0.2
-    config = table(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
-    node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
-    named(north=tmp_path / "state/sites/north")
-    answered = []
-    for number in range(1000):
-        kind = MessageType.EVALUATE if number % 2 else MessageType.TRAIN
-        reply = asked(node, config, kind, 1 + number // 2 % 4, run_id=RUN_ID + number // 10)
-        answered += [] if reply.has_error() else [number]
-    assert len(answered) < 50
-    assert answered[-1] < 500
-
-
-@pytest.mark.parametrize(
-    "demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}]
-)
-def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(
-    demand: dict[str, Any], tmp_path: Path
-) -> None:
-    """With a ``partition-id`` the run would choose who is a test sample."""
-    node = site(tmp_path, **demand, **{"partition-id": 0, "num-partitions": 1})
-    del node["test-from"]
-    config = table(tmp_path, dp="sample", norm="group") | {"secagg": "require-secagg" in demand}
-    assert "node-config: partition-id: " in refusal(config, node)
 
 
 NETWORK = """
@@ -225,42 +201,140 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
     node = site(tmp_path, **{"allow-python": "talkative"})
-    reply = asked(node, table(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
-    assert (
-        "numbers [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]"
-        in reply.error.reason
-    )
+
+    reply = asked(node, study(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
+
+    zeros = "[0.0, 0.0, 0.0, 0.0, 0.0, 0.0]"
+    assert f"numbers [{zeros}, {zeros}]" in reply.error.reason
+
+
+# -- what figures tell of a small class ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)]
+)
+def test_figures_do_not_tell_a_small_class(
+    among: str, sent: tuple[int, ...], right: int, tmp_path: Path
+) -> None:
+    """A server that sends a class's prototype would see whether, or how often, the site has it."""
+    config = study(tmp_path, algo="fedproto", predict_among=among)
+    for rare in (0, 1):
+        node = site(tmp_path / str(rare), rare, **{"min-class-samples": 5})
+        reply = asked(node, config, MessageType.TRAIN, **prototypes_of(*sent))
+
+        assert not reply.has_error()
+        assert reply.content["report"]["correct.prototype"] == right
+
+
+@pytest.mark.parametrize(
+    ("rare_tested", "test_samples", "head_metrics", "same"),
+    [
+        (3, 57, 5, ("metrics", "test_samples", "correct")),
+        (12, 60, 3, ("metrics", "test_samples")),  # right predictions of all leave alone
+    ],
+)
+def test_no_metric_tells_a_small_class(
+    rare_tested: int, test_samples: int, head_metrics: int, same: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Other samples of it make no difference."""
+    config = study(tmp_path, algo="fedproto", metrics="balanced-accuracy,macro-f1,auc,recall")
+    figures = []
+    for sign in (1, -3):
+        node = site(tmp_path / str(sign), 9, rare_tested, sign, **{"min-class-samples": 5})
+        reply = asked(node, config, MessageType.TRAIN, **prototypes_of(0, 1, 2))
+        report = reply.content["report"]
+        figures.append({name: report[name] for name in report if name.startswith(same)})
+
+    assert figures[0] == figures[1]
+    assert figures[0]["test_samples"] == test_samples
+    assert len([name for name in figures[0] if name.startswith("metrics.head/")]) == head_metrics
+
+
+def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
+    """Whether a class is large enough depends on a single one of as many samples."""
+    config = study(tmp_path, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
+    for rare in (4, 5):
+        reply = asked(site(tmp_path / str(rare), rare), config, MessageType.QUERY)
+
+        card = reply.content["site"]
+        assert card["train_samples"] == card["test_samples"] == PATIENTS // 2
+        assert card["found"] == PATIENTS
+        assert card["present"] == [0, 1, 2]
+
+
+def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
+    """A class's prototype makes a loss term of its samples alone, however few they are."""
+    config = study(tmp_path, algo="fedproto")
+
+    hiding = site(tmp_path, 1, **{"min-class-samples": 5})
+    hidden = asked(hiding, config, MessageType.TRAIN, **prototypes_of(2))
+    told = asked(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
+
+    assert not [name for name in hidden.content["report"] if name.startswith("losses.")]
+    assert "losses.prototype" in told.content["report"]
+
+
+def test_a_thousand_questions_get_no_more_answers_than_the_ledger_pays(tmp_path: Path) -> None:
+    """Rounds and final evaluations, in their order and again, of a hundred Flower runs."""
+    epsilon = 0.2
+    config = study(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
+    node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
+    named(north=tmp_path / "state/sites/north")
+
+    answered = []
+    for question in range(1000):
+        kind = MessageType.EVALUATE if question % 2 else MessageType.TRAIN
+        number = 1 + question // 2 % 4
+        reply = asked(node, config, kind, number, run_id=RUN_ID + question // 10)
+        if not reply.has_error():
+            answered.append(question)
+
+    assert len(answered) < 50
+    assert answered[-1] < 500
+
+
+# -- a hostile run that names a Flower run of before as its own beginning --------------------------
+
+THIEF = {"history": f"{RUN_ID}:1,4712", "run_id": 4712}
+
+
+def best_after(number: int) -> dict[str, ConfigRecord]:
+    return {"best": ConfigRecord({"after": number, "on": "test"})}
 
 
 def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) -> None:
-    """A hostile run may name any Flower run of before as its own beginning."""
-    node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
-    best = {"best": ConfigRecord({"after": 1, "on": "test"})}
+    node = site(tmp_path)
+    config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)
     asked(node, config, MessageType.EVALUATE)
-    asked(node, config, "query.best", **best)
+    asked(node, config, "query.best", **best_after(1))
     (model,) = tmp_path.rglob("best.safetensors")
-    before = model.read_bytes()
-    thief = (3, f"{RUN_ID}:1,4712", 4712)
-    asked(node, config, MessageType.EVALUATE, *thief)
-    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 3, "on": "test"}))
-    assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
+    best = model.read_bytes()
+
+    asked(node, config, MessageType.EVALUATE, 3, **THIEF)
+    asked(node, config, "query.best", 3, **THIEF, **best_after(3))
+
+    assert best in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
 
 
 def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
     tmp_path: Path,
 ) -> None:
     """Both run at once."""
-    node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
+    node = site(tmp_path)
+    config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)
     (candidate,) = tmp_path.rglob("evaluated-0*.safetensors")
-    thief = (2, f"{RUN_ID}:1,4712", 4712)
-    asked(node, config, MessageType.TRAIN, *thief)
-    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 1, "on": "test"}))
+
+    asked(node, config, MessageType.TRAIN, 2, **THIEF)
+    asked(node, config, "query.best", 2, **THIEF, **best_after(1))
     assert candidate.exists()
+
     asked(node, config, MessageType.TRAIN, 1, f"{RUN_ID}:0,4713", 4713)
     assert len(list(tmp_path.rglob("evaluated-0*.safetensors"))) == 2
-    asked(node, config, "query.best", best=ConfigRecord({"after": 0, "on": "test"}))
+
+    asked(node, config, "query.best", **best_after(0))
     (model,) = tmp_path.rglob("best.safetensors")
     card = TrainedModel.read(model).card
     assert (card.round, card.flower_run) == (0, str(RUN_ID))

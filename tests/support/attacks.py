@@ -1,4 +1,8 @@
-"""What a hostile or broken client may send: changes of its honest reply, for the in-process federation."""
+"""What a hostile or broken client may send, as changes of its honest reply.
+
+They are for the in-process federation of `tests/support/harness.py`. `hostile_replies.py` is a
+table of such changes, each with what the server says of it.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
@@ -23,26 +27,17 @@ Change = Callable[[Message, Message], Message]
 """(message, honest reply) -> what it sends instead."""
 
 
-def maker(work: Callable[..., object]) -> Callable[..., Change]:
-    """``work`` changes a reply in place; what it takes beside the message and the reply makes a change of it."""
-
-    @wraps(work)
-    def made(*values: Any, **named: Any) -> Change:
-        def change(message: Message, reply: Message) -> Message:
-            work(message, reply, *values, **named)
-            return reply
-
-        return change
-
-    return made
+# -- who changes which replies -------------------------------------------------------------------
 
 
-def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
-    """Every reply of this kind of these nodes, changed."""
+def by(nodes: Mapping[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
+    """Change every reply of this kind of these nodes."""
 
     def tamper(message: Message, reply: Message) -> Message:
         change = nodes.get(message.metadata.dst_node_id)
-        return change(message, reply) if change and message.metadata.message_type == kind else reply
+        if change is None or message.metadata.message_type != kind:
+            return reply
+        return change(message, reply)
 
     return tamper
 
@@ -50,26 +45,41 @@ def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.
 def when(
     change: Any, kind: str | None = None, node: int | None = None, number: int | None = None
 ) -> Tamper:
-    """The replies of this kind, node and round, changed; what is not given may be any."""
+    """Change the replies of this kind, node and round; None stands for any."""
 
     def tamper(message: Message, reply: Message) -> Any:
-        meta = message.metadata
-        facts = zip(
-            (kind, node, number),
-            (meta.message_type, meta.dst_node_id, int(meta.group_id)),
-            strict=True,
+        is_chosen = (
+            kind in (None, message.metadata.message_type)
+            and node in (None, message.metadata.dst_node_id)
+            and number in (None, int(message.metadata.group_id))
         )
-        return (
-            change(message, reply)
-            if all(wanted in (None, found) for wanted, found in facts)
-            else reply
-        )
+        return change(message, reply) if is_chosen else reply
 
     return tamper
 
 
+def both(first: Change, then: Change) -> Change:
+    return lambda message, reply: then(message, first(message, reply))
+
+
+def everywhere(prototypes: Change, weights: Change) -> Change:
+    """Make each change where there is something to change."""
+
+    def change(message: Message, reply: Message) -> Message:
+        if "prototypes" in reply.content.array_records:
+            reply = prototypes(message, reply)
+        if "weights" in reply.content.array_records:
+            reply = weights(message, reply)
+        return reply
+
+    return change
+
+
+# -- replies that are none -----------------------------------------------------------------------
+
+
 def lost(message: Message, reply: Message) -> None:
-    """No reply."""
+    """No reply arrives."""
 
 
 def empty(message: Message, reply: Message) -> Message:
@@ -82,14 +92,33 @@ def interrupted(*_: object) -> Any:
 
 
 def from_node(message: Message, reply: Message) -> Message:
-    """With the sender that Flower would write on it."""
+    """Give a reply the sender that Flower would write on it."""
     reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
     return reply
 
 
-def silent(message: Message, reply: Message) -> Message:
-    """A failure: what the run looks like without this client's replies."""
-    return from_node(message, Message(Error(0, "gone"), reply_to=message))
+def failing(code: int, reason: str) -> Change:
+    """An error takes the place of the reply."""
+    return lambda message, _: from_node(message, Message(Error(code, reason), reply_to=message))
+
+
+silent = failing(0, "gone")
+"""What a run looks like without this client's replies."""
+
+
+def replayed() -> Change:
+    """It sends its first reply again and again."""
+    first: list[RecordDict] = []
+
+    def change(message: Message, reply: Message) -> Message:
+        if not first:
+            first.append(reply.content)
+        return from_node(message, Message(first[0], reply_to=message))
+
+    return change
+
+
+# -- changed records -----------------------------------------------------------------------------
 
 
 def raw(values: np.ndarray) -> Array:
@@ -100,7 +129,42 @@ def values_of(array: Array) -> np.ndarray:
     return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
 
 
-@maker
+def in_place(edit: Callable[..., object]) -> Callable[..., Change]:
+    """Of a function that edits a reply, make one of its further arguments that gives a change."""
+
+    @wraps(edit)
+    def make_change(*values: Any, **named: Any) -> Change:
+        def change(message: Message, reply: Message) -> Message:
+            edit(message, reply, *values, **named)
+            return reply
+
+        return change
+
+    return make_change
+
+
+@in_place
+def card_with(message: Message, reply: Message, **values: Any) -> None:
+    """Change or add entries of the introduction."""
+    for key, value in values.items():
+        reply.content.config_records["site"][key] = value
+
+
+@in_place
+def report_with(message: Message, reply: Message, **entries: Any) -> None:
+    """Change or add entries of the report; ``losses__x`` is ``losses.x``."""
+    for name, value in entries.items():
+        reply.content.metric_records["report"][name.replace("__", ".")] = value
+
+
+@in_place
+def extra(
+    message: Message, reply: Message, name: str, record: ArrayRecord | MetricRecord | ConfigRecord
+) -> None:
+    reply.content[name] = record
+
+
+@in_place
 def prototypes_with(
     message: Message,
     reply: Message,
@@ -110,115 +174,106 @@ def prototypes_with(
     """Replace arrays of the prototypes by what a function makes of them: an Array, or values."""
     record = reply.content.array_records[record_name]
     for name, make in changes.items():
-        made = make(values_of(record[name]) if name in record else None)
+        honest = values_of(record[name]) if name in record else None
+        made = make(honest)
         record[name] = made if isinstance(made, Array) else raw(made)
 
 
 def scaled(factor: float, record_name: str = "prototypes") -> Change:
-    return prototypes_with(
-        record_name, means=lambda means: (means * np.float32(factor)).astype(np.float32)
-    )
+    def longer(means: np.ndarray) -> np.ndarray:
+        return (means * np.float32(factor)).astype(np.float32)
+
+    return prototypes_with(record_name, means=longer)
 
 
 def flipped(num_classes: int) -> Change:
-    """Every prototype under another class's label: j -> C-1-j."""
+    """Every prototype is under another class's label: j -> C-1-j."""
     return prototypes_with(labels=lambda labels: num_classes - 1 - labels)
 
 
-def both(first: Change, then: Change) -> Change:
-    return lambda message, reply: then(message, first(message, reply))
+@in_place
+def flooding(message: Message, reply: Message, rows: int) -> None:
+    """Send its prototypes again, a little different each time, until there are so many rows."""
+    record = reply.content.array_records["prototypes"]
+    means = values_of(record["means"])
+    labels = values_of(record["labels"])
+
+    copied = np.arange(rows) % len(labels)
+    noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
+
+    record["means"] = raw((means[copied] * noise).astype(np.float32))
+    record["labels"] = raw(labels[copied])
 
 
-@maker
+@in_place
 def weights_scaled(message: Message, reply: Message, factor: float, entry: str = "weights") -> None:
     record = reply.content.array_records[entry]
     for name, array in record.items():
         if array.dtype.startswith("float"):
-            kind = np.dtype(array.dtype)
-            record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
+            dtype = np.dtype(array.dtype)
+            longer = values_of(array) * dtype.type(factor)
+            record[name] = raw(longer.astype(dtype))
 
 
-@maker
+@in_place
 def reversed_update(message: Message, reply: Message, factor: float) -> None:
     """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
     if reply.has_error():  # its own training may diverge from what it has done
         return
-    received, sent = (
-        message.content.array_records["weights"],
-        reply.content.array_records["weights"],
-    )
+    received = message.content.array_records["weights"]
+    sent = reply.content.array_records["weights"]
     for name, array in sent.items():
         if array.dtype == "float32":
-            start, end = values_of(received[name]), values_of(array)
-            sent[name] = raw((start - np.float32(factor) * (end - start)).astype(np.float32))
+            start = values_of(received[name])
+            update = values_of(array) - start
+            sent[name] = raw((start - np.float32(factor) * update).astype(np.float32))
 
 
-def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
-    """These nodes say that they have so many training samples each, and give each prototype to a wrong class."""
-    wrong = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
-
-    def tamper(message: Message, reply: Message) -> Message:
-        if (
-            message.metadata.dst_node_id not in nodes
-            or message.metadata.message_type == MessageType.EVALUATE
-        ):
-            return reply
-        if message.metadata.message_type == MessageType.QUERY:
-            reply.content.config_records["site"]["train_samples"] = samples
-            return reply
-        report_with(train_samples=samples)(message, reply)
-        record = reply.content.array_records.get("prototypes", {})
-        if "counts" in record:
-            record["counts"] = raw(
-                np.full(record["counts"].shape, samples // record["counts"].shape[0])
-            )
-        return wrong(message, reply)
-
-    return tamper
-
-
-def everywhere(prototypes: Change, weights: Change) -> Change:
-    """Each change where there is something to change."""
-
-    def change(message: Message, reply: Message) -> Message:
-        for name, then in (("prototypes", prototypes), ("weights", weights)):
-            if name in reply.content.array_records:
-                reply = then(message, reply)
-        return reply
-
-    return change
-
-
-@maker
+@in_place
 def flipped_head(message: Message, reply: Message, num_classes: int) -> None:
-    """The model of a client that has learnt j as C-1-j: the rows of its last layer, the other way round."""
+    """Send the model of a client that has learnt j as C-1-j: its last layer's rows, reversed."""
     record = reply.content.array_records["weights"]
     for name, array in record.items():
         if name.startswith("head.") and array.shape[0] == num_classes:
             record[name] = raw(values_of(array)[::-1].copy())
 
 
-@maker
-def flooding(message: Message, reply: Message, rows: int) -> None:
-    """Its prototypes again and again, a little different each time, until there are so many."""
-    record = reply.content.array_records["prototypes"]
-    means, labels = values_of(record["means"]), values_of(record["labels"])
-    copies = np.arange(rows) % len(labels)
-    noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
-    record["means"] = raw((means[copies] * noise).astype(np.float32))
-    record["labels"] = raw(labels[copies])
+# -- attacks of several messages -----------------------------------------------------------------
+
+
+def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
+    """These nodes claim so many training samples each, and give each prototype to a wrong class."""
+    lie = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
+
+    def share(counts: np.ndarray) -> np.ndarray:
+        return np.full(counts.shape, samples // len(counts))
+
+    def tamper(message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if message.metadata.dst_node_id not in nodes or kind == MessageType.EVALUATE:
+            return reply
+        if kind == MessageType.QUERY:
+            return card_with(train_samples=samples)(message, reply)
+        reply = report_with(train_samples=samples)(message, reply)
+        if "counts" in reply.content.array_records.get("prototypes", {}):
+            reply = prototypes_with(counts=share)(message, reply)
+        return lie(message, reply)
+
+    return tamper
 
 
 class Colluding:
-    """What the honest of a round send on average, less ``z`` of their standard deviations, number by number.
+    """Send what a round's honest clients send on average, less ``z`` standard deviations of theirs.
 
-    Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client might have sent. It
-    must hear the honest first.
+    Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client
+    might have sent. It must hear the honest first.
     """
 
     def __init__(self, nodes: Collection[int], z: float = 1.5) -> None:
-        self.nodes, self.z = nodes, z
+        self.nodes = nodes
+        self.z = z
         self.heard: dict[str, list[RecordDict]] = {}
+        """Round -> what the honest have sent in it."""
 
     def __call__(self, message: Message, reply: Message) -> Message:
         if message.metadata.message_type != MessageType.TRAIN or reply.has_error():
@@ -228,55 +283,31 @@ class Colluding:
             heard.append(reply.content)
             return reply
         for name, record in reply.content.array_records.items():
-            lie = self._lie_in_prototypes if name == "prototypes" else self._lie
-            lie(record, [content.array_records[name] for content in heard])
+            honest = [content.array_records[name] for content in heard]
+            if name == "prototypes":
+                self._lie_in_prototypes(record, honest)
+            else:
+                self._lie_in_arrays(record, honest)
         return reply
 
-    def _within(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        return np.asarray(np.mean(values, axis=0) - self.z * np.std(values, axis=0), np.float32)
+    def _below_the_mean(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        lower = np.mean(values, axis=0) - self.z * np.std(values, axis=0)
+        return np.asarray(lower, np.float32)
 
-    def _lie(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+    def _lie_in_arrays(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
         for name, array in record.items():
             if array.dtype == "float32":
-                record[name] = raw(self._within([values_of(one[name]) for one in honest]))
+                record[name] = raw(self._below_the_mean([values_of(one[name]) for one in honest]))
 
     def _lie_in_prototypes(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
-        means, labels = values_of(record["means"]).copy(), values_of(record["labels"])
-        sets = [(values_of(one["means"]), values_of(one["labels"])) for one in honest]
+        means = values_of(record["means"]).copy()
+        labels = values_of(record["labels"])
         for label in np.unique(labels):
-            votes = [rows[held == label].mean(axis=0) for rows, held in sets if label in held]
+            votes = []
+            for one in honest:
+                is_of_class = values_of(one["labels"]) == label
+                if is_of_class.any():
+                    votes.append(values_of(one["means"])[is_of_class].mean(axis=0))
             if votes:
-                means[labels == label] = self._within(votes)
+                means[labels == label] = self._below_the_mean(votes)
         record["means"] = raw(means)
-
-
-@maker
-def card_with(message: Message, reply: Message, **values: Any) -> None:
-    """Change or add entries of the introduction."""
-    for key, value in values.items():
-        reply.content.config_records["site"][key] = value
-
-
-@maker
-def extra(
-    message: Message, reply: Message, name: str, record: ArrayRecord | MetricRecord | ConfigRecord
-) -> None:
-    reply.content[name] = record
-
-
-@maker
-def report_with(message: Message, reply: Message, **entries: Any) -> None:
-    """Change or add entries of the report; ``losses__x`` is ``losses.x``."""
-    for name, value in entries.items():
-        reply.content.metric_records["report"][name.replace("__", ".")] = value
-
-
-def replayed() -> Change:
-    """Its first reply, again and again."""
-    kept: list[RecordDict] = []
-
-    def change(message: Message, reply: Message) -> Message:
-        kept.append(reply.content)
-        return from_node(message, Message(kept[0], reply_to=message))
-
-    return change
