@@ -194,15 +194,6 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
         assert "other defaults; install the same version on both" in reply.error.reason
 
 
-def test_a_site_starts_nothing_but_client_apps() -> None:
-    executor = Executor(TaskType.CLIENT_APP, ["client_process.py"])
-
-    capacity = executor.get_eligible_capacity(set(TaskType), insecure=True)
-    assert capacity == ({TaskType.CLIENT_APP}, set())
-    for kind in set(TaskType) - {TaskType.CLIENT_APP}:
-        assert executor.launch(task(kind)).status == LaunchResultStatus.FAILED
-
-
 FORKED = """
 import os, sys
 from protofl_common.tools.site import client_process
