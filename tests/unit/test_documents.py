@@ -1,4 +1,4 @@
-"""The site builds without a warning, with every link checked; the files that say the version agree."""
+"""The site builds without a warning, links are checked, and files that say the version agree."""
 
 import argparse
 import os
@@ -18,100 +18,104 @@ from protofl_common.tools.cli.arguments import read_assignments
 from tests.bench.mutants import MUTANTS
 from tests.support import ROOT
 
-PAGES = [
-    ROOT / "CONTRIBUTING.md",
-    *ROOT.glob("README.md"),
-    *ROOT.glob("*/README.md"),
-    *ROOT.glob("docs/**/*.md"),
-]
-PAGES += {*ROOT.glob("docker/**/*.md")} - {*PAGES}
+PAGES = sorted(
+    {
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("README.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("docker/**/*.md"),
+    }
+)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    command = [*build, "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
-    assert "class prototypes" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "class prototypes" in text_of(tmp_path / "index.html")
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    """The site checks the links of all pages, this one too; here they are checked where it is not installed."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """The site checks the links of all pages, this one too; here that needs no site."""
+    text = text_of(ROOT / "README.md")
     assert len(text.splitlines()) <= 150
-    targets = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
-    assert [
-        target
-        for target in targets
-        if not target.startswith("https:") and not (ROOT / target).exists()
-    ] == []
+    targets = re.findall(r"\]\(([^)#]*)", text)
+    files = [target for target in targets if not target.startswith("https:")]
+    assert [file for file in files if not (ROOT / file).exists()] == []
 
 
 def test_the_files_that_say_the_version_agree() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "version"
-    ]
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    version = project["version"]
     assert cited["version"] == version
     entry = f"version = {{{version}}}, year = {{{cited['date-released'].year}}}"
-    assert entry in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert entry in text_of(ROOT / "docs" / "tasks.md")
+    assert f"\n## {version}" in text_of(ROOT / "CHANGELOG.md")
 
 
-def lines(program: str) -> list[list[str]]:
+def commands_of(program: str) -> list[list[str]]:
     """The words of every command of a program that stands in a block of a page."""
-    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    text = "\n".join(text_of(page) for page in PAGES)
     blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
-    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line, comments=True) for line in commands if line.startswith(f"{program} ")]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    commands = [line for line in lines if line.startswith(f"{program} ")]
+    return [shlex.split(command, comments=True) for command in commands]
 
 
 def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[argparse.Namespace] = []
+    acted: list[argparse.Namespace] = []
+
+    def act(arguments: argparse.Namespace) -> int:
+        acted.append(arguments)
+        return 0
+
     for command in COMMANDS:
-        monkeypatch.setattr(
-            f"protofl_common.tools.cli.{command}.act",
-            lambda arguments: found.append(arguments) or 0,
-        )
-    assert [main(words[1:]) for words in lines("protofl")] == [0] * len(found)
-    assert len(found) > 20
-    for arguments in found:
-        assert read_assignments(getattr(arguments, "settings", [])).keys() <= set(known_keys())
+        monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", act)
+    commands = commands_of("protofl")
+    for words in commands:
+        assert main(words[1:]) == 0, words
+
+    assert len(acted) == len(commands) > 20
+    for arguments in acted:
+        settings = read_assignments(getattr(arguments, "settings", []))
+        assert settings.keys() <= set(known_keys())
 
 
-def test_every_file_and_every_target_of_make_that_the_pages_name_exists() -> None:
+def test_every_file_that_the_pages_name_exists() -> None:
+    tops = (ROOT, *ROOT.iterdir())
     for page in PAGES:
-        named = re.findall(
-            r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", page.read_text("utf-8")
-        )
-        assert [
-            file
-            for file in named
-            if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))
-        ] == []
-    targets = re.findall(r"(?m)^([\w-]+):(.*)", (ROOT / "Makefile").read_text("utf-8"))
-    assert {words[1] for words in lines("make")} <= dict(targets).keys()
-    assert [target for target, rest in targets if "  ## " not in rest] == []
+        files = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", text_of(page))
+        for file in files:
+            assert any((top / file).exists() for top in tops), f"{page} names {file}"
+
+
+def test_every_target_of_make_is_explained_and_those_of_the_pages_exist() -> None:
+    targets = dict(re.findall(r"(?m)^([\w-]+):(.*)", text_of(ROOT / "Makefile")))
+    assert {words[1] for words in commands_of("make")} <= targets.keys()
+    assert [target for target, rest in targets.items() if "  ## " not in rest] == []
 
 
 def test_every_mutant_is_of_a_line_that_is_there() -> None:
-    assert [
-        one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")
-    ] == []
-    paths = {word for one in MUTANTS for word in one.tests.split() if "/" in word}
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    for path, word in (one.tests.split(" -k ") for one in MUTANTS if " -k " in one.tests):
-        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), (
-            f"{path} has no test of {word}"
-        )
+    lost = [mutant.name for mutant in MUTANTS if mutant.line not in text_of(ROOT / mutant.file)]
+    assert lost == []
+
+
+def test_every_mutant_names_tests_that_are_there() -> None:
+    for mutant in MUTANTS:
+        files, _, word = mutant.tests.partition(" -k ")
+        paths = [ROOT / file for file in files.split() if "/" in file]
+        assert all(path.exists() for path in paths), f"{mutant.name}: {files}"
+        if word:
+            (path,) = paths
+            assert re.search(rf"def test_\w*{word}", text_of(path)), f"{path} has no test of {word}"

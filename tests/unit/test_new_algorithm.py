@@ -1,4 +1,4 @@
-"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; a test says which of them is forgotten."""
+"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; none is forgotten."""
 
 from dataclasses import replace
 
@@ -18,42 +18,49 @@ PROVED = {
 """Instead of a script of their own name; no new algorithm may be added here."""
 
 
-def read(page: str) -> str:
-    """A page of docs/algorithms; "" if there is none."""
-    path = ROOT / "docs" / "algorithms" / f"{page}.md"
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def text_of(path: str) -> str:
+    """The text of a file; "" if there is none."""
+    file = ROOT / path
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def file_of(half: str) -> str:
+    return half.partition(":")[0].replace(".", "/") + ".py"
 
 
 def forgotten(algo: str) -> list[str]:
-    row, name = CATALOG[algo], algo.replace("-", "_")
-    halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
-    proof = PROVED.get(algo, f"tests/unit/reference/test_{name}.py")
+    """The places that lack something."""
+    row = CATALOG[algo]
     keys = set(keys_of(row.hparams, f"{algo}.")) - NEED_AN_EARLIER_RUN
-    places = {
-        **{half: (ROOT / half).exists() for half in halves},
+    without_case = keys - CASES.keys()
+    proof = PROVED.get(algo, f"tests/unit/reference/test_{algo.replace('-', '_')}.py")
+    page = f"docs/algorithms/{algo}.md"
+    is_there = {
+        file_of(row.client): (ROOT / file_of(row.client)).exists(),
+        file_of(row.server): (ROOT / file_of(row.server)).exists(),
         f"pyproject.toml, [tool.flwr.app.config.{algo}]": keys <= default_run_config().keys(),
-        proof: (ROOT / proof).exists() and algo in (ROOT / proof).read_text(encoding="utf-8"),
+        proof: algo in text_of(proof),
         f"{proof}, DECLARED": algo in DECLARED,
-        f"{proof}, acts of DECLARED: {', '.join(sorted(keys - CASES.keys()))}": keys
-        <= CASES.keys(),
-        f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(
-            f"# {row.title}\n"
-        ),
+        f"{proof}, acts of DECLARED: {', '.join(sorted(without_case))}": not without_case,
+        f"{page}, headed # {row.title}": text_of(page).startswith(f"# {row.title}\n"),
     }
-    return [place for place, there in places.items() if not there]
+    return [place for place, found in is_there.items() if not found]
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_new_algorithm_is_complete(algo: str) -> None:
-    assert not forgotten(algo), f"{algo} lacks something in {'; '.join(forgotten(algo))}"
+    places = forgotten(algo)
+    assert not places, f"{algo} lacks something in {'; '.join(places)}"
 
 
 def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    halves = {
-        "client": "client_app.algorithms.brand_new",
-        "server": "server_app.strategies.brand_new",
-    }
-    monkeypatch.setitem(CATALOG, "brand-new", replace(CATALOG["fedprox"], **halves))
+    row = replace(
+        CATALOG["fedprox"],
+        client="client_app.algorithms.brand_new",
+        server="server_app.strategies.brand_new",
+    )
+    monkeypatch.setitem(CATALOG, "brand-new", row)
+
     assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
         "client_app/algorithms/brand_new.py",
         "server_app/strategies/brand_new.py",

@@ -26,11 +26,19 @@ STRAY = (
 )
 
 
+PACKAGES = ("client_app", "server_app", "protofl_common")
+
+
+def code_of(*packages: str) -> set[str]:
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    return {str(path.relative_to(ROOT)) for path in paths}
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """As Flower makes it of a checkout in which somebody keeps files of their own."""
     copy = tmp_path_factory.mktemp("checkout") / "protofl"
-    for name in ("client_app", "server_app", "protofl_common", "configs", "docker", "tests"):
+    for name in (*PACKAGES, "configs", "docker", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy)
@@ -44,16 +52,9 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     names = set(bundle.namelist())
     assert not names & set(STRAY)
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {
-        "client_app",
-        "server_app",
-        "protofl_common",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        ".info",
-    }
-    code = {str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
+    assert tops == {*PACKAGES, "pyproject.toml", "README.md", "LICENSE", ".info"}
+
+    code = code_of(*PACKAGES)
     tools = {name for name in code if name.startswith("protofl_common/tools/")}
     assert code - tools <= names
     assert not tools & names
@@ -71,10 +72,17 @@ def test_every_module_loads_from_the_bundle_with_the_embedded_data(
     bundle: zipfile.ZipFile, tmp_path: Path
 ) -> None:
     bundle.extractall(tmp_path)
-    shutil.copytree(
-        ROOT / "protofl_common/tools/protofl", tmp_path / "protofl"
-    )  # which packages import
-    script = """
+    # Packages of methods import it.
+    shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")
+
+    command = [sys.executable, "-c", IMPORT_ALL]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(128, 128, 128)"
+
+
+IMPORT_ALL = """
 import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):
     module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
@@ -86,37 +94,18 @@ print(feature_widths(("glyphs", "fractals", "scenes")))
 for name in ("digits", "digit-domains"):
     SOURCES[name].read(Settings.from_run_config(default_run_config() | {"dataset": name}).data)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "(128, 128, 128)"
 
 
 def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
-        "protofl_common",
-        "protofl",
-    }
-    app = {
-        name.removeprefix("protofl_common/app/")
-        for name in names
-        if name.startswith("protofl_common/app/")
-    }
+
+    tops = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert tops == {"protofl_common", "protofl"}
     recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
-    code = {
-        str(path.relative_to(ROOT))
-        for top in ("client_app", "server_app")
-        for path in (ROOT / top).rglob("*.py")
-    }
-    assert (
-        recipes
-        | code
-        | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"}
-        <= app
-    )
+    app = recipes | code_of("client_app", "server_app")
+    app |= {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"}
+    assert {f"protofl_common/app/{name}" for name in app} <= names
     assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
     assert not any("__pycache__" in name for name in names)
 
@@ -124,28 +113,29 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
 def copied_into_the_image(dockerfile: str) -> list[str]:
     """Sources of every COPY and ADD of the last stage that are files of the build's context."""
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
-    last = re.split(r"(?mi)^FROM ", re.sub(r"\\\n", " ", "\n".join(lines)))[-1]
-    found: list[str] = []
+    text = "\n".join(lines).replace("\\\n", " ")
+    last = re.split(r"(?mi)^FROM ", text)[-1]
+    sources: list[str] = []
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)
         if not any(word.startswith("--from=") for word in words):
-            found += [word for word in words if not word.startswith("--")][:-1]
-    return found
+            sources += [word for word in words if not word.startswith("--")][:-1]
+    return sources
 
 
 def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) -> None:
     """docker/extra may hold passwords of a package mirror."""
-    shutil.copytree(ROOT / "docker", tmp_path / "docker")
-    (secret := tmp_path / "docker/extra/pip.conf").write_text(
-        "index-url = https://user:password@mirror/"
-    )
-    sources = copied_into_the_image((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))
-    copied = {
-        path.resolve() for source in sources for path in tmp_path.glob(source.strip("/") or ".")
-    }
-    assert secret.resolve() not in copied
-    assert not copied & set(secret.resolve().parents)
-    programs = {
-        f"docker/{path.name}" for kind in ("*.py", "*.sh") for path in (ROOT / "docker").glob(kind)
-    }
-    assert programs <= {str(path.relative_to(tmp_path.resolve())) for path in copied}
+    docker = tmp_path / "docker"
+    shutil.copytree(ROOT / "docker", docker)
+    secret = (docker / "extra/pip.conf").resolve()
+    secret.write_text("index-url = https://user:password@mirror/")
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+    copied: set[Path] = set()
+    for source in copied_into_the_image(dockerfile):
+        copied.update(path.resolve() for path in tmp_path.glob(source.strip("/") or "."))
+
+    assert secret not in copied
+    assert not copied & set(secret.parents)
+    for program in (*docker.glob("*.py"), *docker.glob("*.sh")):
+        assert program.resolve() in copied

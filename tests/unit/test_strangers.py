@@ -1,9 +1,9 @@
-"""Files of strangers run no code: models, recipes, runs and tables that name modules which nobody here has named."""
+"""Files of strangers run no code: models, recipes, runs, tables may name modules nobody allowed."""
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, 
 from protofl_common.experiment.catalog import GROUP, algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
-from protofl_common.tools.cli import main
+from protofl_common.tools import local
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
@@ -61,7 +61,8 @@ ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategi
 def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """`mark`, once the module `planted.method` of the installed method ``theirs`` has run."""
     (tmp_path / "planted" / "method.py").write_text(METHOD.format(mark=str(mark)))
-    (info := tmp_path / "planted-1.0.dist-info").mkdir()
+    info = tmp_path / "planted-1.0.dist-info"
+    info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: planted\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = planted.method:ROW\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -73,85 +74,96 @@ def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    (folder := tmp_path / "thesis").mkdir()
+    folder = tmp_path / "thesis"
+    folder.mkdir()
     (folder / "chapter").write_text("years of work")
     return folder
 
 
 def foreign_model(arch: str) -> TrainedModel:
-    facts: dict[str, Any] = {
-        "run": "run",
-        "flower_run": "",
-        "site": "north",
-        "domain": "",
-        "algorithm": "fedavg",
-    }
-    facts |= {
-        "round": 1,
-        "input_shape": (3,),
-        "input_type": "float32",
-        "mean": (0.0,) * 3,
-        "std": (1.0,) * 3,
-    }
-    facts |= {
-        "backbones": (),
-        "features_in": 0,
-        "feature_dim": 2,
-        "classes": ("a", "b"),
-        "inference": "head",
-    }
-    facts |= {"similarity": "l2", "accuracy": {"head": 1.0}, "test_samples": 1, "temperature": 1.0}
-    return TrainedModel(
-        ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts), {}, None, torch.empty(0)
+    card = ModelCard(
+        run="run",
+        flower_run="",
+        site="north",
+        domain="",
+        algorithm="fedavg",
+        round=1,
+        arch=arch,
+        input_shape=(3,),
+        input_type="float32",
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        backbones=(),
+        features_in=0,
+        feature_dim=2,
+        classes=("a", "b"),
+        inference="head",
+        similarity="l2",
+        accuracy={"head": 1.0},
+        test_samples=1,
+        temperature=1.0,
+        calibrated_on="test",
+        chosen_on="",
     )
+    return TrainedModel(card, {}, None, torch.empty(0))
+
+
+def write_run(folder: Path, settings: str) -> None:
+    """Write what of a run is read to predict with it."""
+    site = folder / "clients/site-0"
+    site.mkdir(parents=True)
+    (folder / "settings.toml").write_text(settings)
+    foreign_model("mlp-1").write(site / "model.safetensors")
+
+
+NOT_NAMED = "which you did not name"
 
 
 def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
-    with pytest.raises(
-        SettingsError,
-        match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, ",
-    ):
+
+    refusal = r"arch = 'planted.vision:Net': runs code of the module planted.vision, "
+    with pytest.raises(SettingsError, match=refusal):
         Predictor.load("model")
-    assert (
-        "--allow-python planted.vision"
-        in output(capsys, "predict", "model", "rows.npy", status=1).err
-    )
+    refused = output(capsys, "predict", "model", "rows.npy", status=1).err
+    assert "--allow-python planted.vision" in refused
     assert not mark.exists()
-    with pytest.raises(
-        SettingsError, match="the weights are not of the network"
-    ):  # it was imported and built
+
+    # Once it is allowed it is imported and built.
+    with pytest.raises(SettingsError, match="the weights are not of the network"):
         Predictor.load("model", allow_python="planted")
     assert mark.exists()
-    with pytest.raises(SettingsError, match="which you did not name"):  # for that model only
+    with pytest.raises(SettingsError, match=NOT_NAMED):  # it was for that model only
         Predictor.load("model")
 
 
 def test_a_recipe_a_run_and_a_table_name_no_code(
     precious: Path, mark: Path, tmp_path: Path, capsys: Printed
 ) -> None:
-    evil = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
-    (tmp_path / "evil.toml").write_text(evil)
-    nets = 'dataset = "wine"\narch = "planted.vision:Net"\nmodels = "othernets:Net"\ncallback = "planted.vision:data"\n'
-    (tmp_path / "nets.toml").write_text(nets)
-    (tmp_path / "calls.toml").write_text('dataset = "wine"\ncallback = "planted.vision:data"\n')
-    (tmp_path / "run/clients/site-0").mkdir(parents=True)
-    (tmp_path / "run/settings.toml").write_text(evil)
-    foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
+    remove = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
+    calls = 'dataset = "wine"\ncallback = "planted.vision:data"\n'
+    nets = 'arch = "planted.vision:Net"\nmodels = "othernets:Net"\n'
+    (tmp_path / "remove.toml").write_text(remove)
+    (tmp_path / "calls.toml").write_text(calls)
+    (tmp_path / "nets.toml").write_text(calls + nets)
+    write_run(tmp_path / "run", remove)
     settings = f'{{dataset: "shutil:rmtree", data-dir: "{precious}"}}'
-    (tmp_path / "evil.yaml").write_text(
-        f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
-    )
-    runs = [["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")]
-    for words in (*runs, ["predict", "run"], ["table", "evil.yaml", "--out", "out"]):
-        assert "which you did not name" in output(capsys, *words, status=1).err, words
-    assert main(["run", "--recipe", "nets.toml"]) == 1
-    assert (
-        "; only if you trust it, give --allow-python planted.vision,othernets ("
-        in capsys.readouterr().err
-    )
-    assert main(["doctor", "--recipe", "evil.toml"]) == 1
+    table = f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
+    (tmp_path / "remove.yaml").write_text(table)
+
+    for command in (
+        "run --recipe remove.toml seed=2",
+        "run --recipe nets.toml seed=2",
+        "run --recipe calls.toml seed=2",
+        "predict run",
+        "table remove.yaml --out out",
+    ):
+        assert NOT_NAMED in output(capsys, *command.split(), status=1).err, command
+    hint = "; only if you trust it, give --allow-python planted.vision,othernets ("
+    assert hint in output(capsys, "run", "--recipe", "nets.toml", status=1).err
+    output(capsys, "doctor", "--recipe", "remove.toml", status=1)
+
     assert precious.exists()
     assert not mark.exists()
 
@@ -166,57 +178,74 @@ REFUSED = (
 def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
     plugin: Path, tmp_path: Path, capsys: Printed
 ) -> None:
-    (tmp_path / "theirs.toml").write_text(f'algo = "theirs"\n{SMALL}')
-    (tmp_path / "run/clients/site-0").mkdir(parents=True)
-    (tmp_path / "run/settings.toml").write_text(f'algo = "theirs"\n{SMALL}')
-    foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
-    (tmp_path / "theirs.yaml").write_text(
-        "title: t\nsettings: {dataset: digits, partition: iid, algo: theirs}\n"
-        "columns: {a: }\nrows: {b: }\n"
-    )
-    plan = ["table", "theirs.yaml", "--out", "out", "--dry-run"]
-    for words in (
-        ["run", "--recipe", "theirs.toml", "seed=2"],
-        ["run", "--recipe", "theirs.toml", "--allow-python", "planted.vision,plant"],
-        ["predict", "run"],
-        ["study", "show", "theirs.toml"],
+    recipe = f'algo = "theirs"\n{SMALL}'
+    (tmp_path / "theirs.toml").write_text(recipe)
+    write_run(tmp_path / "run", recipe)
+    settings = "{dataset: digits, partition: iid, algo: theirs}"
+    table = f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
+    (tmp_path / "theirs.yaml").write_text(table)
+    plan = "table theirs.yaml --out out --dry-run"
+
+    for command in (
+        "run --recipe theirs.toml seed=2",
+        "run --recipe theirs.toml --allow-python planted.vision,plant",
+        "predict run",
+        "study show theirs.toml",
         plan,
     ):
-        assert REFUSED in output(capsys, *words, status=1).err, words
-    assert (
-        "which you did not name"
-        in output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
-    )
+        assert REFUSED in output(capsys, *command.split(), status=1).err, command
+    examined = output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
+    assert NOT_NAMED in examined
     assert not plugin.exists()
 
-    output(capsys, *plan, "--allow-python", "planted")
+    output(capsys, *plan.split(), "--allow-python", "planted")
     assert plugin.exists()
 
 
+@pytest.fixture
+def _fresh_processes(monkeypatch: Patch) -> Iterator[None]:
+    """Simulate clients in processes forked now, which know what this test has installed."""
+    pools = []
+
+    def pool(workers: int) -> ProcessPoolExecutor:
+        if not pools:
+            pools.append(kept_pool(workers))
+        return pools[0]
+
+    kept_pool = local.pool.__wrapped__
+    monkeypatch.setattr(local, "pool", pool)
+    yield
+    for processes in pools:
+        processes.shutdown()
+
+
+@pytest.mark.usefixtures("_fresh_processes", "plugin")
 def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
-    plugin: Path, tmp_path: Path, capsys: Printed
+    tmp_path: Path, capsys: Printed
 ) -> None:
     (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
-    words = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
-    output(capsys, *words, "run-name=allowed", "--allow-python", "planted.method")
+    command = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
+
+    output(capsys, *command, "run-name=allowed", "--allow-python", "planted.method")
     forget_what_was_named()
-    assert REFUSED in output(capsys, *words, "run-name=refused", status=1).err
-    output(capsys, *words, "run-name=typed", "algo=theirs")
+    assert REFUSED in output(capsys, *command, "run-name=refused", status=1).err
+    output(capsys, *command, "run-name=typed", "algo=theirs")
     forget_what_was_named()
-    assert REFUSED in output(capsys, "run", "--recipe", "runs/typed/resume.toml", status=1).err
+    resume = ["run", "--recipe", "runs/typed/resume.toml"]
+    assert REFUSED in output(capsys, *resume, status=1).err
 
 
 def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
     config = default_run_config() | {"algo": "theirs"}
-    with pytest.raises(SettingsError, match="which you did not name"):
+    with pytest.raises(SettingsError, match=NOT_NAMED):
         Settings.from_run_config(config)
     site = {"site-name": "north", "partition-id": 0, "num-partitions": 2}
     with pytest.raises(SettingsError, match=r"name planted\.method in allow-python \(node config"):
         Settings.from_run_config(config, site)
     assert not plugin.exists()
-    assert (
-        Settings.from_run_config(config, site | {"allow-python": "planted"}).row.title == "Theirs"
-    )
+
+    settings = Settings.from_run_config(config, site | {"allow-python": "planted"})
+    assert settings.row.title == "Theirs"
 
 
 def forget_what_was_named() -> None:
@@ -228,11 +257,11 @@ def forget_what_was_named() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_what_a_person_has_typed_is_loaded() -> None:
-    with pytest.raises(SettingsError, match="which you did not name"):
+    with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
     read_assignments(["arch=planted.vision:Net"])
     assert load("planted.vision:Net", "arch").__name__ == "Net"
-    with pytest.raises(SettingsError, match="which you did not name"):
+    with pytest.raises(SettingsError, match=NOT_NAMED):
         load("shutil:rmtree", "dataset")
 
 
@@ -240,11 +269,9 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))
-    for name, home in (
-        ("rmtree", "; it lies in shutil"),
-        ("Path", "; it lies in pathlib"),
-        ("torch", "$"),
-    ):
+
+    homes = {"rmtree": "; it lies in shutil", "Path": "; it lies in pathlib", "torch": "$"}
+    for name, home in homes.items():
         with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):
             load(f"planted.vision:{name}", "dataset")
     assert not is_python_name("planted.vision:torch.hub.shutil.rmtree")

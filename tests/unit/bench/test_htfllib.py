@@ -1,4 +1,7 @@
-"""HtFLlib's options are those of its own command line, whichever it has: a stand-in's server reads some of them."""
+"""HtFLlib's options are those of its own command line, whichever it has.
+
+A server of a stand-in reads some of them.
+"""
 
 from pathlib import Path
 
@@ -35,15 +38,16 @@ class FedProto:
 
 @pytest.mark.slow
 def test_options_that_nobody_lists_have_their_defaults(tmp_path: Path) -> None:
-    servers = tmp_path / "library" / "system" / "flcore" / "servers"
+    library = tmp_path / "library"
+    servers = library / "system" / "flcore" / "servers"
     servers.mkdir(parents=True)
     (servers / "serverproto.py").write_text(SERVER)
-    (servers.parents[1] / "main.py").write_text(MAIN)
+    (library / "system" / "main.py").write_text(MAIN)
     settings = Settings.from_run_config(default_run_config() | {"fedproto.lambda": 0.25})
-    assert htfllib.seconds(tmp_path / "library", tmp_path, settings, clients=2, rounds=4) == [
-        4.0,
-        0.25,
-    ]
+
+    seconds = htfllib.seconds(library, tmp_path, settings, clients=2, rounds=4)
+
+    assert seconds == [4.0, 0.25]
 
 
 def test_a_folder_without_it_is_named(tmp_path: Path) -> None:

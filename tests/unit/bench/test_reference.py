@@ -23,18 +23,13 @@ def test_every_setting_has_a_line_with_its_meaning() -> None:
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
-    """What it is, when to use it, what travels, its equations, results, deviations, settings; both halves are named."""
+    """Whether to use it, what travels, equations, results, deviations, settings, both halves."""
     page = MADE[f"algorithms/{algo}.md"]
     assert len(page.splitlines()) <= 200
     assert page.count("\n$$\n") >= 2
     order = ["**Use it when** ", "**Do not** ", f"](travels/{algo}.svg)"]
-    order += [
-        "\n## Equations\n",
-        "\n## Results\n",
-        "\n## Deviations\n",
-        "\n## Settings\n",
-        "](../../client_app/",
-    ]
+    order += [f"\n## {title}\n" for title in ("Equations", "Results", "Deviations", "Settings")]
+    order += ["](../../client_app/"]
+    assert [part for part in order if part not in page] == []
     places = [page.find(part) for part in order]
-    assert -1 not in places, [part for part, place in zip(order, places, strict=True) if place < 0]
     assert places == sorted(places)

@@ -1,4 +1,4 @@
-"""The programs of docker/: keys and certificates, a container's health, a run's result, and its log through breaks."""
+"""The programs of docker/: keys and certificates, a container's health, a run's result and log."""
 
 import ipaddress
 import json
@@ -20,7 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.given import Patch, Printed
 from tests.support.programs import program
 
-health, result = program("health"), program("result")
+certificates = program("certificates")
+follow = program("follow")
+health = program("health")
+result = program("result")
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -43,7 +46,7 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(("urls", "code", "said"), [
+@pytest.mark.parametrize(("urls", "code", "expected"), [
     ("{0}/200", 0, ""),
     ("{0}/200 {0}/200", 0, ""),
     ("{0}/200 {0}/503", 1, "503"),
@@ -52,11 +55,11 @@ def address() -> Iterator[str]:
     ("", 1, "names nothing"),
 ])  # fmt: skip
 def test_every_address_must_answer(
-    urls: str, code: int, said: str, address: str, monkeypatch: Patch, capsys: Printed
+    urls: str, code: int, expected: str, address: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
     monkeypatch.setenv("HEALTH_URLS", urls.format(address))
     assert health.main() == code
-    assert said in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
@@ -74,7 +77,9 @@ def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
         "trouble": {"failed": 0},
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
+
     assert result.main(tmp_path) == 0
+
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:3] == [
         "FedTGP on digit-domains, 3 rounds",
@@ -85,20 +90,29 @@ def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
         "seconds per round: 6.0",
         "trouble: {'failed': 0}",
     ]
+
+
+def test_a_folder_without_a_result_is_named(tmp_path: Path, capsys: Printed) -> None:
     assert result.main(tmp_path / "nowhere") == 1
     assert "summary.json" in capsys.readouterr().out
 
 
-follow = program("follow")
+FLWR = """#!/bin/sh
+cd {folder}
+echo . >>count-$1
+n=$(wc -l <count-$1)
+exec cat "$1-$((n + 0))"
+"""
 
 
 @pytest.fixture
 def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A folder: the n-th call of ``flwr log`` prints <folder>/log-n, that of ``flwr ls`` ls-n; without, they fail."""
+    """A folder with a script ``flwr``, whose every call prints a file of this folder.
+
+    The n-th call of ``flwr log`` prints log-n, that of ``flwr ls`` ls-n; without it they fail.
+    """
     script = tmp_path / "flwr"
-    script.write_text(
-        f'#!/bin/sh\ncd {tmp_path}\necho . >>count-$1\nn=$(wc -l <count-$1)\nexec cat "$1-$((n + 0))"\n'
-    )
+    script.write_text(FLWR.format(folder=tmp_path))
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(follow, "PAUSE", 0.0)
@@ -132,9 +146,6 @@ def test_patience_ends(flwr: Path, monkeypatch: Patch, capsys: Printed) -> None:
     assert "no answer from the SuperLink" in capsys.readouterr().out
 
 
-certificates = program("certificates")
-
-
 def make(folder: Path, *arguments: str) -> int:
     return int(certificates.main([str(folder), *arguments]))
 
@@ -142,40 +153,27 @@ def make(folder: Path, *arguments: str) -> int:
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
     folder = tmp_path / "certs"
-    assert (
-        make(
-            folder,
-            "--server",
-            "my.host",
-            "--server",
-            "10.0.0.5",
-            "--server",
-            "[fd00::5]",
-            "--node",
-            "north",
-        )
-        == 0
-    )
+    servers = ["--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]"]
+    assert make(folder, *servers, "--node", "north") == 0
     return folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path: Path) -> None:
     private = {"ca.key", "server.key", "superexec.secret", "nodes/north"}
     assert contents(certs).keys() == private | {"ca.crt", "server.crt", "nodes/north.pub"}
-    assert make(tmp_path / "alone", "--server", "my.host") == 0
-    assert (tmp_path / "alone/nodes").is_dir()  # a place for the keys that sites bring
     for name in contents(certs):
-        assert stat.S_IMODE((certs / name).stat().st_mode) == (
-            0o600 if name in private else 0o644
-        ), name
+        mode = stat.S_IMODE((certs / name).stat().st_mode)
+        assert mode == (0o600 if name in private else 0o644), name
+
+
+def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path: Path) -> None:
+    assert make(tmp_path, "--server", "my.host") == 0
+    assert (tmp_path / "nodes").is_dir()
 
 
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
@@ -184,31 +182,20 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["my.host"]
-    assert names.get_values_for_type(x509.IPAddress) == [
-        *map(ipaddress.ip_address, ("10.0.0.5", "fd00::5"))
-    ]
+    addresses = [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("fd00::5")]
+    assert names.get_values_for_type(x509.IPAddress) == addresses
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     ssl.create_default_context(cafile=str(certs / "ca.crt"))
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-        certs / "server.crt", certs / "server.key"
-    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certs / "server.crt", certs / "server.key")
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl command")
 def test_strict_verification_accepts_the_chain(certs: Path) -> None:
     """Some libraries insist on every detail of RFC 5280."""
-    command = [
-        "openssl",
-        "verify",
-        "-x509_strict",
-        "-purpose",
-        "sslserver",
-        "-verify_hostname",
-        "my.host",
-    ]
-    done = subprocess.run(
-        [*command, "-CAfile", certs / "ca.crt", certs / "server.crt"], capture_output=True
-    )
+    checks = ["-x509_strict", "-purpose", "sslserver", "-verify_hostname", "my.host"]
+    command = ["openssl", "verify", *checks, "-CAfile", certs / "ca.crt", certs / "server.crt"]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -216,17 +203,15 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
-    assert private.public_key() == serialization.load_ssh_public_key(
-        (certs / "nodes/north.pub").read_bytes()
-    )
+    public = serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
+    assert private.public_key() == public
 
 
 def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
     before = contents(certs)
     monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
-    assert [
-        make(certs, "--server", "my.host", *more) for more in (("--node", "north"), ("--renew=ca",))
-    ] == [0, 1]
+    assert make(certs, "--server", "my.host", "--node", "north") == 0
+    assert make(certs, "--server", "my.host", "--renew=ca") == 1
     assert contents(certs) == before
 
 
@@ -237,8 +222,11 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
     ("north", {"nodes/north", "nodes/north.pub"}),
 ])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
-    before = contents(certs) if make(certs, "--node", "north.new") == 0 else {}
+    assert make(certs, "--node", "north.new") == 0
+    before = contents(certs)
+
     assert make(certs, "--server", "my.host", "--node", "north", "--renew", what) == 0
+
     after = contents(certs)
     assert {name for name in after if after[name] != before[name]} == changed
     assert after.keys() == before.keys()
@@ -248,7 +236,8 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     ((), "give --server"),
     (("--server", "new.host"), "is not for new.host; --renew server"),
     (("--server", "my.host", "--renew", "south"), "--renew south: give ca, server, secret"),
-    *[(("--node", name), "must be a plain name") for name in ("../north", "north.pub")],
+    (("--node", "../north"), "must be a plain name"),
+    (("--node", "north.pub"), "must be a plain name"),
     (("--server", "ü.host"), "or a file in"),
     (("--node", "north", "--renew", "ca"), "give --server"),
 ])  # fmt: skip
@@ -261,27 +250,30 @@ def test_what_does_not_fit_is_refused(
     assert contents(certs) == before
 
 
-def test_a_missing_half_or_a_foreign_authority_is_refused(
-    certs: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_missing_half_is_refused(certs: Path, capsys: Printed) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
-    assert make(certs.with_name("other"), "--server", "my.host") == 0
-    (certs / "ca.crt").write_bytes((certs.with_name("other") / "ca.crt").read_bytes())
-    assert [make(certs, "--server", "my.host", *more) for more in ((), ("--renew", "server"))] == [
-        1,
-        1,
-    ]
+    assert "--renew makes both anew" in capsys.readouterr().err
+
+
+def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+    other = tmp_path / "other"
+    assert make(other, "--server", "my.host") == 0
+    (certs / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+
+    assert make(certs, "--server", "my.host") == 1
+    assert "is not signed by ca.crt" in capsys.readouterr().err
+    assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    assert "is not the key of ca.crt" in capsys.readouterr().err
     (certs / "ca.key").unlink()
     assert make(certs, "--server", "my.host", "--renew", "server") == 1
+    assert "is not here" in capsys.readouterr().err
+
+
+def test_an_expired_authority_is_refused(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
-    assert make(certs.with_name("old"), "--server", "my.host") == 1
-    errors = capsys.readouterr().err
-    for reason in (
-        "--renew makes both anew",
-        "is not signed by ca.crt",
-        "is not the key of ca.crt",
-        "is not here",
-    ):
-        assert reason in errors
-    assert "old/ca.crt has expired; --renew ca, and bring it to all sites" in errors
+    assert make(tmp_path / "old", "--server", "my.host") == 1
+    expired = "old/ca.crt has expired; --renew ca, and bring it to all sites"
+    assert expired in capsys.readouterr().err

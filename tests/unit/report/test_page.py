@@ -1,4 +1,4 @@
-"""The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
+"""The page of hand-made folders: hostile names, unfinished, old and damaged runs, many clients."""
 
 import json
 import sys
@@ -31,35 +31,46 @@ def draw_only(monkeypatch: Patch, *functions: Any) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
-def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
+def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
+    return Page(write_report(write(folder, rows, **settings)))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Of a run with a site, a class, a domain … for each hostile text."""
     sites = [f"{text} site" for text in HOSTILE]
-    rows = [row(number, sites) for number in (1, 2, 3)]
-    rows[0] |= {"void": True, "void-because": "weights of the server would be NaN"}
-    rows[1] |= {
-        "refused": {sites[0]: HOSTILE[1]},
-        "failed": {sites[1]: HOSTILE[0]},
-        "missing": [sites[2]],
-    }
-    rows[2]["losses"][HOSTILE[0]] = 1.0
-    folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
+    void, troubled, last = [row(number, sites) for number in (1, 2, 3)]
+    void |= {"void": True, "void-because": "weights of the server would be NaN"}
+    troubled["refused"] = {sites[0]: HOSTILE[1]}
+    troubled["failed"] = {sites[1]: HOSTILE[0]}
+    troubled["missing"] = [sites[2]]
+    last["losses"][HOSTILE[0]] = 1.0
+    folder = tmp_path_factory.mktemp("hostile") / "run"
+    write(folder, [void, troubled, last], dataset=HOSTILE[0])
     write_prototypes(folder, sites, list(HOSTILE), 3)
+
     facts = json.loads((folder / "sites.json").read_text())
-    for index, site in enumerate(sites):
-        facts["sites"][site] |= {"domain": HOSTILE[index], "arch": HOSTILE[0]}
     facts |= {"algorithm": HOSTILE[3], "paper": HOSTILE[4]}
+    for site, text in zip(sites, HOSTILE, strict=True):
+        facts["sites"][site] |= {"domain": text, "arch": HOSTILE[0]}
     (folder / "sites.json").write_text(json.dumps(facts))
-    page = Page(write_report(folder))
-    assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
-    assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
-    assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
-    assert [
-        "1",
-        "void",
-        "all",
-        "weights of the server would be NaN; nothing was merged",
-    ] in page.table("round", "what")
-    assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
-    assert HOSTILE[0] in page.figures["losses"]
+    return Page(write_report(folder))
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> None:
+    """`Page` refuses what would do something."""
+    sites = [f"{text} site" for text in HOSTILE]
+    assert [cells[0] for cells in hostile.table("client", "domain")] == in_order(sites)
+    assert HOSTILE[0] in hostile.figures["losses"]
+    assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(hostile.figures)
+
+
+def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
+    troubles = hostile.table("round", "what")
+    assert ["2", "refused", f"{HOSTILE[0]} site", HOSTILE[1]] in troubles
+    assert ["2", "missing", f"{HOSTILE[2]} site", "no answer in time"] in troubles
+    reason = "weights of the server would be NaN; nothing was merged"
+    assert ["1", "void", "all", reason] in troubles
 
 
 def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
@@ -70,32 +81,36 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
-    def of_round(number: int) -> dict[str, Any]:
-        recalls = {
-            f"{kind}/recall/{label}": figures(0.1 * label)
-            for kind in ("head", "prototype")
-            for label in (0, 2)
-        }
-        return {"head/auc": figures(0.1 * number), **recalls}
+    def metrics_of(number: int) -> dict[str, Any]:
+        metrics = {"head/auc": figures(0.1 * number)}
+        for label in (0, 2):
+            metrics[f"head/recall/{label}"] = figures(0.1 * label)
+            metrics[f"prototype/recall/{label}"] = figures(0.1 * label)
+        return metrics
 
-    rows = [row(number, ["a", "b"], metrics=of_round(number)) for number in (1, 2)]
-    page = Page(write_report(write(tmp_path, [*rows, row(2, ["a", "b"], "final")])))
-    (line,) = [line for table in page.tables for line in table if line[0] == "head/auc"]
-    assert line == ["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]
+    rows = [row(number, ["a", "b"], metrics=metrics_of(number)) for number in (1, 2)]
+    page = page_of(tmp_path, [*rows, row(2, ["a", "b"], "final")])
+
+    lines = [cells for table in page.tables for cells in table if cells[0] == "head/auc"]
+    assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
     assert "Recall of each class by" in page.figures["recall"]
-    assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
+
+
+def test_a_run_without_metrics_has_no_figure_of_them(tmp_path: Path, monkeypatch: Patch) -> None:
+    draw_only(monkeypatch, charts.metrics)
+    assert "metrics" not in page_of(tmp_path, [row(1, ["a"])]).figures
 
 
 def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     draw_only(monkeypatch, charts.losses)
-    rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
-    for index, one in enumerate(rows):
-        one["losses"] = {"total": 200 / 10**index}
-    text = Page(write_report(write(tmp_path / "run", rows))).figures["losses"]
+    rows = [row(number, ["a"], losses={"total": 2000 / 10**number}) for number in (1, 2, 3, 4)]
+
+    text = page_of(tmp_path, rows).figures["losses"]
+
     assert {"1", "10", "100"} <= set(text.split())
     assert "$" not in text
 
@@ -105,10 +120,14 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "rou')
+
     page = Page(write_report(folder))
     assert "2 of 9" in page.texts
     assert "This run is not finished: the page shows it as far as it is." in page.texts
-    page = Page(write_report(write(tmp_path / "new", [])))
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [])
     assert "No round has been finished yet." in page.texts
     assert not page.figures
 
@@ -120,29 +139,29 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
     (folder / "summary.json").write_text(json.dumps(summary))
+
     page = Page(write_report(folder))
     assert page.table("client", "domain") == [["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]]
     assert not {"distribution", "margins-by-class", "prototypes-map"} & set(page.figures)
 
 
-@pytest.mark.parametrize(
-    "damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"]
-)
-def test_a_damaged_file_costs_its_figures_only(
-    damage: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    draw_only(
-        monkeypatch,
-        charts.means,
-        *FIGURES["Data"],
-        *FIGURES["Prototypes"],
-        *FIGURES["Privacy in figures"],
-    )
+@pytest.fixture
+def two_rounds(tmp_path: Path) -> Path:
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
-    (folder / damage).write_bytes(b'{"half": ')
-    page = Page(write_report(folder))
-    assert "accuracy-curves" in page.figures
+    return folder
+
+
+@pytest.mark.parametrize("damaged", [
+    "client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json",
+])  # fmt: skip
+def test_a_damaged_file_costs_its_figures_only(
+    damaged: str, two_rounds: Path, monkeypatch: Patch
+) -> None:
+    concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
+    draw_only(monkeypatch, charts.means, *concerned)
+    (two_rounds / damaged).write_bytes(b'{"half": ')
+    assert "accuracy-curves" in Page(write_report(two_rounds)).figures
 
 
 @pytest.mark.parametrize(("sites", "classes", "rounds"), [
@@ -154,20 +173,20 @@ def test_any_size_of_run_can_be_drawn(
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
+
     page = Page(write_report(folder))
+
     assert len(page.source) < 3e6
-    assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (
-        sites * classes >= 50
-    )
+    has_many_points = sites * classes >= 50
+    caption = page.figures.get("prototypes-map", "")
+    assert ("t-SNE of the prototypes" in caption) is has_many_points
 
 
-def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
-    monkeypatch.setitem(
-        sys.modules, "sklearn.manifold", None
-    )  # a few points are drawn without it: it takes a second
-    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
-    write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
-    first = Page(write_report(folder))
+    # A few points are drawn without it, whose import takes a second.
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+
+    first = Page(write_report(two_rounds))
     assert "prototypes-map" in first.figures
-    assert write_report(folder).read_text() == first.source
+    assert write_report(two_rounds).read_text() == first.source

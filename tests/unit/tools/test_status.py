@@ -15,7 +15,6 @@ import pytest
 from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli import main
 from protofl_common.tools.cli.runs import runs_in
 from protofl_common.tools.cli.status import lines, number_of
 from protofl_common.tools.federation import Federation, Shown, ask, shown_by
@@ -30,71 +29,74 @@ from tests.support.sites import Three, found, level_of
 
 
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
-    """A SuperLink that answered so."""
-    status = SimpleNamespace(status="finished", sub_status="failed", details="")
-    run = SimpleNamespace(
-        run_id=77, pending_at="2026-11-22T10:00:00+00:00", fab_hash="6f3a91c2" * 8
-    )
-    run.status, run.override_config, run.account_name = status, override, "none"
+    """A SuperLink that answered so: ``nodes`` have a number, a name and a state."""
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
+    run = SimpleNamespace(
+        run_id=77,
+        pending_at="2026-11-22T10:00:00+00:00",
+        fab_hash="6f3a91c2" * 8,
+        status=SimpleNamespace(status="finished", sub_status="failed", details=""),
+        override_config=override,
+        account_name="none",
+    )
     return Federation(infos, [run], Shown(days=12, ahead=0.0))  # type: ignore[arg-type]
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
-    known = federation(
-        (1, "", "online"),
-        (3, "s", "offline"),
-        (9, "west", "online"),
-        seed=42,
-        rounds=2,
-        algo="fedtgp",
-    )
-    east, south, west, run, certificate = list(lines(known, runs_in(tmp_path / "runs")))
-    assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
+    runs = runs_in(tmp_path / "runs")
+    nodes = [(1, "", "online"), (3, "s", "offline"), (9, "west", "online")]
+    superlink = federation(*nodes, seed=42, rounds=2, algo="fedtgp")
+
+    east, south, west, run, certificate = lines(superlink, runs)
+    assert " ".join(east.split()) == "east 1 online last reply: round 2 of first"
     assert re.match("south .*offline     last reply: round 2 of first  1 failed; round 1: ", south)
-    assert west.split() == ["west", "9", "online", "no", "reply", "yet"]
-    assert (
-        run
-        == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  algo='fedtgp' rounds=2"
-    )
+    assert " ".join(west.split()) == "west 9 online no reply yet"
+    facts = ["run 77", "2026-11-22T10:00:00", "by none", "bundle 6f3a91c2…", "finished:failed"]
+    assert run == "  ".join([*facts, "algo='fedtgp' rounds=2"])
     assert certificate == "certificate of the SuperLink: 12 days left; renew it"
-    known.submissions[0].status.status, known.submissions[0].status.sub_status = "pending", ""
-    assert "  pending (waits for protofl worker: is it running?)  " in list(lines(known, []))[3]
-    assert [number_of(name, known, runs_in(tmp_path / "runs")) for name in ("s", "east")] == [3, 1]
-    with pytest.raises(
-        SettingsError, match="--node nobody: 0 nodes have this name; choose from 1, s, west"
-    ):
-        number_of("nobody", known, [])
+
+    assert number_of("s", superlink, runs) == 3
+    assert number_of("east", superlink, runs) == 1
+    refusal = "--node nobody: 0 nodes have this name; choose from 1, s, west"
+    with pytest.raises(SettingsError, match=refusal):
+        number_of("nobody", superlink, [])
+
+
+def test_a_run_that_waits_asks_for_its_worker() -> None:
+    superlink = federation()
+    superlink.submissions[0].status = SimpleNamespace(status="pending", sub_status="", details="")
+    run, _ = lines(superlink, [])
+    assert "  pending (waits for protofl worker: is it running?)  " in run
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
-    config, dies = (
-        run_config(tmp_path, run_name="first", rounds=3, models="cnn4"),
-        on_round(2, 1000, interrupted),
-    )
+    config = run_config(tmp_path, run_name="first", rounds=3, models="cnn4")
     with pytest.raises(KeyboardInterrupt):
-        run_federation(config, clients=1, tamper=dies)
+        run_federation(config, clients=1, tamper=on_round(2, 1000, interrupted))
+
     runs = tmp_path / "runs"
-    how = f"it goes on by flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
-    assert f"{runs}/first: stopped after round 1 of 3; {how}" in list(
-        lines(federation(), runs_in(runs))
-    )
+    command = f"flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
+    stopped = f"{runs}/first: stopped after round 1 of 3; it goes on by {command}"
+    assert stopped in list(lines(federation(), runs_in(runs)))
     with FileLock(runs / ".first.lock"):
         assert not any("stopped" in line for line in lines(federation(), runs_in(runs)))
 
 
 @pytest.mark.usefixtures("flower_home")
-def test_a_federation_that_cannot_be_asked_is_one_clear_error_and_one_without_runs_says_so(
+def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -> None:
+    with pytest.raises(SettingsError, match="nobody"):
+        ask("nobody")
+    with pytest.raises(SettingsError, match="here: "):
+        ask("here")
+    assert "protofl: this cannot work\nhere: " in output(capsys, "status", "here", status=1).err
+
+
+def test_a_federation_without_runs_says_so(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    for name, why in (("nobody", "nobody"), ("here", "here: ")):
-        with pytest.raises(SettingsError, match=why):
-            ask(name)
-    assert "protofl: this cannot work\nhere: " in output(capsys, "status", "here", status=1).err
-    monkeypatch.setattr(
-        "protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online"))
-    )
+    superlink = federation((1, "north", "online"))
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     assert f"{tmp_path}: no runs here" in output(capsys, "status", "here", "--runs", tmp_path).out
 
 
@@ -104,7 +106,7 @@ def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
     name_superlink(tmp_path, free_port())
 
 
-# -- what a site sees of its SuperLink ---------------------------------------------------------------------------------
+# -- what a site sees of its SuperLink -------------------------------------------------------------
 class Clock(BaseHTTPRequestHandler):
     """A door whose clock goes wrong."""
 
@@ -119,7 +121,9 @@ class Clock(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def door() -> Iterator[HTTPServer]:
+def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
+    """A server on this machine, and a site without any data that may ask it."""
+    monkeypatch.chdir(tmp_path)
     server = HTTPServer(("127.0.0.1", 0), Clock)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -129,80 +133,85 @@ def door() -> Iterator[HTTPServer]:
     server.server_close()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "level"), [(0, ""), (100, "warning"), (1000, "WRONG"), (-1000, "WRONG")]
-)
+NODE = 'site-name="north"'
+
+
+def address_of(door: HTTPServer) -> str:
+    return f"127.0.0.1:{door.server_port}"
+
+
+@pytest.mark.parametrize(("seconds", "level"), [
+    (0, ""), (100, "warning"), (1000, "WRONG"), (-1000, "WRONG"),
+])  # fmt: skip
 def test_a_wrong_clock_is_said_before_flower_refuses_it(
-    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
+    seconds: int, level: str, door: HTTPServer, monkeypatch: Patch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
-    said = found(
-        "--superlink", f"127.0.0.1:{door.server_port}", "--insecure", node='site-name="north"'
-    )
-    assert level_of(said, "clock ") == level
-    assert level_of(said, "answers; no certificate") == ""
-    assert (
-        shown_by(f"[127.0.0.1]:{door.server_port}").days is None
-    )  # brackets, as around an IPv6 address
+    findings = found("--superlink", address_of(door), "--insecure", node=NODE)
+    assert level_of(findings, "clock ") == level
+    assert level_of(findings, "answers; no certificate") == ""
+
+
+def test_an_ipv6_address_may_have_brackets(door: HTTPServer) -> None:
+    assert shown_by(f"[127.0.0.1]:{door.server_port}").days is None
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setattr("subprocess.Popen", MagicMock())
     monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
     monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", MagicMock())
-    options = [
-        "--superlink",
-        f"127.0.0.1:{door.server_port}",
-        "--insecure",
-        "--node-config",
-        'site-name="north"',
-    ]
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**5))
-    assert main(["site", "run", *options, "--port", "0"]) == 0
-    assert re.search(
-        r"protofl: WRONG clock: (599|60[01]) s ahead of the SuperLink's",
-        shown := capsys.readouterr().err,
-    )
-    assert f"protofl: WRONG writes: state-dir {tmp_path / 'runs'}: 0 MB free" in shown
-    assert main(["site", "run", *options, "--port", f"{door.server_port}"]) == 1
-    assert re.search(f"--port {door.server_port}: .*ddress already in use", capsys.readouterr().err)
+    options = ["--superlink", address_of(door), "--insecure", "--node-config", NODE]
+
+    printed = output(capsys, "site", "run", *options, "--port", "0").err
+    clock = r"protofl: WRONG clock: (599|60[01]) s ahead of the SuperLink's"
+    assert re.search(clock, printed)
+    assert f"protofl: WRONG writes: state-dir {tmp_path / 'runs'}: 0 MB free" in printed
+
+    taken = str(door.server_port)
+    printed = output(capsys, "site", "run", *options, "--port", taken, status=1).err
+    assert re.search(f"--port {taken}: .*ddress already in use", printed)
 
 
-@pytest.mark.parametrize(
-    ("days", "host", "why"), [(0, "", "expired"), (9, "10.9.8.7", "mismatch"), (9, "", "")]
-)
-def test_the_superlinks_certificate_is_tried(
-    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
+    """Give the door a certificate for ``host``; ``days``: how long which certificates hold."""
     certificates = program("certificates")
-    monkeypatch.setattr(
-        certificates, "SERVER_DAYS" if why else "CA_DAYS", days
-    )  # it ends with its authority
-    assert certificates.main([str(tmp_path), "--server", host or "127.0.0.1"]) == 0
+    vars(certificates).update(days)
+    assert certificates.main([str(folder), "--server", host]) == 0
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
     door.socket = context.wrap_socket(door.socket, server_side=True)
-    address = f"127.0.0.1:{door.server_port}"
-    said = found("--superlink", address, "--root-certificates", "ca.crt", node='site-name="north"')
-    if why:
-        assert level_of(said, why) == "WRONG"
-        assert level_of(said, "its operator renews it (certificates.py --renew server)") == "WRONG"
-        known = (
-            f'[superlink.here]\naddress = "{address}"\nroot-certificates = "{tmp_path}/ca.crt"\n'
-        )
-        (tmp_path / "config.toml").write_text(known)
-        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-        with pytest.raises(
-            SettingsError, match=f"here: the SuperLink cannot be asked .*{why}.*; renew it"
-        ):
-            ask("here")
-    else:
-        assert level_of(said, f"{address}: answers; its certificate: 8 days left") == "warning"
-        assert abs(shown_by(address, "ca.crt").ahead) < 60
+
+
+def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -> None:
+    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # it ends with its authority
+    address = address_of(door)
+    findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
+    answers = f"{address}: answers; its certificate: 8 days left"
+    assert level_of(findings, answers) == "warning"
+    assert abs(shown_by(address, "ca.crt").ahead) < 60
+
+
+@pytest.mark.parametrize(("days", "host", "reason"), [
+    (0, "127.0.0.1", "expired"), (9, "10.9.8.7", "mismatch"),
+])  # fmt: skip
+def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
+    days: int, host: str, reason: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    serve_tls(door, tmp_path, host, SERVER_DAYS=days)
+    address = address_of(door)
+    findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
+    assert level_of(findings, reason) == "WRONG"
+    cure = "its operator renews it (certificates.py --renew server)"
+    assert level_of(findings, cure) == "WRONG"
+
+    config = f'[superlink.here]\naddress = "{address}"\nroot-certificates = "{tmp_path}/ca.crt"\n'
+    (tmp_path / "config.toml").write_text(config)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    refusal = f"here: the SuperLink cannot be asked .*{reason}.*; renew it"
+    with pytest.raises(SettingsError, match=refusal):
+        ask("here")

@@ -1,4 +1,4 @@
-"""``protofl worker``: which tasks it takes, whose settings and modules count, and where results go."""
+"""``protofl worker``: its tasks, whose settings and modules count, and where results go."""
 
 import dataclasses
 import json
@@ -27,83 +27,72 @@ from tests.support.given import Patch, Printed
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
 
-def specification(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
-    return ExecutionSpec(
-        kind, "127.0.0.1:1", "token", authority is None, authority, True, 1, False, 1
-    )
+def task(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
+    insecure = authority is None
+    return ExecutionSpec(kind, "127.0.0.1:1", "token", insecure, authority, True, 1, False, 1)
 
 
-def undo_the_commands_variables(monkeypatch: Patch) -> None:
-    """Let ``monkeypatch`` restore the variables that the command sets for the life of its process."""
+@pytest.fixture(autouse=True)
+def _variables_of_the_command(monkeypatch: Patch) -> None:
+    """Let ``monkeypatch`` restore what the command sets for the life of its process."""
+    monkeypatch.setattr("sys.argv", [])
     for variable in ("PYTHONPATH", "no_proxy", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"):
         monkeypatch.setenv(variable, "")
 
 
 @pytest.fixture
 def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
-    used: list[Executor] = []
-    monkeypatch.setattr("sys.argv", [])
-    undo_the_commands_variables(monkeypatch)
-    monkeypatch.setattr(
-        "flwr.supercore.cli.flower_superexec", lambda: used.append(run_superexec.get_executor())
-    )  # type: ignore[attr-defined, call-arg]
-    out_dir = str(tmp_path / "made" / "runs")
-    assert (
-        main(
-            [
-                *OPTIONS,
-                "--root-certificates",
-                __file__,
-                "--out-dir",
-                out_dir,
-                "--allow-python",
-                "mynets",
-            ]
-        )
-        == 0
-    )
-    assert sys.argv == ["flower-superexec", *OPTIONS[1:], "--root-certificates", __file__]
-    return used[0]
+    """The executor that Flower's SuperExec gets of a worker."""
+    executors: list[Executor] = []
+
+    def flower_superexec() -> None:
+        executors.append(run_superexec.get_executor())  # type: ignore[attr-defined, call-arg]
+
+    monkeypatch.setattr("flwr.supercore.cli.flower_superexec", flower_superexec)
+    flowers = ["--root-certificates", __file__]
+    ours = ["--out-dir", str(tmp_path / "made" / "runs"), "--allow-python", "mynets"]
+    assert main([*OPTIONS, *flowers, *ours]) == 0
+    assert sys.argv == ["flower-superexec", *OPTIONS[1:], *flowers]
+    return executors[0]
 
 
 def test_a_worker_takes_server_apps_only_in_its_folder(
     executor: Executor, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("subprocess.Popen", started := MagicMock())
-    assert executor.get_eligible_capacity(set(TaskType), insecure=True) == (
-        {TaskType.SERVER_APP},
-        set(),
-    )
+    started = MagicMock()
+    monkeypatch.setattr("subprocess.Popen", started)
+    capacity = executor.get_eligible_capacity(set(TaskType), insecure=True)
+    assert capacity == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
-        assert executor.launch(specification(kind)).status == LaunchResultStatus.FAILED
+        assert executor.launch(task(kind)).status == LaunchResultStatus.FAILED
     assert not started.called
-    assert (
-        executor.launch(specification(TaskType.SERVER_APP, "ca.crt")).status
-        == LaunchResultStatus.ACCEPTED
-    )
+
+    launched = executor.launch(task(TaskType.SERVER_APP, "ca.crt"))
+    assert launched.status == LaunchResultStatus.ACCEPTED
     (command,) = started.call_args.args
     assert command == executor.command
     written = "".join(call.args[0] for call in started.return_value.stdin.write.call_args_list)
     arguments = json.loads(written)
     assert arguments[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*arguments}
+
     out_dir = tmp_path / "made" / "runs"
     assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (out_dir, out_dir.parent)} == {0o700}
+    for folder in (out_dir, out_dir.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
     with worker.installed_code("/results"):
-        read = vars(import_module(worker.RUNTIME))
-        assert read["install_from_fab"](b"no zip", skip_prompt=True) is None
-        folder = read["get_project_dir"](*read["get_fab_metadata"](b"no zip"), "hash")
-        config = read["get_fused_config_from_dir"](folder, {"lr": 0.5, "out-dir": "/etc"})
+        flower = import_module(worker.RUNTIME)
+        assert flower.install_from_fab(b"no zip", skip_prompt=True) is None
+        folder = flower.get_project_dir(*flower.get_fab_metadata(b"no zip"), "hash")
+        asked = {"lr": 0.5, "out-dir": "/etc"}
+        config = flower.get_fused_config_from_dir(folder, asked)
+
     assert config == default_run_config() | {"lr": 0.5, "out-dir": "/results"}
-    assert (
-        digest_of(config)
-        == digest_of(config | {"out-dir": "/etc"})
-        != digest_of(config | {"lr": 0.6})
-    )
+    assert digest_of(config) == digest_of(config | {"out-dir": "/etc"})
+    assert digest_of(config) != digest_of(config | {"lr": 0.6})
 
 
 NAMED = """
@@ -124,15 +113,17 @@ threading.Thread(target=ask, args=({"dataset": "mynetsx:make"},)).start()
 
 
 def test_a_run_names_no_module_that_the_operator_did_not() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-c", NAMED], capture_output=True, text=True, check=True
-    ).stdout
-    first, second = printed.splitlines()
-    refused = (
-        "not allowed at this server; its operator may name {} in protofl worker --allow-python"
-    )
-    assert first == f"callback = 'shutil:rmtree': {refused.format('shutil')}"
-    assert second == f"dataset = 'mynetsx:make': {refused.format('mynetsx')}"
+    command = [sys.executable, "-c", NAMED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    def refusal(module: str) -> str:
+        operator = f"its operator may name {module} in protofl worker --allow-python"
+        return f"not allowed at this server; {operator}"
+
+    assert done.stdout.splitlines() == [
+        f"callback = 'shutil:rmtree': {refusal('shutil')}",
+        f"dataset = 'mynetsx:make': {refusal('mynetsx')}",
+    ]
 
 
 READS_A_TASK = """
@@ -152,7 +143,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, tmp_path: Path) -> 
     read = tmp_path / "read"
     executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
     executor.reconcile()
-    spec = dataclasses.replace(specification(TaskType.SERVER_APP), token="a-secret-token")
+    spec = dataclasses.replace(task(TaskType.SERVER_APP), token="a-secret-token")
     assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
     until = time.monotonic() + 60
     while not (read.exists() and read.read_text().endswith("\n")):
@@ -198,7 +189,7 @@ def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
     executor.reconcile()
     assert executor.forking is not None
     executor.forking.wait()
-    failed = executor.launch(specification(TaskType.SERVER_APP))
+    failed = executor.launch(task(TaskType.SERVER_APP))
     assert failed.status == LaunchResultStatus.FAILED
     assert "ended before it had read the task" in str(failed.message)
 
@@ -218,7 +209,5 @@ def test_another_version_of_flower_ends_the_worker_and_not_each_run(
     monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr(import_module(worker.RUNTIME), "install_from_fab")
-    undo_the_commands_variables(monkeypatch)
-    monkeypatch.setattr("sys.argv", [])
     with pytest.raises(AttributeError, match="install_from_fab"):
         main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")])

@@ -5,22 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 
 from protofl_common.tools import local
 from protofl_common.tools.cli import COMMANDS, main, parser_of
-from tests.support.commands import SCHEMA, told
+from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import write_run
+from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 
 
 def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     able = {name for name in COMMANDS if "--json" in parser_of(name).format_help()}
-    assert able == {name.split()[0] for name in SCHEMA["$defs"] if name.split()[0] in COMMANDS}
-    assert {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]} == able
+    defined = {name.split()[0] for name in SCHEMA["$defs"]}
+    parts = {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]}
+    assert able == defined & set(COMMANDS)
+    assert able == parts
 
 
-def test_lists_and_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
     assert len(told(capsys, "list")) == 8
@@ -28,7 +30,7 @@ def test_lists_and_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 
 
-def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))
@@ -38,35 +40,27 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}
 
 
-def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run_federation(
-        run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2
-    ).folder
+def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
+    config = run_config(tmp_path, models="table3", dataset="wine", partition="iid")
+    folder = run_federation(config, clients=2).folder
     assert told(capsys, "predict", str(folder))["rows"] > 0
-    assert main(["export", str(folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
-    (tmp_path / "good.csv").write_text(
-        ",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n"
-    )
-    (tmp_path / "bad.csv").write_text("a\n1\n")
+
+    model = str(tmp_path / "model")
+    good = tmp_path / "good.csv"
+    bad = tmp_path / "bad.csv"
+    output(capsys, "export", folder, "--site", "site-0", "--out", model)
+    good.write_text(",".join("abcdefghijklm") + "\n" + ",".join("1" * 13) + "\n")
+    bad.write_text("a\n1\n")
     capsys.readouterr()
-    main(
-        [
-            "predict",
-            str(tmp_path / "model"),
-            str(tmp_path / "good.csv"),
-            str(tmp_path / "bad.csv"),
-            "--json",
-        ]
-    )
+    main(["predict", model, str(good), str(bad), "--json"])
+
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line in lines:
         jsonschema.validate(json.loads(line), SCHEMA)
 
 
-def test_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     folder = tmp_path / "runs" / "one"
 
     def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
@@ -77,15 +71,10 @@ def test_a_run(
         return folder, ""
 
     monkeypatch.setattr(local, "attempt", attempt)
-    for words in ((), ("--quiet",)):
-        found = told(capsys, "run", "rounds=1", *words)
-        assert found["folder"] == str(folder)
-        assert found["summary"]["settings"] == {"algo": "local"}
-    failed = told(capsys, "run", "run-name=bad")
-    assert failed == {
-        "command": "run",
-        "format": 1,
-        "status": "failed",
-        "folder": None,
-        "summary": None,
-    }
+    for options in ([], ["--quiet"]):
+        content = told(capsys, "run", "rounds=1", *options)
+        assert content["folder"] == str(folder)
+        assert content["summary"]["settings"] == {"algo": "local"}
+
+    nothing = {"status": "failed", "folder": None, "summary": None}
+    assert told(capsys, "run", "run-name=bad") == {"command": "run", "format": 1} | nothing

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,11 +15,12 @@ from filelock import FileLock
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
+from protofl_common.config.options import Config
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
 from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
-from tests.support.commands import told
+from tests.support.commands import output, told
 from tests.support.fakes import row, write, write_run
 from tests.support.given import Patch, Printed
 
@@ -26,133 +28,144 @@ from tests.support.given import Patch, Printed
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(
-        "protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)}
-    )  # all take a second
+    # All figures of a page take a second.
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
 def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
-    listed = {
-        line.strip().partition("  ")[0]: line.rstrip()
-        for line in capsys.readouterr().out.splitlines()
-    }
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.strip().partition("  ")[0]: line.rstrip() for line in lines}
+
     assert {*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED} <= set(listed)
     for name, text in (DATASETS | PARTITIONS | ARCHITECTURES | EMBEDDED).items():
         assert listed[name].endswith(text)
     for name, algorithm in CATALOG.items():
         assert algorithm.paper in listed[name]
-    ascii = io.TextIOWrapper(shown := io.BytesIO(), "ascii", write_through=True)
-    with (
-        mock.patch("sys.argv", ["protofl", "list"]),
-        mock.patch("sys.stdout", ascii),
-        mock.patch("signal.signal"),
-        pytest.raises(SystemExit),
-    ):
+
+
+def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.argv", ["protofl", "list"])
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "ascii", write_through=True))
+    monkeypatch.setattr("signal.signal", mock.Mock())
+    with pytest.raises(SystemExit):
         program()
-    assert b"MNIST, 28?28 grey" in shown.getvalue()
+    assert b"MNIST, 28?28 grey" in printed.getvalue()
 
 
-def test_what_crosses_the_wire_is_said_a_part_and_another_module_too(capsys: Printed) -> None:
+def listed_algorithms(capsys: Printed) -> str:
+    """The list of algorithms as one line."""
     main(["list", "algorithms"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert (
-        "Local (baseline: every client trains alone). Down: nothing. Up: nothing. Different networks: yes."
-        in out
-    )
-    each, counted = (
-        "prototypes (a prototype of each class",
-        ", with the number of samples behind it)",
-    )
-    assert f"Down: {each}). Up: {each}{counted}." in out
-    assert f"Down: {each}), local_sets (every client's prototypes). Up: {each}{counted}." in out
-    assert (
-        "Up: weights (all weights of the model), prototypes (several prototypes of each class)."
-        in out
-    )
-    for one in (
-        "weights (all weights of the model but its last layers)",
-        "outputs (a mean output of each class)",
-    ):
-        assert f"Up: {one}." in out
-    assert (
-        f"Down: {(meme := 'weights (all weights of the meme, a shared model)')}. Up: {meme}." in out
-    )
+    return " ".join(capsys.readouterr().out.split())
+
+
+LOCAL = "Local (baseline: every client trains alone)"
+PROTOTYPES = "prototypes (a prototype of each class"
+COUNTED = f"{PROTOTYPES}, with the number of samples behind it)"
+MEME = "weights (all weights of the meme, a shared model)"
+
+
+@pytest.mark.parametrize("text", [
+    f"{LOCAL}. Down: nothing. Up: nothing. Different networks: yes.",
+    f"Down: {PROTOTYPES}). Up: {COUNTED}.",
+    f"Down: {PROTOTYPES}), local_sets (every client's prototypes). Up: {COUNTED}.",
+    "Up: weights (all weights of the model), prototypes (several prototypes of each class).",
+    "Up: weights (all weights of the model but its last layers).",
+    "Up: outputs (a mean output of each class).",
+    f"Down: {MEME}. Up: {MEME}.",
+])  # fmt: skip
+def test_what_crosses_the_wire_is_said(text: str, capsys: Printed) -> None:
+    assert text in listed_algorithms(capsys)
+
+
+def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
+    monkeypatch: Patch, capsys: Printed
+) -> None:
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
-    with mock.patch.dict(CATALOG, {"mine": replace(CATALOG["fedavg"], exchange=Exchange(up=up))}):
-        main(["list", "algorithms"])
-    said = "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)."
-    assert said in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setitem(CATALOG, "mine", replace(CATALOG["fedavg"], exchange=Exchange(up=up)))
+    both = "weights (the body weights of the model), critic (all weights of the critic model)"
+    assert f"Down: nothing. Up: {both}." in listed_algorithms(capsys)
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> list[str]:
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    same = {"dataset": "digits", "lr": 0.1}
+    local = same | {"algo": "local", "run-name": "a"}
+    write_run(one, local, [{"0": {"head": 0.5}}] * 2)
+    fedproto = same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0}
+    write_run(two, fedproto, [{"0": {"head": 0.25, "prototype": 0.75}}] * 2, division=2)
+    return [str(one), str(two)]
 
 
 def test_compare_shows_figures_and_the_settings_that_differ(
-    tmp_path: Path, capsys: Printed
+    two_runs: list[str], capsys: Printed
 ) -> None:
-    same = {"dataset": "digits", "lr": 0.1}
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_run(one, same | {"algo": "local", "run-name": "a"}, [{"0": {"head": 0.5}}] * 2)
-    both = {"0": {"head": 0.25, "prototype": 0.75}}
-    write_run(
-        two,
-        same | {"algo": "fedproto", "run-name": "b", "fedproto.lambda": 1.0},
-        [both] * 2,
-        division=2,
+    assert main(["compare", *two_runs]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
+    assert ["head: mean", "50.00", "25.00"] in rows
+    assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in rows
+    assert ["seconds", "1m01s", "1m01s"] in rows
+    assert ["algo", "local", "fedproto"] in rows
+    assert ["fedproto.lambda", "–", "1.0"] in rows
+    assert ["division", "1", "2"] in rows
+    assert ["lost replies", "2", "2"] in rows, "a late one was missing before"
+    assert not {"dataset", "lr", "run-name"} & {row[0] for row in rows}
+
+
+@pytest.mark.parametrize(("changes", "error"), [
+    ({"settings": []}, "Attr"),
+    ({"settings": {"seed": "x"}}, "Value"),
+    ({"best-accuracy": 3}, "Attr"),
+])  # fmt: skip
+def test_a_summary_that_is_none_is_named(
+    changes: dict[str, Any], error: str, two_runs: list[str], capsys: Printed
+) -> None:
+    _, run = two_runs
+    file = Path(run) / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    assert (
+        f"{run}: not the figures of a run: {error}" in output(capsys, "compare", run, status=1).err
     )
-    assert main(["compare", str(one), str(two)]) == 0
-    cells = [
-        [cell.strip() for cell in line.strip("│┃").split("│")]
-        for line in capsys.readouterr().out.splitlines()
-    ]
-    assert ["head: mean", "50.00", "25.00"] in cells
-    assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in cells
-    for line in (
-        "seconds 1m01s 1m01s",
-        "algo local fedproto",
-        "fedproto.lambda – 1.0",
-        "division 1 2",
-    ):
-        assert line.split() in cells
-    assert ["lost replies", "2", "2"] in cells, "a late one was missing before"
-    assert not any(row[0] in ("dataset", "lr", "run-name") for row in cells)
-    summary, no_run = json.loads((two / "summary.json").read_text()), "not the figures of a run: "
-    wrong = (
-        ({"settings": []}, "Attr"),
-        ({"settings": {"seed": "x"}}, "Value"),
-        ({"best-accuracy": 3}, "Attr"),
-    )
-    texts = {json.dumps(summary | changes): f"{no_run}{error}" for changes, error in wrong}
-    for text, why in {**texts, "": "no summary.json in it"}.items():
-        (two / "summary.json").write_text(text)
-        assert main(["compare", str(two)]) == 1
-        assert f"{two}: {why}" in capsys.readouterr().err
+
+    file.write_text("")
+    assert f"{run}: no summary.json in it" in output(capsys, "compare", run, status=1).err
 
 
 EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
-def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: Printed) -> None:
-    for name, rounds in {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}.items():
-        of_run = {
-            "algo": "fedproto" + EVIL,
-            "dataset": EVIL,
-            "lr" + EVIL: name,
-            "seed": 1,
-            "rounds": 1,
-        }
-        write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
-        (tmp_path / name / "settings.toml").write_text(
-            f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n"
-        )
-        summary = json.loads((file := tmp_path / name / "summary.json").read_text())
-        file.write_text(json.dumps(summary | {"algorithm": EVIL, "rounds": EVIL}))
-    for words in (
-        ["runs", str(tmp_path)],
-        ["compare", str(tmp_path / "one"), str(tmp_path / "[/b]two")],
-    ):
-        assert main(words) == 0
-        out, err = capsys.readouterr()
-        assert "owned" in out
-        assert ("\x1b" in out, "left out: " in err) == (False, words[0] == "runs")
+@pytest.fixture
+def strangers_runs(tmp_path: Path) -> Path:
+    """Runs with control characters in whatever a run has; of the last two the rounds are none."""
+    folders = {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}
+    for name, rounds in folders.items():
+        folder = tmp_path / name
+        settings = {"algo": f"fedproto{EVIL}", "dataset": EVIL, f"lr{EVIL}": name}
+        settings |= {"seed": 1, "rounds": 1}
+        write_run(folder, settings, [{"site-0": {"head": 0.5}}] * 2)
+        toml = f"dataset = {json.dumps(EVIL)}\nrounds = {rounds}\n"
+        (folder / "settings.toml").write_text(toml)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary |= {"algorithm": EVIL, "rounds": EVIL}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return tmp_path
+
+
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(
+    strangers_runs: Path, capsys: Printed
+) -> None:
+    listed = output(capsys, "runs", strangers_runs)
+    assert "left out: " in listed.err
+    compared = output(capsys, "compare", strangers_runs / "one", strangers_runs / "[/b]two")
+    assert "left out: " not in compared.err
+    for printed in (listed.out, compared.out):
+        assert "owned" in printed
+        assert "\x1b" not in printed
 
 
 @pytest.fixture
@@ -162,17 +175,12 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
-        settings = {
-            "algo": "local",
-            "dataset": "digits",
-            "partition": "iid" if days else "own",
-            "seed": days,
-        }
+        partition = "own" if name == "running" else "iid"
+        settings: Config = {"algo": "local", "dataset": "digits", "partition": partition}
+        settings |= {"seed": days}
         write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
-        toml = "".join(
-            f"{key} = {json.dumps(value)}\n" for key, value in {**settings, "rounds": 2}.items()
-        )
-        (folder / "settings.toml").write_text(toml)
+        toml = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
+        (folder / "settings.toml").write_text("".join(toml) + "rounds = 2\n")
         for part in ("clients/site-0", "checkpoints"):
             (folder / part).mkdir(parents=True)
             (folder / part / "1.bin").write_bytes(bytes(1000))
@@ -186,37 +194,33 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
 def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     with FileLock(runs / ".running.lock"):
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
-    assert list(found) == ["running", "stopped", "newer", "older"]
-    facts = [f"{run['state']}, {run['dataset']}" for run in found.values()]
-    assert facts == ["running, own data of the sites", "stopped, digits", *["finished, digits"] * 2]
+
+    assert [(name, run["state"], run["dataset"]) for name, run in found.items()] == [
+        ("running", "running", "own data of the sites"),
+        ("stopped", "stopped", "digits"),
+        ("newer", "finished", "digits"),
+        ("older", "finished", "digits"),
+    ]
     older = found["older"]
-    wanted = {
-        "algorithm": "local",
-        "dataset": "digits",
-        "seed": 20,
-        "rounds": 2,
-        "wanted": 2,
-        "final": "head 45.00",
-    }
-    assert wanted.items() <= older.items()
-    assert older["best"] == "head 45.00 @1 (chosen on test data)"
-    assert older["bytes"] == sum(
-        file.stat().st_size for file in (runs / "older").rglob("*") if file.is_file()
-    )
+    expected = {"algorithm": "local", "dataset": "digits", "seed": 20, "rounds": 2, "wanted": 2}
+    expected |= {"final": "head 45.00", "best": "head 45.00 @1 (chosen on test data)"}
+    assert expected.items() <= older.items()
+    files = [path for path in (runs / "older").rglob("*") if path.is_file()]
+    assert older["bytes"] == sum(file.stat().st_size for file in files)
     assert round(older["days"]) == 20
-    assert main(["runs"]) == 0
-    out = capsys.readouterr().out
-    for line in (
-        "head 45.00 @1*",
-        "local · digits · seed 20",
-        "* chosen on test data, and so too good.",
-    ):
-        assert line in out
-    assert main(["runs", "nowhere"]) == 1
-    assert (
-        "nowhere: no such folder; runs are in runs unless out-dir says otherwise"
-        in capsys.readouterr().err
-    )
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_list_of_runs_on_a_narrow_terminal(capsys: Printed) -> None:
+    printed = output(capsys, "runs").out
+    assert "head 45.00 @1*" in printed
+    assert "local · digits · seed 20" in printed
+    assert "* chosen on test data, and so too good." in printed
+
+
+def test_a_folder_of_runs_that_is_not_there_is_named(capsys: Printed) -> None:
+    refusal = "nowhere: no such folder; runs are in runs unless out-dir says otherwise"
+    assert refusal in output(capsys, "runs", "nowhere", status=1).err
 
 
 def test_a_report_of_a_folder_and_of_a_name_in_runs(
@@ -225,28 +229,28 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
     two = write(tmp_path / "runs" / "two", [row(1, ["a"])])
-    assert main(["report", str(one), "two"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        str(one / "report.html"),
-        "runs/two/report.html",
-    ]
-    assert (one / "report.html").stat().st_size > 1000
-    assert (two / "report.html").stat().st_size > 1000
+
+    printed = output(capsys, "report", one, "two").out
+
+    assert printed.splitlines() == [str(one / "report.html"), "runs/two/report.html"]
+    for folder in (one, two):
+        assert (folder / "report.html").stat().st_size > 1000
 
 
 def test_no_run_and_no_page_to_write_are_named(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     monkeypatch.chdir(tmp_path)
+
+    def refusal_of(run: object) -> str:
+        return output(capsys, "report", run, status=1).err
+
+    assert "nowhere: no such folder, neither here nor in runs/" in refusal_of("nowhere")
     (tmp_path / "empty").mkdir()
-    assert main(["report", "nowhere"]) == 1
-    assert "nowhere: no such folder, neither here nor in runs/" in capsys.readouterr().err
-    assert main(["report", "empty"]) == 1
-    assert "empty: no settings.toml in it; give the folder of a run" in capsys.readouterr().err
+    assert "empty: no settings.toml in it; give the folder of a run" in refusal_of("empty")
+
     folder = write(tmp_path / "run", [row(1, ["a"])])
     (folder / "report.html").mkdir()
-    assert main(["report", str(folder)]) == 1
-    assert "the page cannot be written" in capsys.readouterr().err
+    assert "the page cannot be written" in refusal_of(folder)
     (folder / "metrics.jsonl").write_text('{"accuracy": 3}')
-    assert main(["report", str(folder)]) == 1
-    assert f"{folder}: the page cannot be written: KeyError: " in capsys.readouterr().err
+    assert f"{folder}: the page cannot be written: KeyError: " in refusal_of(folder)

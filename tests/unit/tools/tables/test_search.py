@@ -1,16 +1,17 @@
-"""``protofl table --search``: chosen on validation data alone, as many trials for each row, and nothing made twice."""
+"""``protofl table --search``: chosen on validation data alone, the same number of trials a row."""
 
 import csv
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from rich.console import Console
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.table import _shard, execute
@@ -18,7 +19,7 @@ from protofl_common.tools.tables.plan import Run, Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support.commands import SCHEMA
-from tests.support.fakes import write_run
+from tests.support.fakes import Accuracies, write_run
 from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
 
@@ -37,63 +38,97 @@ columns:
   all:
 rows:
   Local: {settings: {algo: local}}
-  FedProto: {settings: {algo: fedproto}, search: {fedproto.lambda: {range: [0.5, 8]}, local-epochs: [1, 5]}}
-  as it is: {settings: {algo: fedavg}, grid: {momentum: [0, 0.9], batch-size: [5]}, search: {lr: [0.03]}}
+  FedProto:
+    settings: {algo: fedproto}
+    search: {fedproto.lambda: {range: [0.5, 8]}, local-epochs: [1, 5]}
+  as it is:
+    settings: {algo: fedavg}
+    grid: {momentum: [0, 0.9], batch-size: [5]}
+    search: {lr: [0.03]}
 """
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "tuned.yaml"
+    return written(tmp_path)
+
+
+def written(folder: Path) -> Path:
+    """The table in a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "tuned.yaml"
     path.write_text(TABLE, encoding="utf-8")
     return path
 
 
-class Launcher:
-    """The smaller ``lr`` is, the better is the figure on validation data, and the worse on test data."""
+def is_trial(run: Run) -> bool:
+    return run.settings.run.seed in (11, 12)
 
-    def __init__(self, stop_at: int = 0) -> None:
-        self.launched: list[Run] = []
+
+def lr_of(run: Run) -> float:
+    return run.settings.training.lr
+
+
+def never(run: Run) -> bool:
+    return False
+
+
+class Launcher:
+    """The smaller ``lr`` is, the better is a run on validation data, and the worse on test data."""
+
+    def __init__(
+        self,
+        stop_at: int = 0,
+        broken: Callable[[Run], bool] = never,
+        silent: Callable[[Run], bool] = never,
+    ) -> None:
+        """``silent``: runs that have no figure on validation data."""
+        self.runs: list[Run] = []
         self.stop_at = stop_at
-        self.broken: Callable[[Run], bool] = lambda run: False
-        self.silent: Callable[[Run], bool] = lambda run: (
-            False
-        )  # it has no figure on validation data
+        self.broken = broken
+        self.silent = silent
+
+    @property
+    def names(self) -> list[str]:
+        return [run.name for run in self.runs]
 
     def __call__(
         self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
     ) -> str:
-        self.launched.append(run)
-        if len(self.launched) == self.stop_at:
+        self.runs.append(run)
+        if len(self.runs) == self.stop_at:
             raise KeyboardInterrupt
         if self.broken(run):
             return "it exploded"
-        lr = run.settings.training.lr
-        tested, validated = (
-            [{"0": {"head": one}}, {"0": {"head": one / 2}}] for one in (lr, 0.5 - lr)
-        )
-        sites = {f"{site}": {"head": 0.0} for site in range(int(run.federation["num-supernodes"]))}
-        validated = [{}, {}] if self.silent(run) else validated
-        write_run(
-            folder / run.name,
-            to_run_config(run.settings),
-            [sites | one for one in tested],
-            validation=validated,
-        )
+
+        clients = int(run.federation["num-supernodes"])
+        others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
+
+        def both_evaluations(accuracy: float) -> list[Accuracies]:
+            return [{"0": {"head": accuracy}}, {"0": {"head": accuracy / 2}}]
+
+        tested = [evaluation | others for evaluation in both_evaluations(lr_of(run))]
+        validated = both_evaluations(0.5 - lr_of(run))
+        if self.silent(run):
+            validated = [{}, {}]
+        config = to_run_config(run.settings)
+        write_run(folder / run.name, config, tested, validation=validated)
         return ""
 
 
-def search(
-    path: Path, launcher: Launcher, overrides: dict[str, Scalar] | None = None, shard: str = "1/1"
-) -> int:
-    found = read_table(path)
-    cells, out = plan(found, overrides=overrides or {}), path.parent
-    check_search(found, cells)
-    more = {"trials": Runs(out / "trials", patience=-1), "shard": _shard(shard)}
-    return execute([(found, cells)], Runs(out / "runs"), launcher, out, Console(quiet=True), **more)
+def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
+    spec = read_table(path)
+    cells = plan(spec)
+    check_search(spec, cells)
+    out = path.parent
+    trials = Runs(out / "trials", patience=-1)
+    options: dict[str, Any] = {"trials": trials, "shard": _shard(shard)}
+    console = Console(quiet=True)
+    return execute([(spec, cells)], Runs(out / "runs"), launcher, out, console, **options)
 
 
-def chosen(path: Path) -> dict[str, dict]:
+def cells_of(path: Path) -> dict[str, Any]:
+    """Row -> its cell in the result."""
     content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     return {cell["row"]: cell for cell in content["cells"]}
 
@@ -103,37 +138,38 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 ) -> None:
     launcher = Launcher()
     assert search(table, launcher) == 0
-    trials = [run for run in launcher.launched if run.settings.run.seed in (11, 12)]
-    finals = [run for run in launcher.launched if run not in trials]
-    for algo in ("local", "fedproto"):
-        of_row = {run.settings.training.lr for run in trials if run.settings.run.algo == algo}
-        assert len(of_row) == 7
-        assert {run.settings.training.lr for run in finals if run.settings.run.algo == algo} == {
-            min(of_row)
-        }
-        assert 0.05 in of_row, "the row's own setting is the first trial"
+
+    trials = [run for run in launcher.runs if is_trial(run)]
+    finals = [run for run in launcher.runs if not is_trial(run)]
     assert {run.settings.run.seed for run in finals} == {1, 2}
-    found, grid = (
-        chosen(table),
-        {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)},
-    )
-    assert set(found) == {"Local", "FedProto"} | grid
-    assert found["FedProto"]["search"]["trials"] == 7
-    assert found["FedProto"]["search"]["chosen-on"] == "validation"
-    assert set(found["FedProto"]["search"]["settings"]) == {"lr", "fedproto.lambda", "local-epochs"}
-    assert found["FedProto"]["difference"]["n"] == 2
-    row = next(
-        row
-        for row in csv.DictReader((table.parent / "tuned.csv").open())
-        if row["row"] == "FedProto"
-    )
-    assert json.loads(row["chosen"])["settings"] == found["FedProto"]["search"]["settings"]
-    text = (table.parent / "tuned.md").read_text(encoding="utf-8")
+    for algo in ("local", "fedproto"):
+        tried = {lr_of(run) for run in trials if run.settings.run.algo == algo}
+        assert len(tried) == 7
+        assert 0.05 in tried, "the row's own setting is the first trial"
+        taken = {lr_of(run) for run in finals if run.settings.run.algo == algo}
+        assert taken == {min(tried)}
+
+
+def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
+    search(table, Launcher())
+
+    cells = cells_of(table)
+    grid = {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)}
+    assert set(cells) == {"Local", "FedProto"} | grid
+    ours = cells["FedProto"]
+    assert ours["search"]["trials"] == 7
+    assert ours["search"]["chosen-on"] == "validation"
+    assert set(ours["search"]["settings"]) == {"lr", "fedproto.lambda", "local-epochs"}
+    assert ours["difference"]["n"] == 2
+
+    with table.with_suffix(".csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["row"] == "FedProto"]
+    assert json.loads(row["chosen"])["settings"] == ours["search"]["settings"]
+
+    text = table.with_suffix(".md").read_text(encoding="utf-8")
     assert "best head, its round chosen on validation data" in text
-    assert (
-        "chosen on validation data, by trials that no row has more of; test data chose none. 7 trials"
-        in text
-    )
+    note = "chosen on validation data, by trials that no row has more of; test data chose none"
+    assert f"{note}. 7 trials" in text
     assert text.count("test data chose none") == 1
     assert "## Against Local" in text
     assert "paper" not in text, "no row has a number of a paper's"
@@ -144,16 +180,18 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
 @pytest.mark.slow
 def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
-    parts = tmp_path / "parts" / table.name
-    parts.parent.mkdir()
-    parts.write_text(TABLE, encoding="utf-8")
-    search(table, whole := Launcher())
-    made = []
+    whole = Launcher()
+    search(table, whole)
+
+    in_parts = written(tmp_path / "parts")
+    names = []
     for shard in ("2/2", "1/2"):
-        search(parts, launcher := Launcher(), shard=shard)
-        made += [run.name for run in launcher.launched]
-    assert sorted(made) == sorted(run.name for run in whole.launched)
-    assert parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
+        launcher = Launcher()
+        search(in_parts, launcher, shard)
+        names += launcher.names
+
+    assert sorted(names) == sorted(whole.names)
+    assert in_parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow
@@ -161,93 +199,111 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     stop_at: int, table: Path, tmp_path: Path
 ) -> None:
+    stopped = Launcher(stop_at)
     with pytest.raises(KeyboardInterrupt):
-        search(table, first := Launcher(stop_at))
-    search(table, second := Launcher())
-    assert [run.name for run in first.launched[:-1] + second.launched].count(
-        first.launched[0].name
-    ) == 1
-    search(table, third := Launcher())
-    assert third.launched == []
-    whole = tmp_path / "whole" / "tuned.yaml"
-    whole.parent.mkdir()
-    whole.write_text(TABLE, encoding="utf-8")
-    search(whole, Launcher())
-    assert chosen(whole) == chosen(table)
+        search(table, stopped)
+    goes_on = Launcher()
+    search(table, goes_on)
+    *finished, _ = stopped.names
+    assert finished[0] not in finished[1:] + goes_on.names
+
+    nothing_left = Launcher()
+    search(table, nothing_left)
+    assert nothing_left.runs == []
+
+    at_once = written(tmp_path / "whole")
+    search(at_once, Launcher())
+    assert cells_of(table) == cells_of(at_once)
 
 
 def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
     search(table, Launcher())
     table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
-    search(table, more := Launcher())
+    launcher = Launcher()
+    search(table, launcher)
 
-    assert sum(run.settings.run.seed == 11 for run in more.launched) == 2
+    assert len([run for run in launcher.runs if run.settings.run.seed == 11]) == 2
+
+
+def is_unlucky(run: Run) -> bool:
+    return is_trial(run) and lr_of(run) < 0.02
 
 
 @pytest.mark.slow
 def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
-    launcher = Launcher()
-    launcher.broken = lambda run: run.settings.training.lr < 0.02 and run.settings.run.seed > 10
-    assert search(table, launcher) == 0
-    found = chosen(table)["Local"]["search"]
+    assert search(table, Launcher(broken=is_unlucky)) == 0
+    found = cells_of(table)["Local"]["search"]
     assert found["settings"]["lr"] >= 0.02
-    assert (found["trials"], found["failed"] > 0) == (7, True)
-    search(table, again := Launcher())
-    assert {
-        run.settings.training.lr < 0.02 for run in again.launched if run.settings.run.seed > 10
-    } == {True}
-    assert chosen(table)["Local"]["search"]["failed"] == 0
-    again.silent = launcher.broken
-    table.write_text(TABLE.replace("rounds: 2", "rounds: 4"), encoding="utf-8")
+    assert found["trials"] == 7
+    assert found["failed"] > 0
+
+    again = Launcher()
     search(table, again)
-    found = chosen(table)["Local"]["search"]
-    assert (found["trials"], found["failed"] > 0) == (7, True)
-    launcher.broken = lambda run: True
-    table.write_text(TABLE.replace("rounds: 2", "rounds: 3"), encoding="utf-8")
-    search(table, launcher)
-    assert (
-        chosen(table)["Local"]["reason"]
-        == "search: none of 7 trials ended well: it exploded; it exploded"
-    )
+    assert all(is_unlucky(run) for run in again.runs if is_trial(run))
+    assert any(is_trial(run) for run in again.runs)
+    assert cells_of(table)["Local"]["search"]["failed"] == 0
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (
-        ("validation-fraction: 0.25", "lr: 0.05"),
-        "validation-fraction = 0.0: --search chooses on validation data only",
-    ),
-    (("trials: 7", ""), "trials: missing"),
-    (("lr: {log: [0.001, 0.1]}", "alpha: [0.1, 0.2]"), "search: alpha: changes the data"),
-    (("lr: {log: [0.001, 0.1]}", "lr: {range: [-1, 1]}"), "Local / all: search: lr = -1: must be a number above 0"),
-    (("lr: {log: [0.001, 0.1]}", "fedtgp.tau: [1]"), "search: fedtgp.tau: unknown key"),
-    (("lr: {log: [0.001, 0.1]}", "fedtgp.lambda: [1]"), "row Local: search: fedtgp.lambda: is no setting of local"),
-    (("log: [0.001, 0.1]", "log: [0.1, 0.001]"), "search: lr = {'log': [0.1, 0.001]}: must be a list of values"),
-    (("momentum: [0, 0.9]", "momentum: 0"), "grid: momentum = 0: must be a list of values"),
-    (("trial-seeds: [11, 12]", "trial-seeds: [1]"), "trial-seeds = [1]: must be a list of whole numbers, none of"),
-    (("against: Local", "against: Nobody"), "against = 'Nobody': must be one of Local, FedProto"),
-    (("what: head}", "what: head, over: std}"), "--search looks for the largest accuracy or metric, not for"),
+def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> None:
+    search(table, Launcher(silent=is_unlucky))
+    found = cells_of(table)["Local"]["search"]
+    assert found["trials"] == 7
+    assert found["failed"] > 0
+
+
+def test_a_search_whose_trials_all_fail_says_why(table: Path) -> None:
+    search(table, Launcher(broken=lambda run: True))
+    reason = "search: none of 7 trials ended well: it exploded; it exploded"
+    assert cells_of(table)["Local"]["reason"] == reason
+
+
+LOG = "lr: {log: [0.001, 0.1]}"
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("validation-fraction: 0.25", "lr: 0.05",
+        "validation-fraction = 0.0: --search chooses on validation data only"),
+    ("trials: 7", "", "trials: missing"),
+    (LOG, "alpha: [0.1, 0.2]", "search: alpha: changes the data"),
+    (LOG, "lr: {range: [-1, 1]}", "Local / all: search: lr = -1: must be a number above 0"),
+    (LOG, "fedtgp.tau: [1]", "search: fedtgp.tau: unknown key"),
+    (LOG, "fedtgp.lambda: [1]", "row Local: search: fedtgp.lambda: is no setting of local"),
+    (LOG, "lr: {log: [0.1, 0.001]}",
+        "search: lr = {'log': [0.1, 0.001]}: must be a list of values"),
+    ("momentum: [0, 0.9]", "momentum: 0", "grid: momentum = 0: must be a list of values"),
+    ("trial-seeds: [11, 12]", "trial-seeds: [1]",
+        "trial-seeds = [1]: must be a list of whole numbers, none of"),
+    ("against: Local", "against: Nobody", "against = 'Nobody': must be one of Local, FedProto"),
+    ("what: head}", "what: head, over: std}",
+        "--search looks for the largest accuracy or metric, not for"),
 ])  # fmt: skip
 def test_a_search_that_cannot_work_is_refused(
-    change: tuple[str, str], said: str, table: Path
+    old: str, new: str, expected: str, table: Path
 ) -> None:
-    table.write_text(TABLE.replace(*change), encoding="utf-8")
-    with pytest.raises(SettingsError, match=re.escape(said)):
+    table.write_text(TABLE.replace(old, new), encoding="utf-8")
+    with pytest.raises(SettingsError, match=re.escape(expected)):
         search(table, Launcher())
 
 
 def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     table: Path, capsys: Printed
 ) -> None:
-    assert main(["table", str(table), "--search", "--seeds", "11", "--dry-run"]) == 1
+    command = ["table", str(table), "--dry-run"]
+    assert main([*command, "--search", "--seeds", "11"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
-    assert main(["table", str(table), "--search", "--dry-run", "--out", str(table.parent)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "7 of 7 trials are to be made first" in out
-    assert out.endswith("to search: 56 runs of trials; then 8 runs of what they choose")
+
+    command += ["--out", str(table.parent)]
+    assert main([*command, "--search"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "7 of 7 trials are to be made first" in printed
+    assert printed.endswith("to search: 56 runs of trials; then 8 runs of what they choose")
+
     search(table, Launcher())
-    for more, said in (([], True), (["--search"], False)):
-        assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
-        assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
+    ignored = "tuned: without --search the settings of"
+    assert main(command) == 0
+    assert ignored in capsys.readouterr().out
+    assert main([*command, "--search"]) == 0
+    assert ignored not in capsys.readouterr().out
 
 
 PLANTED_TABLE = """
@@ -263,50 +319,48 @@ search: {{lr: [0.000001, 0.001, 0.02]}}
 columns: {{all: {{clients: 2}}}}
 rows: {{Local: {{settings: {{algo: local}}}}}}
 """
-PLANTED = "site{site},{split},{x:.3f},{y:.3f},{label}\n"
+
+
+def planted_rows() -> str:
+    """Two sites whose test labels are turned round."""
+    splits = ("train", "train", "validation", "test")
+    lines = ["client,split,x,y,label"]
+    for number in range(160):
+        site = number // 8 % 2
+        split = splits[number % 4]
+        label = number // 4 % 2
+        size = 1 + number % 7 / 10
+        x = size if label == 1 else -size
+        shown = 1 - label if split == "test" else label
+        lines.append(f"site{site},{split},{x:.3f},{number % 5:.3f},{shown}")
+    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.slow
 def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(
     tmp_path: Path,
 ) -> None:
-    """On labels that are turned round in the test part: who learns is right on validation data alone."""
-    rows = "client,split,x,y,label\n"
-    for number in range(160):
-        split, label = ("train", "train", "validation", "test")[number % 4], number // 4 % 2
-        x = (1 if label else -1) * (1 + number % 7 / 10)
-        rows += PLANTED.format(
-            site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test")
-        )
-    (tmp_path / "planted.csv").write_text(rows, encoding="utf-8")
-    (tmp_path / "planted.yaml").write_text(
-        PLANTED_TABLE.format(file=tmp_path / "planted.csv"), encoding="utf-8"
-    )
-    folders = tmp_path / "one-by-one"
+    """Who learns is right on validation data alone."""
+    data = tmp_path / "planted.csv"
+    data.write_text(planted_rows(), encoding="utf-8")
+    path = tmp_path / "planted.yaml"
+    path.write_text(PLANTED_TABLE.format(file=data), encoding="utf-8")
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
-        more = CACHE | {
-            "run-name": run.name,
-            "out-dir": str(folders / run.name),
-            "report": False,
-            "threads": 1,
-        }
+        out = tmp_path / "one-by-one" / run.name
+        config = default_run_config() | run.config | CACHE
+        config |= {"run-name": run.name, "out-dir": str(out), "report": False, "threads": 1}
         folder.mkdir(parents=True, exist_ok=True)
-        run_federation(default_run_config() | run.config | more, clients=2).folder.rename(
-            folder / run.name
-        )
+        outcome = run_federation(config, clients=2)
+        outcome.folder.rename(folder / run.name)
         return ""
 
-    found, trials = read_table(tmp_path / "planted.yaml"), Runs(tmp_path / "trials")
-    execute(
-        [(found, plan(found))],
-        Runs(tmp_path / "runs"),
-        launch,
-        tmp_path,
-        Console(quiet=True),
-        trials,
-    )
-    cell = chosen(tmp_path / "planted.yaml")["Local"]
+    spec = read_table(path)
+    runs = Runs(tmp_path / "runs")
+    trials = Runs(tmp_path / "trials")
+    execute([(spec, plan(spec))], runs, launch, tmp_path, Console(quiet=True), trials)
+
+    cell = cells_of(path)["Local"]
     assert cell["search"]["settings"]["lr"] > 0.0001
     assert cell["search"]["value"] > 80
     assert cell["figure"] == "best head, its round chosen on validation data"

@@ -1,4 +1,4 @@
-"""Tables: their files, what runs, what is not repeated, how the result looks, and which figure stands in a cell."""
+"""Tables: their files, what runs and is not repeated, how the result looks, and its figures."""
 
 import subprocess
 import sys
@@ -21,9 +21,9 @@ from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import HEAVY
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Run, Runs, launch, own_files, plan, runs_of
+from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
-from tests.support.fakes import write_run
+from tests.support.fakes import Accuracies, write_run
 from tests.support.given import Patch, Printed
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -56,13 +56,33 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
+def edit(path: Path, old: str, new: str) -> None:
+    """Write the small table with one part of it replaced."""
+    assert old in SMALL
+    path.write_text(SMALL.replace(old, new), encoding="utf-8")
+
+
+def planned(path: Path, **chosen: Any) -> list[Cell]:
+    return plan(read_table(path), **chosen)
+
+
+def names_of_runs(path: Path, **overrides: Any) -> list[str]:
+    return [run.name for run in runs_of(planned(path, overrides=overrides))]
+
+
+def result(table: Path, suffix: str) -> str:
+    return table.with_suffix(suffix).read_text(encoding="utf-8")
+
+
 class Launcher:
-    """Instead of Flower: runs of ``fedproto`` with seed 2 fail, and one may be interrupted after its first round."""
+    """Stands for Flower. Runs of ``fedproto`` with seed 2 fail; one run may be interrupted."""
 
     broken = "fedproto-digits-s2"
     lost: tuple[str, ...] = ()
-    """What the summary of the run that would else fail says of replies."""
-    interrupt_at, damaged, models = 0, False, False
+    """Runs that would else fail end with these warnings of lost replies."""
+    interrupt_at = 0
+    damaged = False
+    models = False
 
     def __init__(self, **changes: Any) -> None:
         self.launched: list[str] = []
@@ -72,78 +92,87 @@ class Launcher:
     def __call__(
         self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
     ) -> str:
+        run_folder = folder / run.name
+        assert run_folder.exists() is resume
         self.launched.append(run.name)
-        here = folder / run.name
-        assert here.exists() is resume
-        self.resumed += [run.name] if resume else []
+        if resume:
+            self.resumed.append(run.name)
         if resume and self.damaged:
             return "resume = true: the run was started with other settings"
         if len(self.launched) == self.interrupt_at:
-            (here / "checkpoints").mkdir(parents=True)
+            (run_folder / "checkpoints").mkdir(parents=True)
             raise KeyboardInterrupt
-        strikes = bool(self.broken) and run.name.startswith(self.broken)
-        if strikes and not self.lost:
+        is_broken = bool(self.broken) and run.name.startswith(self.broken)
+        if is_broken and not self.lost:
             return "it exploded"
+
         on_round(1)
+        if self.models:
+            (run_folder / "clients/site-0").mkdir(parents=True)
+            (run_folder / "checkpoints").mkdir()
+        accuracy = 0.5 if run.settings.run.algo == "local" else 0.75
+        accuracy += 0.01 * run.settings.run.seed
         clients = int(run.federation["num-supernodes"])
-        base = (0.5 if run.settings.run.algo == "local" else 0.75) + 0.01 * run.settings.run.seed
-        sites = {str(site): {"head": base} for site in range(clients)}
-        for part in ("clients/site-0", "checkpoints") if self.models else ():
-            (here / part).mkdir(parents=True)
-        warnings = self.lost if strikes else ()
-        write_run(
-            here,
-            to_run_config(run.settings),
-            [sites] * 3,
-            dict.fromkeys(sites, "a"),
-            warnings=warnings,
-        )
+        sites = {str(site): {"head": accuracy} for site in range(clients)}
+        domains = dict.fromkeys(sites, "a")
+        warnings = self.lost if is_broken else ()
+        write_run(run_folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
         return ""
 
 
-def run_table(path: Path, launcher: Launcher, said: StringIO | None = None, **chosen: Any) -> int:
-    """``said``: where a console of 200 columns prints, which is no terminal."""
+def run_table(
+    path: Path, launcher: Launcher, printed: StringIO | None = None, **chosen: Any
+) -> int:
+    """Make a table, and print to a console of 200 columns that is no terminal."""
     table = read_table(path)
-    console = Console(file=said, width=200, quiet=said is None)
-    return execute(
-        [(table, plan(table, **chosen))], Runs(path.parent / "runs"), launcher, path.parent, console
-    )
+    console = Console(file=printed, width=200, quiet=printed is None)
+    runs = Runs(path.parent / "runs")
+    return execute([(table, plan(table, **chosen))], runs, launcher, path.parent, console)
 
 
+# -- what runs ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
 def test_every_cell_has_right_settings_and_a_column_the_same_clients(
     path: Path, monkeypatch: Patch
 ) -> None:
-    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
+    """However many recipes a table has: data set, division and what is tested are not a row's."""
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
     cells = plan(table, seeds=(1,))
+
     assert {cell.column for cell in cells} == set(table.columns)
-    assert any(row.paper for row in table.rows.values()) == ("no paper's" not in table.source)
+    has_papers_numbers = any(row.paper for row in table.rows.values())
+    assert has_papers_numbers == ("no paper's" not in table.source)
     for name, row in table.rows.items():
-        settings = table.settings | row.settings
         assert row.runs, f"{name}: nothing runs; the catalog has it"
-        assert "algo" in settings
-    of_columns: dict[str, dict[str, object]] = {}
+        assert "algo" in table.settings | row.settings
+
+    first_of_column: dict[str, dict[str, Any]] = {}
     for cell in cells:
-        row, run = table.rows[cell.row], cell.runs[1]
-        found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
-        first = of_columns.setdefault(cell.column, found)
-        differ = {key for key in found if found[key] != first[key]} - {
-            key.replace("-", "_") for key in row.settings
-        }
+        run = cell.runs[1]
+        data = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
+        first = first_of_column.setdefault(cell.column, data)
+        rows_own = {key.replace("-", "_") for key in table.rows[cell.row].settings}
+        differ = {key for key in data if data[key] != first[key]} - rows_own
         assert not differ, f"{cell.row} in {cell.column}"
-        assert (
-            path.stem != "fedpcl-table6"
-            or "label" not in found["partition"]
-            or found["test_from"] == "balanced"
-        )
-        config = to_run_config(
-            run.settings
-        )  # FedTGP, Appendix A: T_end; a group's smallest network, else its first
-        if path.stem.startswith("fedtgp") and config["algo"] == "fedkd":
-            small = "cnn4" if config["models"].startswith(("resnet", "htcnn8")) else ""
-            assert (config["fedkd.energy-end"], config["fedkd.student"]) == (0.95, small)
+        if path.stem == "fedpcl-table6" and "label" in data["partition"]:
+            assert data["test_from"] == "balanced"
+
+
+@pytest.mark.parametrize("path", [path for path in TABLES if path.stem.startswith("fedtgp")],
+    ids=lambda path: path.stem)  # fmt: skip
+def test_fedkd_in_the_tables_of_fedtgp_has_the_settings_of_its_appendix_a(
+    path: Path, monkeypatch: Patch
+) -> None:
+    """T_end is 0.95, and the student a group's smallest network, else its first."""
+    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
+    for run in runs_of(planned(path, seeds=(1,))):
+        config = to_run_config(run.settings)
+        if config["algo"] != "fedkd":
+            continue
+        has_smaller_one = config["models"].startswith(("resnet", "htcnn8"))
+        assert config["fedkd.energy-end"] == 0.95
+        assert config["fedkd.student"] == ("cnn4" if has_smaller_one else "")
 
 
 def test_every_recipe_stands_in_a_table() -> None:
@@ -154,79 +183,82 @@ def test_every_recipe_stands_in_a_table() -> None:
 def test_what_runs_and_that_defaults_said_aloud_and_another_place_are_the_same_run(
     small: Path,
 ) -> None:
-    table = read_table(small)
-    cells = plan(table)
-    by_name = {(cell.row, cell.column): cell for cell in cells}
-    assert set(by_name[("Local", "all")].runs) == {1, 2}
-    assert by_name[("Local", "all")].runs[1].name == by_name[("Local", "first")].runs[1].name
-    few = by_name[("FedProto", "few")].runs[2]
+    cells = planned(small)
+    by_place = {(cell.row, cell.column): cell for cell in cells}
+
+    local_runs = by_place["Local", "all"].runs
+    assert set(local_runs) == {1, 2}
+    assert local_runs[1].name == by_place["Local", "first"].runs[1].name
+
+    few = by_place["FedProto", "few"].runs[2]
     assert few.federation == {"num-supernodes": 3, "client-resources-num-cpus": 1}
     assert few.config["train-samples"] == 10
     assert few.config["seed"] == 2
     assert few.config["fedproto.lambda"] == 0.5
-    assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
+
+    assert "data-dir = 'data/no'" in by_place["MNIST", "all"].skipped
+
     names = [run.name for run in runs_of(cells)]
     assert len(names) == 8
-    assert names == [
-        run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))
-    ]
-    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
+    assert names_of_runs(small, momentum=0.5, threads=1) == names
+    assert names_of_runs(small, momentum=0.9) != names
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
-    small.write_text(SMALL.replace("  FedRep:", "  as it is:\n  FedRep:"))
-    runs = [
-        run
-        for cell in plan(read_table(small))
-        if cell.row == "as it is"
-        for run in cell.runs.values()
-    ]
-    assert {run.settings.run.algo for run in runs} == {default_run_config()["algo"]}
-    small.write_text(SMALL.replace("recipe: fedproto-mnist-3way\n", ""), encoding="utf-8")
-    run = plan(read_table(small))[0].runs[1]
-    assert (run.federation["num-supernodes"], to_run_config(run.settings)["lr"]) == (
-        10,
-        default_run_config()["lr"],
-    )
-    small.write_text(
-        SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8"
-    )  # a number, to YAML a text
-    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
+    defaults = default_run_config()
+
+    edit(small, "  FedRep:", "  as it is:\n  FedRep:")
+    runs = runs_of(planned(small, only=("as it is",)))
+    assert {run.settings.run.algo for run in runs} == {defaults["algo"]}
+
+    edit(small, "recipe: fedproto-mnist-3way\n", "")
+    run = planned(small)[0].runs[1]
+    assert run.federation["num-supernodes"] == 10
+    assert to_run_config(run.settings)["lr"] == defaults["lr"]
+
+
+def test_a_number_that_is_a_text_to_yaml_is_a_number(small: Path) -> None:
+    edit(small, "rounds: 2,", "rounds: 2, lr: 1e-3,")
+    assert {run.settings.training.lr for run in runs_of(planned(small))} == {0.001}
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
-    (tmp_path / "office10" / "amazon" / "mug").mkdir(parents=True)
-    table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
-    run = plan(table, data_dir=str(tmp_path))[0].runs[1]
-    assert run.config["data-dir"] == str(tmp_path / "office10")
-    assert plan(table, data_dir=str(tmp_path / "elsewhere"))[0].skipped
-    (tmp_path / "subset").mkdir()
-    (tmp_path / "office10").rename(tmp_path / "subset" / "office10")
-    assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
+    table = ROOT / "configs" / "tables" / "fedplvm-office10.yaml"
+    data = tmp_path / "office10"
+    (data / "amazon" / "mug").mkdir(parents=True)
+
+    run = planned(table, data_dir=str(tmp_path))[0].runs[1]
+    assert run.config["data-dir"] == str(data)
+    assert planned(table, data_dir=str(tmp_path / "elsewhere"))[0].skipped
+
+    subset = tmp_path / "subset"
+    subset.mkdir()
+    data.rename(subset / "office10")
+    assert planned(table, data_dir=str(subset))[0].runs[1].name != run.name
 
 
 @pytest.mark.parametrize("key", ["arch", "dataset"])
 def test_edited_code_of_ones_own_makes_another_run(
     key: str, small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Its name stands in the settings, not its code: a finished run of the old code would pass for one of the new."""
+    """The settings have its name only: a run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (package := tmp_path / "edited_nets").mkdir()
+    package = tmp_path / "edited_nets"
+    package.mkdir()
     (package / "__init__.py").write_text("from torch import nn\n")
-    (layers := package / "layers.py").write_text("class Net: ...\n")
+    (package / "layers.py").write_text("class Net: ...\n")
 
     def names() -> set[str]:
-        for module in [name for name in sys.modules if name.startswith("edited_nets")]:
-            del sys.modules[module]
+        for module in list(sys.modules):
+            if module.startswith("edited_nets"):
+                del sys.modules[module]
         with allowing(["edited_nets"]):
-            cells = plan(
-                read_table(small), overrides={key: "edited_nets.layers:Net", "partition": "iid"}
-            )
-        return {run.name for run in runs_of(cells)}
+            overrides = {key: "edited_nets.layers:Net", "partition": "iid"}
+            return set(names_of_runs(small, **overrides))
 
     before = names()
     assert names() == before
-    layers.write_text("class Net: 1\n")
+    (package / "layers.py").write_text("class Net: 1\n")
     assert len(names() - before) == len(before) > 0
 
 
@@ -234,124 +266,137 @@ def test_edited_code_of_ones_own_makes_another_run(
 def test_edited_data_or_division_are_another_run(
     dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    (file := tmp_path / "patients.csv").write_text("age,label\n1,ill\n2,well\n")
+    file = tmp_path / "patients.csv"
+    file.write_text("age,label\n1,ill\n2,well\n")
 
     def names() -> set[str]:
         own_files.cache_clear()  # a process reads them once
         with allowing(["json"]):
-            cells = plan(
-                read_table(small),
-                overrides={"dataset": dataset, "data-dir": str(file), "partition": "iid"},
-            )
-        return {run.name for run in runs_of(cells)}
+            overrides = {"dataset": dataset, "data-dir": str(file), "partition": "iid"}
+            return set(names_of_runs(small, **overrides))
 
     before = names()
     assert names() == before
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
-    assert len((after := names()) - before) == len(before) > 0
+    after = names()
+    assert len(after - before) == len(before) > 0
     monkeypatch.setitem(REDIVIDED, "iid", 2)
     assert not names() & after
 
 
+# -- what is not repeated -------------------------------------------------------------------------
 @pytest.mark.parametrize("damaged", [False, True])
 def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     damaged: bool, small: Path
 ) -> None:
+    interrupted = Launcher(interrupt_at=4)
     with pytest.raises(KeyboardInterrupt):
-        run_table(small, launcher := Launcher(interrupt_at=4))
-    first = launcher.launched[:]
-    assert len(first) == 4
-    assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(
-        encoding="utf-8"
-    )
+        run_table(small, interrupted)
+    *finished, stopped = interrupted.launched
+    assert len(finished) == 3
+    assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in result(small, ".md")
 
-    launcher = Launcher(damaged=damaged)
-    assert run_table(small, launcher) == 1
-    assert launcher.resumed == first[3:]
-    assert launcher.launched[: 1 + damaged] == first[3:] * (1 + damaged)
-    assert not set(launcher.launched) & set(first[:3])
+    goes_on = Launcher(damaged=damaged)
+    assert run_table(small, goes_on) == 1
+    assert goes_on.resumed == [stopped]
+    begins = [stopped, stopped] if damaged else [stopped]  # a damaged one begins anew
+    assert goes_on.launched[: len(begins)] == begins
+    assert not set(goes_on.launched) & set(finished)
 
-    launcher = Launcher(broken="")
-    assert run_table(small, launcher) == 0
-    assert [name.rpartition("-")[0] for name in launcher.launched] == ["fedproto-digits-s2"] * 2
+    repaired = Launcher(broken="")
+    assert run_table(small, repaired) == 0
+    assert [name.rpartition("-")[0] for name in repaired.launched] == ["fedproto-digits-s2"] * 2
 
-    launcher = Launcher()
-    assert run_table(small, launcher) == 0
-    assert launcher.launched == []
+    done = Launcher()
+    assert run_table(small, done) == 0
+    assert done.launched == []
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
-    run, runs = (
-        runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0],
-        Runs(small.parent / "runs", keep),
-    )
+    run = runs_of(planned(small, seeds=(2,), only=("Local",)))[0]
+    runs = Runs(small.parent / "runs", keep)
+
     runs.execute(run, Launcher(models=True), lambda number: None)
-    left = {path.name for path in runs.folder_of(run).iterdir()}
+
     assert not runs.failed
+    left = {path.name for path in runs.folder_of(run).iterdir()}
     assert left & set(HEAVY) == (set(HEAVY) if keep else set())
 
 
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
-    other, mine = runs_of(plan(read_table(small), **chosen))
-    launcher, said = Launcher(), StringIO()
+    other, mine = runs_of(planned(small, **chosen))
+    launcher = Launcher()
+    printed = StringIO()
+
     with Runs(small.parent / "runs").lock(other.name):
-        assert run_table(small, launcher, said, **chosen) == 0
+        assert run_table(small, launcher, printed, **chosen) == 0
+
     assert launcher.launched == [mine.name]
-    wanted = {
-        f"  another process makes {other.name}",
-        f"  {mine.name}: round 1/2",
-        f"  done: {mine.name}",
-    }
-    assert wanted <= set(said.getvalue().splitlines())
-    assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
+    lines = printed.getvalue().splitlines()
+    assert f"  another process makes {other.name}" in lines
+    assert f"  {mine.name}: round 1/2" in lines
+    assert f"  done: {mine.name}" in lines
+    assert "| Local | … | 98.26 ± 0.40 |" in result(small, ".md")
 
 
 def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+    table = read_table(small)
+    cells = plan(table)
     launched = []
     for number in range(3):
-        launcher, table = Launcher(), read_table(small)
-        here, cells = small.parent / str(number), plan(table)
-        runs, console = Runs(here / "runs"), Console(quiet=True)
-        execute([(table, cells)], runs, launcher, here, console, shard=slice(number, None, 3))
+        launcher = Launcher()
+        out = small.parent / str(number)
+        shard = slice(number, None, 3)
+        console = Console(quiet=True)
+        execute([(table, cells)], Runs(out / "runs"), launcher, out, console, shard=shard)
         launched += launcher.launched
-    assert sorted(launched) == sorted(run.name for run in runs_of(plan(read_table(small))))
+
+    assert sorted(launched) == sorted(run.name for run in runs_of(cells))
 
 
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
-    cells, runs = plan(read_table(small), only=("Local",)), Runs(small.parent / "runs")
-    run = runs_of(cells)[0]
-    sites, settings = {str(site): {"head": 0.5} for site in range(20)}, to_run_config(run.settings)
-    for changed, finished in (({}, True), ({"device": "cuda"}, True), ({"lr": 0.5}, False)):
-        write_run(runs.folder_of(run), settings | changed, [sites])
-        assert runs.finished(run) is finished
-    write_run(runs.folder_of(run), settings, [dict(list(sites.items())[:3])])
-    assert not runs.finished(run)
+    run = runs_of(planned(small, only=("Local",)))[0]
+    runs = Runs(small.parent / "runs")
+    config = to_run_config(run.settings)
+
+    def is_finished(clients: int = 20, **changes: Any) -> bool:
+        sites = {str(site): {"head": 0.5} for site in range(clients)}
+        write_run(runs.folder_of(run), config | changes, [sites])
+        return runs.finished(run)
+
+    assert is_finished()
+    assert is_finished(device="cuda")
+    assert not is_finished(lr=0.5)
+    assert not is_finished(clients=3)
 
 
-def latex_lines(file: Path) -> list[str]:
-    """Without the spaces that align columns."""
-    return [" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines()]
+# -- how the result looks -------------------------------------------------------------------------
+def latex_lines(table: Path, suffix: str) -> list[str]:
+    """A table in LaTeX, without the spaces that align columns."""
+    return [" ".join(line.split()) for line in result(table, suffix).splitlines()]
 
 
-def test_the_result_as_markdown_and_csv(small: Path) -> None:
+def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
-    assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
-    latex = latex_lines(small.parent / "small.tex")
-    head = r"& all & paper & first & paper & few & paper \\"
-    assert latex[4:7] == [r"\begin{tabular}{lrrrrrr}", r"\toprule", head]
-    assert (
-        latex[8]
-        == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 & & 51.50 $\pm$ 0.71 & 90 \\"
-    )
-    lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
-    assert (
-        lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
-    )
-    assert lines[4] == "FedRep,all,paper only,,,0,97.5,,,,"
-    assert lines[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
+
+    assert result(small, ".md") == MARKDOWN
+    latex = latex_lines(small, ".tex")
+    assert latex[4:7] == [
+        r"\begin{tabular}{lrrrrrr}",
+        r"\toprule",
+        r"& all & paper & first & paper & few & paper \\",
+    ]
+    ours = r"51.50 $\pm$ 0.71"
+    assert latex[8] == rf"Local & {ours} & 98.26 $\pm$ 0.40 & {ours} & & {ours} & 90 \\"
+
+    rows = result(small, ".csv").splitlines()
+    assert rows[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
+    of_local = "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
+    assert rows[1] == of_local
+    assert rows[4] == "FedRep,all,paper only,,,0,97.5,,,,"
+    assert rows[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
 
 
 MARKDOWN = """# A small table
@@ -373,330 +418,340 @@ Ours, of test data unless it says otherwise: final head, final head of a; \
 mean ± sample standard deviation over the seeds.
 
 - FedProto (all, first, few): failed: seed 2: it exploded
-- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'); \
-name another, or set download = true
+- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder \
+(dataset 'mnist'); name another, or set download = true
 """
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (("title: A small table", ""), "title: missing"),
-    (("rows:", "rows: {a: }\nrows:"), "not YAML: 'rows' stands twice"),
-    (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
-    (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
-    (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
-    (("clients: 3", "clients: 0"), "column few: clients = 0: must be a whole number, at least 1"),
-    (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
-    (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
-    (("{paper: [97.5]}", "{paper: 97.5}"), "row FedRep: paper = 97.5: must be a number for each column"),
-    (("{paper: [97.5]}", "fedrep"), "row FedRep = 'fedrep': must be key: value pairs"),
-    (("  all:\n", "  all: 5\n"), "column all = 5: must be key: value pairs"),
-    (("rounds: 2,", "rounds: 2, seed: 9,"), "settings: seed: must not be there; list them under seeds"),
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("title: A small table", "", "title: missing"),
+    ("rows:", "rows: {a: }\nrows:", "not YAML: 'rows' stands twice"),
+    ("rows:", "rowz: 1\nrows:", "rowz: unknown key; did you mean rows?"),
+    ("seeds: [1, 2]", "seeds: 3", "seeds = 3: must be a list of whole numbers"),
+    ("fedproto.lambda", "fedproto.lamda",
+        "row FedProto: settings: fedproto.lamda: unknown key"),
+    ("clients: 3", "clients: 0", "column few: clients = 0: must be a whole number, at least 1"),
+    ("{few: 1.5}", "{many: 1.5}", "row gain: paper: no column 'many'"),
+    ("null, 90]", "null, 90, 91]", "row Local: paper has 4 numbers for 3 columns"),
+    ("{paper: [97.5]}", "{paper: 97.5}",
+        "row FedRep: paper = 97.5: must be a number for each column"),
+    ("{paper: [97.5]}", "fedrep", "row FedRep = 'fedrep': must be key: value pairs"),
+    ("  all:\n", "  all: 5\n", "column all = 5: must be key: value pairs"),
+    ("rounds: 2,", "rounds: 2, seed: 9,",
+        "settings: seed: must not be there; list them under seeds"),
 ])  # fmt: skip
-def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.yaml"
-    path.write_text(SMALL.replace(*change), encoding="utf-8")
+def test_a_wrong_table_is_refused(old: str, new: str, expected: str, small: Path) -> None:
+    edit(small, old, new)
     with pytest.raises(SettingsError) as error:
-        read_table(path)
-    assert f"wrong.yaml: {said}" in str(error.value)
-    path.write_bytes(SMALL.encode("utf-16"))
-    with pytest.raises(SettingsError, match=r"wrong\.yaml: not UTF-8"):
-        read_table(path)
+        read_table(small)
+    assert f"small.yaml: {expected}" in str(error.value)
 
 
-def test_a_setting_that_a_rows_algorithm_does_not_read_is_named(small: Path) -> None:
-    """One that the whole table shares may be another row's; one of the command line acts on some row."""
-    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, fedtgp.lambda: 1,"), encoding="utf-8")
-    plan(read_table(small))
-    small.write_text(
-        SMALL.replace("algo: local}", "algo: local, fedproto.lambda: 2}"), encoding="utf-8"
-    )
+def test_a_table_in_another_encoding_is_refused(small: Path) -> None:
+    small.write_bytes(SMALL.encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
+        read_table(small)
+
+
+def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Path) -> None:
+    edit(small, "algo: local}", "algo: local, fedproto.lambda: 2}")
     with pytest.raises(SettingsError) as error:
-        plan(read_table(small))
-    why = "fedproto.lambda = 2: has no effect on local, which reads no settings of its own"
+        planned(small)
+    reason = "fedproto.lambda = 2: has no effect on local, which reads no settings of its own"
     assert str(error.value).splitlines() == [
-        f"small: Local / {column}: {why}" for column in ("all", "first", "few")
+        f"small: Local / {column}: {reason}" for column in ("all", "first", "few")
     ]
 
-    chosen: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
-    small.write_text(SMALL, encoding="utf-8")
+
+def test_a_setting_that_the_whole_table_shares_may_be_another_rows(small: Path) -> None:
+    edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
+    planned(small)
+
+
+def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
+    overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
     with pytest.raises(SettingsError) as error:
-        plan(read_table(small), overrides=chosen)
-    reads = ", ".join(
-        f"fedproto.{key}" for key in ("lambda", "distance", "granularity", "weighting")
-    )
-    ons = f"on local, which reads no settings of its own; on fedproto, which reads {reads}"
-    assert str(error.value) == f"fedtgp.lambda = 2.0: has no effect {ons}"
-    small.write_text(
-        SMALL.replace("{dataset: mnist", "{algo: fedtgp, dataset: mnist"), encoding="utf-8"
-    )
-    assert any(
-        cell.skipped for cell in plan(read_table(small), overrides=chosen)
-    )  # without data it could act on
+        planned(small, overrides=overrides)
+    reads = "fedproto.lambda, fedproto.distance, fedproto.granularity, fedproto.weighting"
+    algorithms = f"on local, which reads no settings of its own; on fedproto, which reads {reads}"
+    assert str(error.value) == f"fedtgp.lambda = 2.0: has no effect {algorithms}"
+
+    edit(small, "{dataset: mnist", "{algo: fedtgp, dataset: mnist")
+    cells = planned(small, overrides=overrides)
+    assert any(cell.skipped for cell in cells)  # without data it could act on
 
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
     assert run_table(small, Launcher(lost=(lost,), broken="fedproto")) == 0
-    notes = [
-        line
-        for line in (small.parent / "small.md").read_text(encoding="utf-8").splitlines()
-        if line[:2] == "- "
-    ]
-    assert notes[0] == f"- FedProto (all, first, few): warning: seed 1, 2: {lost}"
+
+    notes = [line for line in result(small, ".md").splitlines() if line.startswith("- ")]
     assert len(notes) == 2
+    assert notes[0] == f"- FedProto (all, first, few): warning: seed 1, 2: {lost}"
 
 
-def test_the_best_of_finished_cells_is_bold_in_latex_and_differences_are_a_table_of_their_own(
-    small: Path,
-) -> None:
+def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
+    run_table(small, Launcher(broken=""))
+
+    latex = "\n".join(latex_lines(small, ".tex"))
+    assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
+    best = r"\textbf{76.50 $\pm$ 0.71}"
+    assert rf"FedProto & {best} & & {best} & & " in latex
+
+
+@pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
+def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
+    edit(small, "figure: {when: final, what: head}", f"figure: {figure}")
+    without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
+    small.write_text(without_domain, encoding="utf-8")
+
+    run_table(small, Launcher(broken=""))
+
+    assert "textbf" not in result(small, ".tex")
+
+
+def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
-    assert (
-        r"Local & few & 2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\"
-        in latex_lines(small.parent / "small.against.tex")
-    )
+    of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\"
+    assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
+
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
     run_table(small, Launcher(broken=""))
-    latex = "\n".join(latex_lines(small.parent / "small.tex"))
-    assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
-    assert r"FedProto & \textbf{76.50 $\pm$ 0.71} & & \textbf{76.50 $\pm$ 0.71} & & " in latex
-    against = latex_lines(small.parent / "small.against.tex")
-    assert against[:7:6] == [
-        "% A note.",
-        r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p \\",
-    ]
-    own = r"2 & 76.50 & 70.15 \ldots{} 82.85 & +25.00 & 25.00 \ldots{} 25.00 & \ensuremath{<} 0.001 \\"
-    assert rf"FedProto & few & {own}" in against
-    for less_is_better in ("{what: numbers}", "{over: std}"):
-        text = SMALL.replace("figure: {when: final, what: head}", f"figure: {less_is_better}")
-        small.write_text(text.replace("{figure: {domain: a}}", ""), encoding="utf-8")
-        run_table(small, Launcher(broken=""))
-        assert "textbf" not in (small.parent / "small.tex").read_text(encoding="utf-8")
+    lines = latex_lines(small, ".against.tex")
+    assert lines[0] == "% A note."
+    head = r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
+    assert lines[6] == head
+    mean = r"2 & 76.50 & 70.15 \ldots{} 82.85"
+    difference = r"+25.00 & 25.00 \ldots{} 25.00 & \ensuremath{<} 0.001"
+    assert rf"FedProto & few & {mean} & {difference} \\" in lines
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
-    run_table(small, launcher := Launcher(broken=""))
-    before = (small.parent / "small.md").read_text()
+    launcher = Launcher(broken="")
+    run_table(small, launcher)
+    before = result(small, ".md")
+
     run_table(small, launcher, only=("Local",))
-    assert (small.parent / "small.md").read_text() == before
-    assert (
-        "–"
-        not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split(
-            "|"
-        )[2]
-    )
+
+    assert result(small, ".md") == before
+    (ours,) = [line for line in before.splitlines() if line.startswith("| FedProto")]
+    assert "–" not in ours.split("|")[2]
 
 
+# -- the command ----------------------------------------------------------------------------------
 def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    small.write_text(
-        SMALL.replace("train-samples: 10", "train-samples: 10, positive-rate: 0.5"),
-        encoding="utf-8",
-    )
-    out = ["--out", str(small.parent / "out")]
-    assert (
-        main(
-            ["table", str(small), "--dry-run", "--only", "Local", "--seeds", "7", "rounds=3", *out]
-        )
-        == 0
-    )
+    edit(small, "train-samples: 10", "train-samples: 10, positive-rate: 0.5")
+    out = small.parent / "out"
+
+    chosen = ["--only", "Local", "--seeds", "7", "rounds=3"]
+    assert main(["table", str(small), "--dry-run", *chosen, "--out", str(out)]) == 0
+
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small: A small table"
-    assert [line.split() for line in lines[2:4]] == [
-        [
-            "Local",
-            "all",
-            "7",
-            "–",
-            "20",
-            "3",
-            "train-samples=0",
-            "positive-rate=1.0",
-        ],  # which is the default
+    assert [line.split() for line in lines[2:5]] == [  # 1.0 is the default of positive-rate
+        ["Local", "all", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
         ["Local", "first", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
-    ]
-    assert lines[4].split() == [
-        "Local",
-        "few",
-        "7",
-        "–",
-        "3",
-        "3",
-        "train-samples=10",
-        "positive-rate=0.5",
+        ["Local", "few", "7", "–", "3", "3", "train-samples=10", "positive-rate=0.5"],
     ]
     assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
-    assert not (small.parent / "out").exists()
-    assert main(["table", str(small), "--only", "MNIST", "rounds=3", *out]) == 1, (
-        "without its data nothing is made"
-    )
-    small.write_text(
-        "title: A paper's\ncolumns: {all: {}}\nrows: {FedRep: {paper: [97.5]}}\n", encoding="utf-8"
-    )
-    assert main(["table", str(small), "--out", str(small.parent / "paper")]) == 0, (
-        "there is nothing to make"
-    )
+    assert not out.exists()
+
+
+def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path) -> None:
+    out = small.parent / "out"
+    command = ["table", str(small), "--out", str(out)]
+    assert main([*command, "--only", "MNIST", "rounds=3"]) == 1
     for suffix in ("md", "json", "tex"):
-        assert "All runs with rounds = 3." in (small.parent / "out" / f"small.{suffix}").read_text(
-            encoding="utf-8"
-        )
+        text = (out / f"small.{suffix}").read_text(encoding="utf-8")
+        assert "All runs with rounds = 3." in text
+
+    of_a_paper = "title: A paper's\ncolumns: {all: {}}\nrows: {FedRep: {paper: [97.5]}}\n"
+    small.write_text(of_a_paper, encoding="utf-8")
+    assert main(command) == 0
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "expected"), [
     (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
     (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
     (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
     (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
-    *((["--shard", n], f"--shard {n!r}: must be I/N with I from 1 to N") for n in ("0/4", "5/4", "2", "a/b", "1/2/3")),
-    (["rounds=3"], "which table? Give a YAML file"),
     (["./small.yaml"], "small.yaml ./small.yaml"),
     (["--json"], "--json: a plan has no JSON; leave it out, or --dry-run"),
 ])  # fmt: skip
 def test_a_wrong_command_line_is_named(
-    words: list[str], said: str, small: Path, capsys: Printed
+    words: list[str], expected: str, small: Path, capsys: Printed
 ) -> None:
-    table = [] if words == ["rounds=3"] else [str(small), "--dry-run"]
-    assert main(["table", *table, *words]) == 1
-    assert said in capsys.readouterr().err
+    assert main(["table", str(small), "--dry-run", *words]) == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_a_command_line_without_a_table_is_named(capsys: Printed) -> None:
+    assert main(["table", "rounds=3"]) == 1
+    assert "which table? Give a YAML file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "2", "a/b", "1/2/3"])
+def test_a_wrong_shard_is_named(shard: str, small: Path, capsys: Printed) -> None:
+    assert main(["table", str(small), "--dry-run", "--shard", shard]) == 1
+    assert f"--shard {shard!r}: must be I/N with I from 1 to N" in capsys.readouterr().err
 
 
 def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
-    (tmp_path / "protofl").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "protofl").chmod(0o755)
-    slurm = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin",
-        "SLURM_ARRAY_TASK_ID": "3",
-        "SLURM_ARRAY_TASK_COUNT": "16",
-    }
+    protofl = tmp_path / "protofl"
+    protofl.write_text('#!/bin/sh\necho "$@"\n')
+    protofl.chmod(0o755)
+    job = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
+    env = job | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
     script = ["bash", str(ROOT / "configs" / "slurm-table.sh"), "my table.yaml", "--out", "/shared"]
-    started = subprocess.run(script, env=slurm, capture_output=True, text=True, check=True)
-    assert started.stdout == "table my table.yaml --out /shared --shard 3/16\n"
+    done = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
 
-
-def a_run(seed: int) -> Run:
-    config = {"seed": seed}
-    return Run(
-        f"run-{seed}",
-        config,
-        {"num-supernodes": 2},
-        Settings.from_run_config(default_run_config() | config),
-    )
+    assert done.stdout == "table my table.yaml --out /shared --shard 3/16\n"
 
 
 def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
-    seen: list[Any] = []
+    attempts: list[tuple[Config, Config]] = []
+    rounds: list[int] = []
 
     def attempt(
-        config: Any, federation: Any, on_line: Callable[[str], None]
+        config: Config, federation: Config, on_line: Callable[[str], None]
     ) -> tuple[Path | None, str]:
-        seen.append((config, federation))
+        attempts.append((config, federation))
         on_line("round  7/20  loss 1.0")
         return (None, "why") if config["seed"] == 3 else (tmp_path, "")
 
+    def launch_run(seed: int, resume: bool) -> str:
+        settings = Settings.from_run_config(default_run_config() | {"seed": seed})
+        run = Run(f"run-{seed}", {"seed": seed}, {"num-supernodes": 2}, settings)
+        return launch(run, tmp_path / "runs", resume, rounds.append, resources=two_cores_each)
+
+    def two_cores_each(federation: Config) -> Config:
+        return federation | {"client-resources-num-cpus": 2}
+
     monkeypatch.setattr(local, "attempt", attempt)
-    rounds: list[int] = []
-    more = {"resources": lambda federation: federation | {"client-resources-num-cpus": 2}}
-    assert launch(a_run(1), tmp_path / "runs", False, rounds.append, **more) == ""
-    assert launch(a_run(2), tmp_path / "runs", True, rounds.append, **more) == ""
-    assert launch(a_run(3), tmp_path / "runs", False, rounds.append, **more) == "why"
+    assert launch_run(1, resume=False) == ""
+    assert launch_run(2, resume=True) == ""
+    assert launch_run(3, resume=False) == "why"
+
     assert rounds == [7, 7, 7]
-    first = default_run_config() | {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
-    assert seen[0] == (first, {"num-supernodes": 2, "client-resources-num-cpus": 2})
-    assert seen[1][0]["resume"] is True
-    assert (tmp_path / "logs" / "run-1.log").read_text(
-        encoding="utf-8"
-    ) == "round  7/20  loss 1.0\n"
+    config, federation = attempts[0]
+    named = {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
+    assert config == default_run_config() | named
+    assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 2}
+    assert attempts[1][0]["resume"] is True
+    log = tmp_path / "logs" / "run-1.log"
+    assert log.read_text(encoding="utf-8") == "round  7/20  loss 1.0\n"
 
 
+# -- which figure stands in a cell ----------------------------------------------------------------
 DOMAINS = {"0": "amazon", "1": "amazon", "2": "a dslr"}
-HEADS = [(0.1, 0.2, 0.3), (0.9, 0.8, 0.4), (0.5, 0.6, 0.7)]
+TESTED = [(0.1, 0.2, 0.3), (0.9, 0.8, 0.4), (0.5, 0.6, 0.7)]
+"""Evaluation -> site -> accuracy on test data."""
+VALIDATED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
+"""On validation data the first evaluation is the best, which on test data is the worst."""
+
+
+def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
+    rows = []
+    for accuracies in heads:
+        rows.append({str(site): {"head": value} for site, value in enumerate(accuracies)})
+    return rows
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    evaluations = [
-        {str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in HEADS
-    ]
     server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
-    write_run(tmp_path, {}, evaluations, domains=DOMAINS, server=server)
+    write_run(tmp_path, {}, evaluations(TESTED), domains=DOMAINS, server=server)
     return tmp_path
 
 
 @pytest.mark.parametrize(("parts", "value"), [
-    ({}, 60.0), ({"when": "best"}, 70.0), ({"when": "last-2"}, 65.0), ({"when": "last-9"}, (20 + 70 + 60) / 3),
-    ({"domain": "amazon"}, 55.0), ({"domain": "a dslr", "when": "best"}, 70.0),
-    ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60), ({"over": "std"}, 8.16496580927726),
-    ({"over": "worst-10%"}, 50.0), ({"over": "worst-67%"}, 55.0), ({"over": "best-10%"}, 70.0),
-    ({"what": "prototypes-received"}, 12.0), ({"what": "prototypes-sent"}, 10.0),
-    ({"what": "numbers"}, (400 + 800) / 4), ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+    ({}, 60.0),
+    ({"when": "best"}, 70.0),
+    ({"when": "last-2"}, 65.0),
+    ({"when": "last-9"}, (20 + 70 + 60) / 3),
+    ({"domain": "amazon"}, 55.0),
+    ({"domain": "a dslr", "when": "best"}, 70.0),
+    ({"over": "by-samples"}, (50 * 10 + 60 * 20 + 70 * 30) / 60),
+    ({"over": "std"}, 8.16496580927726),
+    ({"over": "worst-10%"}, 50.0),
+    ({"over": "worst-67%"}, 55.0),
+    ({"over": "best-10%"}, 70.0),
+    ({"what": "prototypes-received"}, 12.0),
+    ({"what": "prototypes-sent"}, 10.0),
+    ({"what": "numbers"}, (400 + 800) / 4),
+    ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
 ])  # fmt: skip
 def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
 
 def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
-    """A round that asked the better half of the clients only; nor is it the round of the largest deviation."""
-    half: dict[str, dict[str, float]] = {"0": {"head": 0.9}, "1": {"head": 0.9}}
-    low: dict[str, dict[str, float]] = {"0": {"head": 0.0}, "1": {"head": 0.9}, "2": {"head": 0.9}}
-    write_run(tmp_path, {}, [half, low, half | {"2": {"head": 0.3}}], domains=DOMAINS)
-    assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
-    assert (
-        Figure(when="best")
-        .described(tmp_path)
-        .endswith(", among the 2 of 3 evaluations that all clients made")
-    )
+    """Nor is it the round of the largest deviation."""
+    better_half: Accuracies = {"0": {"head": 0.9}, "1": {"head": 0.9}}
+    all_clients = evaluations([(0.0, 0.9, 0.9), (0.9, 0.9, 0.3)])
+    write_run(tmp_path, {}, [better_half, *all_clients], domains=DOMAINS)
+
+    best = Figure(when="best")
+    assert best.read(tmp_path) == pytest.approx(70.0)
+    described = best.described(tmp_path)
+    assert described.endswith(", among the 2 of 3 evaluations that all clients made")
     assert Figure(when="best", over="std").read(tmp_path) == pytest.approx(100 * 0.08**0.5)
 
 
 def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
-    assert [str(Figure()), Figure("last-9").described(folder)] == [
-        "final head",
-        "last-9 head, of 3 evaluations",
-    ]
-    assert [
-        Figure(what=what).digits for what in ("head", "head/new-clients", "head/auc", "numbers")
-    ] == [2, 2, 4, 1]
+    assert str(Figure()) == "final head"
+    assert Figure("last-9").described(folder) == "last-9 head, of 3 evaluations"
+
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
-    with pytest.raises(
-        NoFigure, match="no client of domain 'webcam' with head; there are a dslr, amazon"
-    ):
+    missing = "no client of domain 'webcam' with head; there are a dslr, amazon"
+    with pytest.raises(NoFigure, match=missing):
         Figure(domain="webcam").read(folder)
 
 
-@pytest.mark.parametrize(("parts", "said"), [
+@pytest.mark.parametrize(("what", "digits"), [
+    ("head", 2), ("head/new-clients", 2), ("head/auc", 4), ("numbers", 1),
+])  # fmt: skip
+def test_digits_of_a_figure(what: str, digits: int) -> None:
+    assert Figure(what=what).digits == digits
+
+
+@pytest.mark.parametrize(("parts", "expected"), [
     ({"when": "first"}, "here: figure.when = 'first': choose final, best, last-N"),
     ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
     ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
     ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
 ])  # fmt: skip
-def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
+def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     with pytest.raises(SettingsError) as error:
         Figure.of(parts, "here")
-    assert said in str(error.value)
-
-
-PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
-"""On validation data the first evaluation is the best, which on test data is the worst."""
+    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize(("parts", "value"), [
-    ({"when": "best"}, 20.0), ({"when": "best", "over": "worst-10%"}, 10.0),
-    ({"when": "best", "domain": "a dslr"}, 30.0), ({"when": "best", "what": "validation/head"}, 90.0),
-    ({"what": "validation/head"}, 60.0), ({}, 60.0),
+    ({"when": "best"}, 20.0),
+    ({"when": "best", "over": "worst-10%"}, 10.0),
+    ({"when": "best", "domain": "a dslr"}, 30.0),
+    ({"when": "best", "what": "validation/head"}, 90.0),
+    ({"what": "validation/head"}, 60.0),
+    ({}, 60.0),
     ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
 ])  # fmt: skip
 def test_the_best_round_follows_validation_data(
     parts: dict[str, Any], value: float, folder: Path
 ) -> None:
-    tested, validated = (
-        [{f"{i}": {"head": x} for i, x in enumerate(of)} for of in rows]
-        for rows in (HEADS, PLANTED)
-    )
     figure = Figure.of(parts, "here")
-    chosen = ", its round chosen on test data" if figure.when == "best" else ""
-    assert figure.described(folder) == f"{figure}{chosen}"
-    write_run(folder, {}, tested, domains=DOMAINS, validation=validated)
+    is_best = figure.when == "best"
+    chosen_on_test = ", its round chosen on test data" if is_best else ""
+    assert figure.described(folder) == f"{figure}{chosen_on_test}"
+
+    validation = evaluations(VALIDATED)
+    write_run(folder, {}, evaluations(TESTED), domains=DOMAINS, validation=validation)
+
     assert figure.read(folder) == pytest.approx(value)
-    assert figure.described(folder) == f"{figure}{chosen.replace('test', 'validation')}"
+    chosen_on_validation = ", its round chosen on validation data" if is_best else ""
+    assert figure.described(folder) == f"{figure}{chosen_on_validation}"
