@@ -15,7 +15,7 @@ import yaml
 from protofl_common.experiment.settings import known_keys
 from protofl_common.tools.cli import COMMANDS, main
 from protofl_common.tools.cli.arguments import read_assignments
-from tests.bench.mutants import MUTANTS
+from tests.bench import mutants
 from tests.support import ROOT
 
 PAGES = [
@@ -105,13 +105,21 @@ def test_every_file_and_every_target_of_make_that_the_pages_name_exists() -> Non
     assert [target for target, rest in targets if "  ## " not in rest] == []
 
 
-def test_every_mutant_is_of_a_line_that_is_there() -> None:
-    assert [
-        one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")
-    ] == []
-    paths = {word for one in MUTANTS for word in one.tests.split() if "/" in word}
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    for path, word in (one.tests.split(" -k ") for one in MUTANTS if " -k " in one.tests):
-        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), (
-            f"{path} has no test of {word}"
-        )
+def test_every_mutant_is_of_code_that_is_there() -> None:
+    lost = []
+    for mutant in mutants.read():
+        try:
+            mutant.applied_to((ROOT / mutant.file).read_text("utf-8"))
+        except mutants.LostMutant as error:
+            lost.append(str(error))
+    assert lost == []
+
+
+def test_every_mutant_names_tests_that_are_there() -> None:
+    for mutant in mutants.read():
+        files, _, word = mutant.tests.partition(" -k ")
+        for file in files.split():
+            assert (ROOT / file).exists(), f"{mutant.name}: no {file}"
+        if word:
+            source = (ROOT / files).read_text("utf-8")
+            assert re.search(rf"def test_\w*{word}", source), f"{files} has no test of {word}"
