@@ -1,8 +1,10 @@
-"""Would a test notice? One change of the code at a time, in a copy: python -m tests.bench.mutants [NAME …]
+"""Would a test notice? One change of the code at a time, in a copy.
 
-`mutants.yaml` lists the changes. An entry names a function and an expression or a statement in it, so that it outlives
-every edit that keeps the meaning of the line; the test of documents says which entries have lost theirs. A mutant that no
-test notices survives, and is named.
+    python -m tests.bench.mutants [NAME …]
+
+`mutants.yaml` lists the changes. An entry names a function, and an expression or a statement in it,
+so that it outlives every edit that keeps the meaning of the line. `tests/unit/test_documents.py`
+says which entries have lost theirs. A mutant that no test notices survives, and is named.
 """
 
 import argparse
@@ -45,7 +47,7 @@ class Mutant:
         return self.place.partition("::")[0]
 
     def applied_to(self, source: str) -> str:
-        """``source`` with the wrong code; LostMutant if the right one does not stand in it exactly once."""
+        """``source`` with the wrong code; LostMutant if the right one is not in it exactly once."""
         if not self.file.endswith(".py"):
             return self._replaced_once(source)
         tree = ast.parse(source)
@@ -124,7 +126,7 @@ def runs_of_siblings(scope: ast.AST, length: int) -> list[list[ast.AST]]:
 
 
 def with_span_replaced(source: str, span: Span, code: str) -> str:
-    """``source`` where ``code`` stands in the place of the span, with the indentation of its first line."""
+    """``source`` with ``code`` in the place of the span, indented as its first line is."""
     lines = [line.encode() for line in source.splitlines(keepends=True)]
     before = b"".join(lines[: span.line - 1]) + lines[span.line - 1][: span.column]
     after = lines[span.end_line - 1][span.end_column :] + b"".join(lines[span.end_line :])
@@ -134,7 +136,7 @@ def with_span_replaced(source: str, span: Span, code: str) -> str:
 
 
 def read() -> list[Mutant]:
-    """The mutants of `mutants.yaml`: for each file or function a list of changes, with the tests that notice."""
+    """The mutants of `mutants.yaml`."""
     return [Mutant(**entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8"))]
 
 
@@ -176,9 +178,8 @@ def is_noticed(mutant: Mutant) -> bool:
             check=False,
         )
     if done.returncode not in (0, 1):
-        raise SystemExit(
-            f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
-        )
+        output = done.stdout[-2000:] + done.stderr
+        raise SystemExit(f"{mutant.name}: pytest ended with {done.returncode}\n{output}")
     print(f"{'killed  ' if done.returncode else 'SURVIVES'}  {mutant.name}", flush=True)
     return done.returncode == 1
 

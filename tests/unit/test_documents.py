@@ -1,4 +1,4 @@
-"""The site builds without a warning, with every link checked; the files that say the version agree."""
+"""The documents: links, commands, versions, and the list of mutants."""
 
 import argparse
 import os
@@ -47,7 +47,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    """The site checks the links of all pages, this one too; here they are checked where it is not installed."""
+    """The site checks all links, of this page too; here they are checked without the site."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     targets = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
