@@ -55,12 +55,15 @@ def _nobody_has_named_a_module() -> None:
 
 SET_BY_LIBRARIES = {
     "BROWSER_USE_SETUP_LOGGING",
+    "FLWR_DISABLE_UPDATE_CHECK",
+    "FLWR_TELEMETRY_ENABLED",
+    "GRPC_VERBOSITY",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 }
-"""Variables that a library sets when it is first imported."""
+"""Variables that a library, or `protofl` for its sake, sets when it is first imported."""
 
 
 def state_of_the_process() -> dict[str, object]:
