@@ -328,7 +328,7 @@ def test_a_client_that_sends_more_is_found_out(
 
     log = SimpleNamespace(grid=SimpleNamespace(log=[(message, sent)]))
     with pytest.raises(AssertionError, match=FOUND_BY_READING[attack]):
-        assert_private(log, tmp_path, "fedproto")  # type: ignore[arg-type]
+        assert_private(log, tmp_path, "fedproto")
 
 
 def assert_found_out_here_alone(outcome: Outcome, folder: Path, found: str) -> None:

@@ -1,21 +1,24 @@
-"""What happens to a run: the server dies at a place of a round, a client fails, a disk flips a bit."""
+"""What happens to a run: the server dies in a round, a client fails, a disk flips a bit."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message, MessageType
+from flwr.app import Message, MessageType
 
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.callbacks import checkpoints as checkpoint_files
 from server_app.replies import RoundResult
-from tests.support.attacks import from_node, when
+from tests.support.attacks import Change, failing, when
 from tests.support.harness import Tamper, run_federation
 
 CLIENTS = 4
+
+
+# -- the server dies -----------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -37,7 +40,7 @@ def on_message(kind: str, number: int) -> Tamper:
 
 
 @contextmanager
-def instead(owner: object, name: str, number: int, *, after: bool = False) -> Iterator[None]:
+def dying_call(owner: object, name: str, number: int, *, after: bool) -> Iterator[None]:
     """The server dies in the place of a call for a round, or right after it."""
     original: Callable[..., Any] = getattr(owner, name)
 
@@ -54,36 +57,39 @@ def instead(owner: object, name: str, number: int, *, after: bool = False) -> It
 
 
 def round_of(arguments: tuple[Any, ...]) -> int:
-    """The round of a call, as a number or as what is expected in it."""
-    (number,) = {one for one in arguments if type(one) is int} or {
-        one.number for one in arguments if isinstance(one, RoundResult)
-    }
+    """The round of a call, which is among its arguments as a number or as a result."""
+    numbers = {one for one in arguments if type(one) is int}
+    if not numbers:
+        numbers = {one.number for one in arguments if isinstance(one, RoundResult)}
+    (number,) = numbers
     return int(number)
 
 
-PLACES: dict[str, tuple[object, str, bool] | None] = {
-    "while the clients train": None,
+TRAINING = "while the clients train"
+FINAL = "while the clients evaluate"
+CALLS: dict[str, tuple[object, str, bool]] = {
     "before the merging": (round_module, "_merge", False),
     "after the merging": (app_module, "train_round", True),
     "before the checkpoint": (checkpoint_files, "write_checkpoint", False),
     "after the checkpoint": (checkpoint_files, "write_checkpoint", True),
 }
-
-
-FINAL = "while the clients evaluate"
+PLACES = (TRAINING, *CALLS)
+"""Places of a round at which a server may die."""
 
 
 def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
     """Run until the server dies at a place of a round, or of the final evaluation after so many."""
-    where = PLACES.get(place)
-    tamper = (
-        on_message(MessageType.EVALUATE if place == FINAL else MessageType.TRAIN, number)
-        if not where
-        else None
-    )
-    dying = instead(where[0], where[1], number, after=where[2]) if where else nullcontext()
-    with dying, pytest.raises(Killed):
-        run_federation(config, CLIENTS, tamper, run_id=run_id)
+    if place in CALLS:
+        owner, name, after = CALLS[place]
+        with dying_call(owner, name, number, after=after), pytest.raises(Killed):
+            run_federation(config, CLIENTS, run_id=run_id)
+    else:
+        kind = MessageType.EVALUATE if place == FINAL else MessageType.TRAIN
+        with pytest.raises(Killed):
+            run_federation(config, CLIENTS, on_message(kind, number), run_id=run_id)
+
+
+# -- something happens to a client ---------------------------------------------------------------
 
 
 def on_round(number: int, node: int, change: Any) -> Tamper:
@@ -91,12 +97,21 @@ def on_round(number: int, node: int, change: Any) -> Tamper:
     return when(change, MessageType.TRAIN, node, number)
 
 
-def fails(message: Message, reply: Message) -> Message:
-    return from_node(message, Message(Error(0, "actor died"), reply_to=message))
+def meanwhile(event: Callable[[], object]) -> Change:
+    """The honest reply arrives, and this has happened before."""
+
+    def change(message: Message, reply: Message) -> Message:
+        event()
+        return reply
+
+    return change
+
+
+fails = failing(0, "actor died")
 
 
 def flip_a_bit(path: Path, bit: int) -> None:
-    """What a bad disk does; below 0: counted from the end."""
+    """What a bad disk does; a bit below 0 is counted from the end."""
     content = bytearray(path.read_bytes())
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)

@@ -13,62 +13,71 @@ HEAD = (
     b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: door\r\ncontent-type: application/protobuf\r\n"
 )
 LENGTH = HEAD + b"content-length: %d\r\n\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 CHUNK = b"100000\r\n" + b"x" * 2**20 + b"\r\n"
 IDLE, SLOW = 1000, 100
 
+SLOW_REQUESTS = {
+    "head": HEAD[:20],
+    "body": LENGTH % 9_000,
+    "upload": LENGTH % 5_000_000 + b"x" * 20_000,
+}
+"""Kind -> what it begins with; then comes one byte a second."""
+LARGE_REQUESTS = {"length": LENGTH % 10**9, "chunks": CHUNKED}
+"""Kind -> what it begins with; then comes 1 GB."""
+
 
 class Strangers:
-    """What they do at the same time; ``answers`` counts (kind, status), with the status "" where they were cut off."""
+    """What they do at the same time, and what they are answered."""
 
     def __init__(self, door: int, authority: Path) -> None:
-        self.door, self.answers = door, Counter[tuple[str, str]]()
+        self.door = door
+        self.answers = Counter[tuple[str, str]]()
+        """Counts (kind, status), with the status "" where they were cut off."""
         self.tls = ssl.create_default_context(cafile=str(authority))
         self.tls.check_hostname = False
         self.hosts = cycle(f"127.1.0.{number}" for number in range(1, 26))
 
     async def press(self) -> None:
-        """1,000 idle connections, 100 slow requests, bodies of 1 GB; they begin again when they are refused."""
-        slow = {
-            "head": HEAD[:20],
-            "body": LENGTH % 9_000,
-            "upload": LENGTH % 5_000_000 + b"x" * 20_000,
-        }
-        large = {"length": LENGTH % 10**9, "chunks": HEAD + b"transfer-encoding: chunked\r\n\r\n"}
-        asked = [self.ask("idle", b"", b"", tls=None) for _ in range(IDLE)]
-        asked += [
-            self.ask(kind, start, b"x")
-            for kind, start in slow.items()
-            for _ in range(SLOW // len(slow) + 1)
-        ]
-        asked += [self.ask(kind, start, CHUNK, times=1000) for kind, start in large.items()]
-        await asyncio.gather(*asked)
+        """1,000 idle connections, 100 slow requests, bodies of 1 GB; the refused begin again."""
+        requests = [self.ask("idle", b"", b"", tls=False) for _ in range(IDLE)]
+        for kind, start in SLOW_REQUESTS.items():
+            of_each = SLOW // len(SLOW_REQUESTS) + 1
+            requests += [self.ask(kind, start, b"x") for _ in range(of_each)]
+        for kind, start in LARGE_REQUESTS.items():
+            requests.append(self.ask(kind, start, CHUNK, times=1000))
+        await asyncio.gather(*requests)
 
     async def ask(
-        self, kind: str, start: bytes, more: bytes, times: int = 10**9, tls: bool = True
+        self, kind: str, start: bytes, then: bytes, times: int = 10**9, tls: bool = True
     ) -> None:
-        """Send ``start``, and then ``more`` every second, or ``times`` as fast as it goes, until there is an answer."""
+        """Send ``start``, and then ``then`` every second, or ``times`` without a pause if long.
+
+        Begin again once there is an answer.
+        """
         while True:
             with suppress(OSError):
-                await self._once(kind, start, more, times, self.tls if tls else None)
+                await self._ask_once(kind, start, then, times, self.tls if tls else None)
             await asyncio.sleep(1)
 
-    async def _once(
-        self, kind: str, start: bytes, more: bytes, times: int, tls: ssl.SSLContext | None
+    async def _ask_once(
+        self, kind: str, start: bytes, then: bytes, times: int, tls: ssl.SSLContext | None
     ) -> None:
-        local = (next(self.hosts), 0)
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.door, ssl=tls, local_addr=local
+            "127.0.0.1", self.door, ssl=tls, local_addr=(next(self.hosts), 0)
         )
         answer = asyncio.ensure_future(reader.read(12))
+        pause = 0 if len(then) > 1 else 1
         try:
             writer.write(start)
             for _ in range(times):
-                writer.write(more)
+                writer.write(then)
                 await writer.drain()
-                await asyncio.wait([answer], timeout=0 if len(more) > 1 else 1)
+                await asyncio.wait([answer], timeout=pause)
                 if answer.done():
                     break
-            self.answers[kind, (await answer)[9:].decode()] += 1
+            status = (await answer)[9:].decode()
+            self.answers[kind, status] += 1
         finally:
             answer.cancel()
             writer.close()
@@ -77,7 +86,8 @@ class Strangers:
 @contextmanager
 def strangers_at(door: int, authority: Path) -> Iterator[Counter[tuple[str, str]]]:
     """They press while the block lasts."""
-    strangers, loop = Strangers(door, authority), asyncio.new_event_loop()
+    strangers = Strangers(door, authority)
+    loop = asyncio.new_event_loop()
     pressing = loop.create_task(strangers.press())
     thread = threading.Thread(target=loop.run_until_complete, args=[asyncio.wait([pressing])])
     thread.start()
