@@ -34,51 +34,66 @@ LIVES_ON = {
     "participation": 0.5,
 }
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
-TRAINING, STORED = "while the clients train", "after the checkpoint"
+TRAINING = "while the clients train"
+
+
+STORED = "after the checkpoint"
+
+
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
 
 
-@pytest.mark.parametrize(("settings", "stops"), [
+CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
     *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
     # an optimizer of two models, of a part of one, and with batch normalisation
-    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd")),
-    *((LIVES_ON | {"algo": algo}, {TRAINING: 2}) for algo in ("fedfa", "per-fedavg")),
-    # a checkpoint orders centres by name, "10" before "2"; with half of the clients, some have no cluster yet
-    *((CENTRES | {"participation": part}, {STORED: 1, TRAINING: 3}) for part in (0.5, 1.0)),
+    *(
+        (LIVES_ON | {"algo": algo}, {TRAINING: 2})
+        for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd", "fedfa", "per-fedavg")
+    ),
+    # a checkpoint orders centres by name, "10" before "2"
+    (CENTRES | {"participation": 1.0}, {STORED: 1, TRAINING: 3}),
+    # with half of the clients, some have no cluster yet
+    (CENTRES | {"participation": 0.5}, {STORED: 1, TRAINING: 3}),
     *(({"algo": algo, "rounds": 6}, EVERYWHERE) for algo in ("fedtgp", "fesem", "fedkd")),
-])  # fmt: skip
+]
+"""The settings of a run, and place -> the round in which it is stopped there."""
+
+
+@pytest.mark.parametrize(("settings", "stops"), CASES)
 def test_a_stopped_run_equals_a_whole_one(
     settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
 ) -> None:
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+
     config = run_config(tmp_path / "parts", **settings)
+    finished_rounds = []
     for run_id, (place, number) in enumerate(stops.items(), start=1):
         stop(config | {"resume": run_id > 1}, place, number, run_id)
+        finished_rounds.append(number if place in (STORED, FINAL) else number - 1)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+
     assert_same(found, wanted)
-    before = [number - (place not in (STORED, FINAL)) for place, number in stops.items()]
-    assert found.summary["resumed-after-rounds"] == before
+    assert found.summary["resumed-after-rounds"] == finished_rounds
     assert found.summary["rounds"] == settings["rounds"]
 
 
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     """Also for a run without a run-name, whose name is the folder's."""
-    stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)
+    stop(run_config(tmp_path, rounds=3, **SMALL), STORED, 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     (folder / "client-prototypes.safetensors.0a1b2c3d.tmp").mkdir()  # as a kill leaves it
     (folder / CHECKPOINTS / "000003.safetensors.0a1b2c3d.tmp").mkdir()
-    (own := folder / "draft.tmp").touch()  # by no kill
+    own = folder / "draft.tmp"  # by no kill
+    own.touch()
+
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
     found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
-    assert (found.folder, [*folder.rglob("*.tmp")]) == (folder, [own])
+
+    assert found.folder == folder
+    assert list(folder.rglob("*.tmp")) == [own]
     assert found.summary["resumed-after-rounds"] == [2]
-    settings = Settings.from_run_config(default_run_config())
-    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(
-        settings, Path("r.toml"), 0
-    )
-    assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
 
 def refusal(config: dict[str, Any]) -> str:
@@ -87,47 +102,63 @@ def refusal(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
+def test_resume_toml_says_how_to_use_it() -> None:
+    settings = Settings.from_run_config(default_run_config())
+    command = "# flwr run . FEDERATION --run-config r.toml --stream\n"
+    assert command in as_toml(settings, Path("r.toml"), 0)
+    assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
+
+
 def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
-    """With its settings and its clients, whom Flower does not simulate unless it is told so; and in one process."""
+    """It needs its settings and its clients, and one process.
+
+    Flower does not simulate as many clients unless it is told so.
+    """
     config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
-    stop(config, "after the checkpoint", 1)
-    with pytest.raises(
-        SettingsError, match="holds a run already; choose another name, or let it go on with resume"
-    ):
+    stop(config, STORED, 1)
+
+    said = "holds a run already; choose another name, or let it go on with resume"
+    with pytest.raises(SettingsError, match=said):
         run_federation(config, CLIENTS)
+
     with FileLock(tmp_path / "runs" / ".mine.lock"):
         assert "another process is at work" in refusal(config)
-    others = rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
-    with pytest.raises(FederationError, match=others):  # at once, not after ``join-timeout``
+
+    said = rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
+    with pytest.raises(FederationError, match=said):  # at once, not after ``join-timeout``
         run_federation(config | {"resume": True}, 2, run_id=2)
+
     said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
     assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
     assert "lr = 0.5: the run has lr = 0.05" in said
     assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
     assert "round-timeout" not in said
-    found = run_federation(
-        config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=3
-    )
+
+    same_result = {"round-timeout": 7.0, "min-replies": 2}
+    found = run_federation(config | {"resume": True} | same_result, CLIENTS, run_id=3)
     assert found.summary["resumed-after-rounds"] == [1]
 
 
 def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """Divided anew, what a model has been trained on would be among the samples that test it."""
+    lines = ["x,label\n", *(f"{row},{row % 2}\n" for row in range(60))]
     table = tmp_path / "mine.csv"
-    table.write_text(
-        "x,label\n" + "".join(f"{row},{row % 2}\n" for row in range(60)), encoding="utf-8"
+    table.write_text("".join(lines), encoding="utf-8")
+    config = run_config(
+        tmp_path,
+        rounds=2,
+        run_name="mine",
+        dataset="arrays",
+        data_dir=str(table),
+        models="mlp-1",
+        partition="iid",
+        train_samples=0,
     )
-    data = {
-        "dataset": "arrays",
-        "data_dir": str(table),
-        "models": "mlp-1",
-        "partition": "iid",
-        "train_samples": 0,
-    }
-    config = run_config(tmp_path, rounds=2, run_name="mine", **data)
-    stop(config, "after the checkpoint", 1)
-    table.write_text(table.read_text(encoding="utf-8").removesuffix("59,1\n"), encoding="utf-8")
+    stop(config, STORED, 1)
+
+    table.write_text("".join(lines[:-1]), encoding="utf-8")
     data_key.cache_clear()  # as in a new process
+
     assert re.search(r"the data are not those .*: site-\d has \S+ = .*, and had ", refusal(config))
 
 
@@ -138,60 +169,61 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
     assert "run-name must name the run" in refusal(config | {"run-name": ""})
     assert f"out-dir: {__file__} cannot be written" in refusal(config | {"out-dir": __file__})
     assert not list((tmp_path / "runs").iterdir())
+
     before = run_federation(config, CLIENTS).summary
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
     outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
-    assert (outcome.summary, len(outcome.grid.log)) == (before, 0), "nobody was asked anything"
+
+    assert outcome.summary == before
+    assert outcome.grid.log == [], "nobody was asked anything"
     shown = capfd.readouterr().out
     assert "mine is complete: nothing of it is left to do" in shown
     assert shown.count("result: ") == 2
 
 
-@pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
+@pytest.mark.parametrize(("place", "round_before"), [(TRAINING, 3), (STORED, 4)])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
-    place: str, tmp_path: Path, capsys: Printed
+    place: str, round_before: int, tmp_path: Path, capsys: Printed
 ) -> None:
     """Clients keep what that takes, also where some of them had begun the next round."""
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
-    newest, *_ = found = checkpoints(tmp_path / "parts" / "runs" / "mine")
-    assert len(found) == 3
-    flip_a_bit(newest, -99)
+    kept = checkpoints(tmp_path / "parts" / "runs" / "mine")
+    assert len(kept) == 3
+    flip_a_bit(kept[0], -99)
+
     resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
-    before = 3 if place == "while the clients train" else 4
-    said = capsys.readouterr().out
-    assert (
-        f"{newest.name} is damaged: its content does not have its checksum; going back a round"
-        in said
-    )
-    assert f"resuming mine after round {before} of 6" in said
+
+    console = capsys.readouterr().out
+    said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
+    assert said in console
+    assert f"resuming mine after round {round_before} of 6" in console
     assert_same(resumed, wanted)
 
 
 def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine", **SMALL)
-    stop(config, "after the checkpoint", 1)
+    stop(config, STORED, 1)
     folder = tmp_path / "runs" / "mine"
     whole = {path: path.read_bytes() for path in checkpoints(folder)}
     assert [path.name for path in whole] == ["000001.safetensors", "000000.safetensors"]
+
     for path, content in whole.items():
         path.write_bytes(content[: len(content) // 2])
     assert "000000.safetensors cannot be read" in refusal(config)
+
     for path, content in whole.items():
         path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+
     old = folder / CHECKPOINTS / "000001.safetensors"
-    save_file(
-        {"prototypes:means": torch.zeros(1, 2)},
-        old,
-        {"format": "protofl-checkpoint-2", "facts": "{}"},
-    )
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5" in refusal(
-        config
-    )
+    metadata = {"format": "protofl-checkpoint-2", "facts": "{}"}
+    save_file({"prototypes:means": torch.zeros(1, 2)}, old, metadata)
+    said = f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5"
+    assert said in refusal(config)
 
 
 def test_a_resumed_run_says_from_where_and_from_what_code(
@@ -199,27 +231,30 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
-    stop(config, "after the checkpoint", 1)
+    stop(config, STORED, 1)
     monkeypatch.setitem(REDIVIDED, config["partition"], 9)
     assert "runs/mine: its clients had other samples: " in refusal(config)
     monkeypatch.undo()
-    stop(config | {"resume": True}, "after the checkpoint", 2, run_id=2)
-    said = f"resuming with other code: the run's last round was made by abad1dea, this is {code_version()}"
-    assert said in capsys.readouterr().out
+
+    stop(config | {"resume": True}, STORED, 2, run_id=2)
+    said = "resuming with other code: the run's last round was made by abad1dea, "
+    assert f"{said}this is {code_version()}" in capsys.readouterr().out
+
     run_federation(config | {"resume": True, "threads": 1}, CLIENTS, run_id=3)
-    assert "resuming mine after round 2 of 3; round 3 is next" in (shown := capsys.readouterr().out)
-    assert (
-        "resuming with threads = 1: the run has threads = 0; figures may differ in their last digits"
-        in shown
-    )
-    assert shown.count("resuming with") == 1, "nor with other code"
+    console = capsys.readouterr().out
+    assert "resuming mine after round 2 of 3; round 3 is next" in console
+    said = "resuming with threads = 1: the run has threads = 0; "
+    assert f"{said}figures may differ in their last digits" in console
+    assert console.count("resuming with") == 1, "nor with other code"
 
 
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Before each checkpoint the simulated clients' files, which do not wait for the disk, are on it too."""
-    config, synced = run_config(tmp_path, rounds=3, run_name="mine", **SMALL), list[int]()
+    """Before each checkpoint the simulated clients' files are synced to the disk too."""
+    settings = SMALL | {"rounds": 3, "run_name": "mine"}
+    config = run_config(tmp_path, **settings)
+    checkpoints_when_synced: list[int] = []
 
     def save_unless_full(
         tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]
@@ -228,19 +263,19 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
+    def sync() -> None:
+        checkpoints_when_synced.append(len(checkpoints(tmp_path / "runs" / "mine")))
+
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
-    monkeypatch.setattr(
-        "os.sync", lambda: synced.append(len(checkpoints(tmp_path / "runs" / "mine")))
-    )
-    with pytest.raises(
-        TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"
-    ):
+    monkeypatch.setattr("os.sync", sync)
+    said = r"checkpoints/000002.safetensors could not be written.*No space left"
+    with pytest.raises(TensorFileError, match=said):
         run_federation(config, CLIENTS, run_id=1)
+
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_file)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
-    assert synced == [1, 2, 2, 3, 3], "of the models that the final evaluation leaves, too"
+
+    # also of the models that the final evaluation leaves
+    assert checkpoints_when_synced == [1, 2, 2, 3, 3]
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(
-        found,
-        run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS),
-    )
+    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), CLIENTS))

@@ -7,8 +7,14 @@ from tests.support.declared import DECLARED
 from tests.support.harness import run_config, run_federation
 from tests.support.results import digests, without_times
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2,
-    "rounds": 1}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "models": "mnist-cnn",
+    "image_size": 0,
+    "train_samples": 10,
+    "test_samples": 20,
+    "clients": 2,
+    "rounds": 1,
+}
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {
@@ -20,10 +26,8 @@ UNEQUAL = {
 }
 VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
-NEED_AN_EARLIER_RUN = {
-    "gaussian.revocable",
-    "gaussian.start-from",
-}  # they act in tests/federation/test_forget.py
+NEED_AN_EARLIER_RUN = {"gaussian.revocable", "gaussian.start-from"}
+"""They act in tests/federation/test_forget.py."""
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),
@@ -103,17 +107,17 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.global-clusters": (CLUSTERS, "none"),
     "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
 }
-CASES |= {
-    f"{algo}.{key}": ({"algo": algo, "local_epochs": 2, "clients": 2, "train_samples": 20}, other)
-    for algo, declared in DECLARED.items()
-    for key, other in declared.acts.items()
-}
 """Key -> (the settings under which it acts, another value than its default)."""
+
+for _algo, _declared in DECLARED.items():
+    _settings = {"algo": _algo, "local_epochs": 2, "clients": 2, "train_samples": 20}
+    for _key, _other in _declared.acts.items():
+        CASES[f"{_algo}.{_key}"] = (_settings, _other)
 
 
 def left_behind(folder: Path, changes: dict[str, Any]) -> object:
     """Everything that a run of ``SMALL`` with these settings leaves, but the time that it took."""
-    wanted = SMALL | changes
-    clients = wanted.pop("clients")
-    outcome = run_federation(run_config(folder, **wanted), clients)
+    settings = SMALL | changes
+    clients = settings.pop("clients")
+    outcome = run_federation(run_config(folder, **settings), clients)
     return without_times(outcome.rows), digests(outcome.folder)

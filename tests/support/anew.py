@@ -2,8 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,20 +16,20 @@ from tests.support.declared import DECLARED, SITE, report_names
 
 SECURE = {"query.advertise": PUBLIC + SIGNATURE, "query.share": SEALED, "query.unmask": SHARE}
 SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
-"""The stages of secure aggregation beside the training and the final evaluation -> bytes for each site."""
+"""The stages of secure aggregation -> bytes for each site."""
+
+UPLOADS: set[str] = set()
+for _declared in DECLARED.values():
+    UPLOADS |= _declared.records
 RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
-    MessageType.TRAIN: {
-        "report",
-        "masked",
-        NEXT_SUM,
-        *(name for one in DECLARED.values() for name in one.records),
-    },
+    MessageType.TRAIN: {"report", "masked", NEXT_SUM, *UPLOADS},
     MessageType.EVALUATE: {"report", "masked"},
     "query.best": set(),
-    **{stage: {SECAGG, NEXT_SUM} if stage == "query.unmask" else {SECAGG} for stage in SECURE},
+    **{stage: {SECAGG} for stage in SECURE},
 }
 """Kind of message -> all records that a reply may have, in any run."""
+RECORDS["query.unmask"].add(NEXT_SUM)
 
 
 def bytes_of(content: RecordDict) -> bytes:
@@ -42,27 +40,40 @@ def bytes_of(content: RecordDict) -> bytes:
 def read_anew(
     algo: str, kind: str, text: bytes, metrics: tuple[str, ...] = ()
 ) -> tuple[set[str], dict[str, dict[str, np.ndarray]]]:
-    """Read the declared values of a reply, write them anew, and compare; names of the records, and the arrays read."""
-    message, anew = proto.RecordDict.FromString(text), proto.RecordDict()
+    """Read the declared values of a reply, write them anew, and compare.
+
+    Return the names of the records, and the arrays read.
+    """
+    training = kind == MessageType.TRAIN
+    message = proto.RecordDict.FromString(text)
+    anew = proto.RecordDict()
+    names = set()
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    next_size = PUBLIC + SIGNATURE if kind == MessageType.TRAIN else SEALED
-    configs: dict[str, Callable[[Any], Any]] = {"audit": head_anew, "site": site_anew,
-        NEXT_SUM: partial(bytes_anew, next_size), SECAGG: partial(bytes_anew, SECURE.get(kind, 0))}  # fmt: skip
     for item in message.items:  # in the order found
-        made = proto.RecordDict.Item(key=item.key)
-        if item.key not in {*RECORDS[kind], "audit"}:
+        name = item.key
+        if name not in {*RECORDS[kind], "audit"}:
             continue
-        if item.key in configs:
-            made.config_record.CopyFrom(configs[item.key](item.config_record))
-        elif item.key == "report":
-            allowed = report_names(algo, kind == MessageType.TRAIN, metrics)
-            made.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
+        written = proto.RecordDict.Item(key=name)
+        if name == "audit":
+            written.config_record.CopyFrom(head_anew(item.config_record))
+        elif name == "site":
+            written.config_record.CopyFrom(site_anew(item.config_record))
+        elif name == NEXT_SUM:
+            size = PUBLIC + SIGNATURE if training else SEALED
+            written.config_record.CopyFrom(bytes_anew(size, item.config_record))
+        elif name == SECAGG:
+            written.config_record.CopyFrom(bytes_anew(SECURE[kind], item.config_record))
+        elif name == "report":
+            allowed = report_names(algo, training, metrics)
+            written.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
         else:
-            record, arrays[item.key] = arrays_anew(item.array_record)
-            made.array_record.CopyFrom(record)
-        anew.items.append(made)
+            record, arrays[name] = arrays_anew(item.array_record)
+            written.array_record.CopyFrom(record)
+        anew.items.append(written)
+        if name != "audit":
+            names.add(name)
     assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
-    return {item.key for item in message.items} - {"audit"}, arrays
+    return names, arrays
 
 
 def head_anew(record: Any) -> Any:
@@ -70,68 +81,72 @@ def head_anew(record: Any) -> Any:
     (item,) = record.items
     assert item.key == "head"
     assert re.fullmatch("[0-9a-f]{64}", item.value.string)
-    value = proto.ConfigRecordValue(string=item.value.string)
-    return proto.ConfigRecord(items=[proto.ConfigRecord.Item(key="head", value=value)])
+    return proto.ConfigRecord(items=[_config_item("head", string=item.value.string)])
 
 
 def bytes_anew(size: int, record: Any) -> Any:
     """So many bytes for each of several sites."""
-    made = proto.ConfigRecord()
+    anew = proto.ConfigRecord()
     for item in record.items:
         assert re.fullmatch(r"site-\d+", item.key), "an undeclared field"
         assert len(item.value.bytes) == size
-        made.items.append(
-            proto.ConfigRecord.Item(
-                key=item.key, value=proto.ConfigRecordValue(bytes=item.value.bytes)
-            )
-        )
-    return made
+        anew.items.append(_config_item(item.key, bytes=item.value.bytes))
+    return anew
+
+
+def _config_item(key: str, **value: Any) -> Any:
+    return proto.ConfigRecord.Item(key=key, value=proto.ConfigRecordValue(**value))
 
 
 def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Each array rebuilt from its numbers."""
-    made, values = proto.ArrayRecord(), {}
+    anew = proto.ArrayRecord()
+    arrays = {}
     for item in record.items:
         array = item.value
         dtype = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}[array.dtype]
-        assert len(array.data) == int(dtype[2]) * math.prod(array.shape), "bytes beyond the shape"
-        values[item.key] = np.frombuffer(array.data, dtype).reshape(tuple(array.shape))
-        data, shape = values[item.key].astype(dtype).tobytes(), values[item.key].shape
-        rebuilt = proto.Array(dtype=array.dtype, shape=shape, stype=RAW, data=data)
-        made.items.append(proto.ArrayRecord.Item(key=item.key, value=rebuilt))
-    return made, values
+        shape = tuple(array.shape)
+        assert len(array.data) == int(dtype[2]) * math.prod(shape), "bytes beyond the shape"
+        values = np.frombuffer(array.data, dtype).reshape(shape)
+        data = values.astype(dtype).tobytes()
+        rebuilt = proto.Array(dtype=array.dtype, shape=values.shape, stype=RAW, data=data)
+        anew.items.append(proto.ArrayRecord.Item(key=item.key, value=rebuilt))
+        arrays[item.key] = values
+    return anew, arrays
 
 
 def report_anew(record: Any, allowed: set[str]) -> Any:
     """Single numbers under declared names."""
-    made = proto.MetricRecord()
+    anew = proto.MetricRecord()
     for item in record.items:
         assert item.key in allowed, f"an undeclared number {item.key}"
         kind = item.value.WhichOneof("value")
         assert kind in ("double", "sint64"), "not a single number"
         value = proto.MetricRecordValue(**{kind: getattr(item.value, kind)})
-        made.items.append(proto.MetricRecord.Item(key=item.key, value=value))
-    return made
+        anew.items.append(proto.MetricRecord.Item(key=item.key, value=value))
+    return anew
+
+
+KINDS = {
+    int: ("sint64",),
+    bool: ("bool",),
+    str: ("string",),
+    list: ("string_list", "sint_list", "bool_list"),
+}
+"""Type of a field of an introduction -> how Flower may write it."""
 
 
 def site_anew(record: Any) -> Any:
     """The declared fields of an introduction, all of them."""
-    made = proto.ConfigRecord()
+    anew = proto.ConfigRecord()
     assert [item.key for item in record.items] == list(SITE), "an undeclared field"
     for item in record.items:
         kind = item.value.WhichOneof("value")
+        assert kind in KINDS[SITE[item.key]]
         value = getattr(item.value, kind)
-        wanted = {
-            int: ("sint64",),
-            bool: ("bool",),
-            str: ("string",),
-            list: ("string_list", "sint_list", "bool_list"),
-        }
-        assert kind in wanted[SITE[item.key]]
+        if kind == "bool_list":
+            assert not value.vals  # Flower's way to write an empty list
         if kind.endswith("list"):
-            assert kind != "bool_list" or not value.vals  # Flower's way to write an empty list
             value = type(value)(vals=list(value.vals))
-        made.items.append(
-            proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(**{kind: value}))
-        )
-    return made
+        anew.items.append(_config_item(item.key, **{kind: value}))
+    return anew

@@ -9,9 +9,8 @@ import pytest
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import ROOT
 
-SCHEMA = json.loads(
-    (ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8")
-)
+_SCHEMA_FILE = ROOT / "docs" / "reference" / "commands.schema.json"
+SCHEMA = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:

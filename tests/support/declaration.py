@@ -1,4 +1,4 @@
-"""The form of a declaration: what a client may send, written by hand at the top of an independent script."""
+"""What an independent script declares at its top, by hand: all that a client may send."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,31 +26,38 @@ class Declared:
     of: str = "model"
     """Whose weights: the attribute of the client's algorithm that is the module."""
     since: str = ""
-    """What travels is the change of these weights since the round began, a matrix perhaps as two factors: the attribute
-    that has them as they were."""
+    """The attribute that has these weights as they were when the round began.
+
+    If there is one, what travels is their change since then, a matrix perhaps as two factors.
+    """
     keeps: tuple[str, ...] = ()
     """What else a client keeps for its next round, beside its model."""
     own: str = "model"
     """The client's own model, which is evaluated and kept: the attribute of its algorithm."""
     beside: dict[str, str] = field(default_factory=dict)
-    """Further records of weights: the name of each, which is that of a part, and the attribute that is the module."""
+    """Further records of weights: the name of each, and the attribute that is the module."""
     stays: tuple[str, ...] = ()
     """Prefixes of names of weights that never leave the client."""
     losses: tuple[str, ...] = ("cross-entropy",)
     minimised: tuple[str, ...] = ()
     """Those that the defaults minimise once there are prototypes; (): all."""
     acts: dict[str, Any] = field(default_factory=dict)
-    """Another value for each setting that acts where all else is at its default (`test_settings_act.py`)."""
+    """Another value for each setting that acts where all else is at its default.
+
+    See `test_settings_act.py`.
+    """
 
     @property
     def records(self) -> set[str]:
         """Names of the array records."""
-        sent = {
-            self.record: self.prototypes,
-            "weights": self.weights,
-            "label_counts": self.label_counts,
-        }
-        return {name for name, there in sent.items() if there} | set(self.beside)
+        names = set(self.beside)
+        if self.prototypes:
+            names.add(self.record)
+        if self.weights:
+            names.add("weights")
+        if self.label_counts:
+            names.add("label_counts")
+        return names
 
     @property
     def tells_classes(self) -> bool:
@@ -70,4 +77,5 @@ class Declared:
         return not self.averages_models or self.own != self.of or bool(self.stays)
 
 
-PLAIN, COUNTED = ("means", "labels"), ("means", "labels", "counts")
+PLAIN = ("means", "labels")
+COUNTED = (*PLAIN, "counts")

@@ -1,4 +1,4 @@
-"""An in-process federation: the real ServerApp and ClientApp code, without Ray, SuperLink or processes."""
+"""A federation in one process: the real ServerApp and ClientApp, without Ray and SuperLink."""
 
 import json
 import tempfile
@@ -24,8 +24,12 @@ RUN_ID = 4711
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
 CACHE = {"cache-dir": _CACHE.name}
 """For node configs of sites, which do not take the run's."""
-SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {
-    "fedgen.server-steps": 10
+SHORT = {
+    "fedtgp.server-epochs": 10,
+    "fedgh.server-epochs": 10,
+    "fedorgp.server-epochs": 10,
+    "mpft.server-epochs": 10,
+    "fedgen.server-steps": 10,
 }
 """A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
 LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
@@ -36,7 +40,10 @@ Tamper = Callable[[Message, Message], Message | None]
 
 
 class LocalGrid(local.LocalGrid):
-    """The product's grid of one process, which logs messages, tampers with replies, and loses nodes on request."""
+    """The product's grid of one process, which logs messages.
+
+    On request it tampers with replies, and loses nodes.
+    """
 
     def __init__(
         self,
@@ -46,7 +53,9 @@ class LocalGrid(local.LocalGrid):
         run_id: int = RUN_ID,
     ) -> None:
         super().__init__(run_config, nodes, run_id)
-        self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
+        self.run_config = run_config
+        self.nodes = nodes
+        self.tamper = tamper
         self.of_sites: dict[str, Any] = {**CACHE, "approve": False}
         if Path.cwd() == ROOT:  # whose folder runs/ would be that of all sites, of all tests
             self.of_sites["state-dir"] = tempfile.mkdtemp(dir=_CACHE.name)
@@ -57,19 +66,23 @@ class LocalGrid(local.LocalGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-            ids.append(message.metadata.message_id)
-            self._sent[ids[-1]] = message
-            node = message.metadata.dst_node_id
-            if node not in self.nodes:
+            message_id = str(uuid.uuid4())
+            message.metadata.__dict__["_message_id"] = message_id
+            ids.append(message_id)
+            self._sent[message_id] = message
+            if message.metadata.dst_node_id not in self.nodes:
                 continue
-            facts = (self.of_sites if is_site(self.nodes[node]) else {}) | self.nodes[node]
-            reply: Message | None = local.answer(message, self.run_id, facts, self.run_config)
+
+            node_config = self.nodes[message.metadata.dst_node_id]
+            if is_site(node_config):
+                node_config = self.of_sites | node_config
+            reply: Message | None
+            reply = local.answer(message, self.run_id, node_config, self.run_config)
             self.log.append((message, reply))
             if self.tamper is not None:
                 reply = self.tamper(message, reply)
             if reply is not None:
-                self._ready[message.metadata.message_id] = reply
+                self._ready[message_id] = reply
         return ids
 
     def asked(self, message: Message) -> Message:
@@ -78,48 +91,69 @@ class LocalGrid(local.LocalGrid):
         return self.log[-1][1]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
-        for key in message_ids:
-            if key not in self._ready and self._sent[key].metadata.dst_node_id not in self.nodes:
+        """What has come; for a node that is gone the error that Flower's SuperLink makes."""
+        replies = []
+        for message_id in message_ids:
+            if message_id in self._ready:
+                replies.append(self._ready.pop(message_id))
+                continue
+            message = self._sent[message_id]
+            if message.metadata.dst_node_id not in self.nodes:
                 gone = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
-                self._ready[key] = Message(gone, reply_to=self._sent[key])
-                self._ready[key].metadata.__dict__["_src_node_id"] = 1
-        return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
+                reply = Message(gone, reply_to=message)
+                reply.metadata.__dict__["_src_node_id"] = 1
+                replies.append(reply)
+        return replies
 
 
 class Outcome:
     """What a run left behind, and what crossed the wire."""
 
     def __init__(self, folder: Path, grid: LocalGrid) -> None:
-        self.folder, self.grid = folder, grid
+        self.folder = folder
+        self.grid = grid
         self.summary = json.loads((folder / "summary.json").read_text())
-        self.rows = [
-            json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-        ]
+        self.rows = _rows(folder / "metrics.jsonl")
 
     def exchanged(
         self, kind: str = MessageType.TRAIN, number: int | None = None
     ) -> list[tuple[Message, Message]]:
         """The messages of a kind, or those of one round, each with its honest reply."""
-        facts = [(pair, pair[0].metadata) for pair in self.grid.log]
-        return [
-            pair
-            for pair, one in facts
-            if one.message_type == kind and number in (None, int(one.group_id))
-        ]
+        pairs = []
+        for message, reply in self.grid.log:
+            if message.metadata.message_type != kind:
+                continue
+            if number in (None, int(message.metadata.group_id)):
+                pairs.append((message, reply))
+        return pairs
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
-    """The defaults, small, with 30 training and 30 test samples of one domain each, in ``tmp_path``.
+    """The defaults, small: clients with 30 training and 30 test samples of one domain each.
 
     ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
     """
-    small = {"rounds": 2, "local-epochs": 1, "out-dir": str(tmp_path / "runs"), **CACHE, **SHORT,
-        "partition": "feature-shift", "train-samples": 30, "test-samples": 30, "join-timeout": 20.0,
-        "report": False}  # fmt: skip
-    named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
-    small |= {} if "dataset" in named else {"image-size": 16}
-    return default_run_config() | small | named
+    config = default_run_config() | {
+        "rounds": 2,
+        "local-epochs": 1,
+        "out-dir": str(tmp_path / "runs"),
+        **CACHE,
+        **SHORT,
+        "partition": "feature-shift",
+        "train-samples": 30,
+        "test-samples": 30,
+        "join-timeout": 20.0,
+        "report": False,
+    }
+    if "dataset" not in overrides:
+        config["image-size"] = 16
+    for key, value in overrides.items():
+        config[key.replace("__", ".").replace("_", "-")] = value
+    return config
 
 
 def settings_of(config: dict[str, Any], node: dict[str, Any] | None = None) -> Settings:
@@ -138,12 +172,11 @@ def rows_without_a_reply(
     config: dict[str, Any], clients: int = 4, **options: Any
 ) -> list[dict[str, Any]]:
     """The rows of a run which fails because no client has sent a valid reply."""
-    with pytest.raises(
-        FederationError, match=r"no client has sent one valid reply: .*; the first reason: (?!none)"
-    ):
+    error = r"no client has sent one valid reply: .*; the first reason: (?!none)"
+    with pytest.raises(FederationError, match=error):
         run_federation(config, clients, **options)
     (file,) = Path(config["out-dir"]).glob("*/metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return _rows(file)
 
 
 def run_federation(
@@ -154,21 +187,22 @@ def run_federation(
     run_id: int = RUN_ID,
     on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> Outcome:
-    """Run the ServerApp's main on ``clients`` in-process clients; what the only run in its folder of results left."""
-    default_nodes = {
-        1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)
-    }
-    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
+    """Run the ServerApp on ``clients`` in this process, or on ``nodes``.
+
+    The folder of results must hold no other run but baselines.
+    """
+    if not nodes:
+        nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    grid = LocalGrid(config, nodes, tamper, run_id)
     if on_grid is not None:
         on_grid(grid)
     server_main(grid, Context(run_id, 0, {}, RecordDict(), config))
-    folders = sorted(
-        path.parent for path in Path(config["out-dir"]).expanduser().glob("*/summary.json")
-    )
-    (folder,) = (
-        folders if not config["baselines"] else folders[:1]
-    )  # a baseline's begins with the run's name
-    return Outcome(folder, grid)
+
+    summaries = sorted(Path(config["out-dir"]).expanduser().glob("*/summary.json"))
+    if config["baselines"]:
+        summaries = summaries[:1]  # a baseline's folder begins with the run's name
+    (summary,) = summaries
+    return Outcome(summary.parent, grid)
 
 
 def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any) -> Client:

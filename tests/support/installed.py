@@ -1,4 +1,4 @@
-"""The package in ``tests/support/outside`` as pip would leave it, without the network and without its build tool."""
+"""The package in ``tests/support/outside`` as pip would leave it, without network or build."""
 
 import shutil
 import tomllib
@@ -14,20 +14,21 @@ def pyproject() -> dict[str, Any]:
 
 
 def install_into(folder: Path) -> Path:
-    """Make ``folder`` a site-packages that holds it: its modules, and the ``dist-info`` that its wheel would have."""
-    project = pyproject()["project"]
-    for package in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        shutil.copytree(
-            OUTSIDE / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    name, version = project["name"], project["version"]
+    """Make ``folder`` a site-packages that holds it: its modules, and its wheel's ``dist-info``."""
+    content = pyproject()
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for package in content["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        shutil.copytree(OUTSIDE / package, folder / package, ignore=without_caches)
+
+    name = content["project"]["name"]
+    version = content["project"]["version"]
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", encoding="utf-8"
-    )
-    lines = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items()), ""]
-    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    with (info / "entry_points.txt").open("w", encoding="utf-8") as file:
+        for group, points in content["project"]["entry-points"].items():
+            file.write(f"[{group}]\n")
+            for key, value in points.items():
+                file.write(f"{key} = {value}\n")
     return folder

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ HAPROXY = Path("/usr/sbin/haproxy")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: ``sh MACHINE`` is a step, ``sh MACHINE service`` runs until the end of the test."""
+    """A fenced block: ``sh MACHINE`` is a step, ``sh MACHINE service`` runs until the test ends."""
 
     machine: str
     service: bool
@@ -34,9 +34,8 @@ class Block:
 
 def blocks_of(readme: Path) -> list[Block]:
     """All ``sh`` blocks, in order."""
-    found = re.findall(
-        r"^```sh (\w+)( service)?\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S
-    )
+    fenced = r"^```sh (\w+)( service)?\n(.*?)^```$"
+    found = re.findall(fenced, readme.read_text(encoding="utf-8"), re.M | re.S)
     return [Block(machine, bool(service), text) for machine, service, text in found]
 
 
@@ -44,7 +43,8 @@ class Machines:
     """The SuperLink's machine and the sites', as folders with a home and a checkout each."""
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
-        self.folder, self.running = folder, running
+        self.folder = folder
+        self.running = running
         self.superlink, self.door = self._ports()
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
         self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
@@ -56,11 +56,16 @@ class Machines:
     def _ports(self) -> tuple[int, int]:
         """Where the SuperLink and the door listen."""
         superlink = free_port()
-        return superlink, free_port() if HAPROXY.exists() else superlink
+        if HAPROXY.exists():
+            return superlink, free_port()
+        return superlink, superlink
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        """Everything in which the blocks that are run differ from those that are read. A site's are those of north."""
-        return {
+        """Everything in which the blocks that are run differ from those that are read.
+
+        A site's are those of north.
+        """
+        substitutions = {
             "superlink.example.org": "localhost",
             "0.0.0.0:8000": f"127.0.0.1:{self.door}",
             ":8000": f":{self.door}",
@@ -69,12 +74,11 @@ class Machines:
             "/data/": f"{self.folder}/data/",
             "rounds=2": "rounds=2 threads=1",
             'classes="benign,malignant"': 'classes="0,1,2,3,4,5,6,7,8,9"',
-            **(
-                {}
-                if machine == "superlink"
-                else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}
-            ),
         }
+        if machine in SITES:
+            substitutions["north"] = machine
+            substitutions['arch="cnn4"'] = f'arch="{SITES[machine]}"'
+        return substitutions
 
     def checkout(self, machine: str) -> Path:
         """Where a machine's commands run."""
@@ -83,23 +87,21 @@ class Machines:
     def environment(self, machine: str) -> dict[str, str]:
         """A home of its own, and this virtual environment's commands."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-        home = str(self.folder / machine)
-        paths = {
-            "HOME": home,
-            "XDG_CACHE_HOME": f"{home}/.cache",
-            "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
-        }
-        paths["PYTHONPATH"] = str(
-            self.checkout(machine)
-        )  # in the place of its own `pip install -e .`
-        return env | paths | {"OMP_NUM_THREADS": "1"}
+        env["HOME"] = str(self.folder / machine)
+        env["XDG_CACHE_HOME"] = f"{env['HOME']}/.cache"
+        env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
+        env["PYTHONPATH"] = str(self.checkout(machine))  # in place of its own `pip install -e .`
+        env["OMP_NUM_THREADS"] = "1"
+        return env
 
     def script(self, machine: str, text: str) -> list[str]:
         """The command that runs a block on a machine."""
         for before, after in self.settings[machine].items():
             text = text.replace(before, after)
-        (preamble,) = [block.text for block in blocks_of(README) if block.machine == "preamble"]
-        return [*self.on(machine), "sh", "-euc", preamble * (machine == "superlink") + text]
+        if machine == "superlink":
+            (preamble,) = [block.text for block in blocks_of(README) if block.machine == "preamble"]
+            text = preamble + text
+        return [*self.on(machine), "sh", "-euc", text]
 
     def on(self, machine: str) -> list[str]:
         """What precedes a command that runs on a machine."""
@@ -109,17 +111,26 @@ class Machines:
         self, machine: str, text: str, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         """A block as a step."""
-        return subprocess.run(self.script(machine, text), cwd=self.checkout(machine), env=self.environment(machine),
-            capture_output=True, text=True, timeout=timeout)  # fmt: skip
+        place = {"cwd": self.checkout(machine), "env": self.environment(machine)}
+        command = self.script(machine, text)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **place)
 
     def serve(self, machine: str, text: str) -> None:
-        """A block as a service, but a door that is not installed; its log is ``<machine>-<number>.log``."""
+        """A block as a service, whose log is ``<machine>-<number>.log``.
+
+        A door that is not installed does not run.
+        """
         if str(HAPROXY) in text and not HAPROXY.exists():
             return
         number = len(list(self.folder.glob(f"{machine}-*.log")))
         log = self.folder / f"{machine}-{number}.log"
-        command, env = self.script(machine, text), self.environment(machine)
-        self.services[machine].enter_context(process(command, env, log, cwd=self.checkout(machine)))
+        self.services[machine].enter_context(self._started(machine, text, log))
+
+    def _started(
+        self, machine: str, text: str, log: Path
+    ) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        command = self.script(machine, text)
+        return process(command, self.environment(machine), log, cwd=self.checkout(machine))
 
     def restart(self, meanwhile: Callable[[], None]) -> None:
         """Stop all services, do something, and start them again as the README does."""
@@ -135,10 +146,8 @@ class Machines:
 
     def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
         """The exit status and the output of a service that should end by itself."""
-        with process(
-            self.script(machine, text), self.environment(machine), log, cwd=self.checkout(machine)
-        ) as started:
-            status = started.wait(timeout=60)
+        with self._started(machine, text, log) as service:
+            status = service.wait(timeout=60)
         return status, log.read_text()
 
     def carry(self, source: str, target: str, name: str) -> None:
@@ -149,7 +158,8 @@ class Machines:
 
     def wait_for(self, port: int) -> None:
         """Until a port of the SuperLink's machine answers ``/health``."""
-        check = f"HEALTH_URLS=https://127.0.0.1:{port}/health SSL_CERT_FILE=certs/ca.crt python docker/health.py"
+        check = f"HEALTH_URLS=https://127.0.0.1:{port}/health "
+        check += "SSL_CERT_FILE=certs/ca.crt python docker/health.py"
         wait_until(lambda: self.run("superlink", check).returncode == 0, self.logs, timeout=60)
 
     def step(self, machine: str, text: str) -> None:
@@ -164,17 +174,14 @@ class Machines:
     def set_up(self) -> None:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
-            write_digits(
-                self.folder / "data" / site / "ward", slice(300 * number, 300 * (number + 1))
-            )
+            own_rows = slice(300 * number, 300 * (number + 1))
+            write_digits(self.folder / "data" / site / "ward", own_rows)
+
         *setup, _ = [block for block in blocks_of(README) if block.machine != "preamble"]
         for block in setup:
             if block.machine == "north":
                 for site in SITES:
-                    (self.serve if block.service else self.step)(site, block.text)
-                    if "--node " in block.text:
-                        self.carry("superlink", site, "ca.crt")
-                        self.carry(site, "superlink", f"nodes/{site}.pub")
+                    self._set_up_site(site, block)
             elif block.service:
                 self.serve("superlink", block.text)
             elif "supernode register" in block.text:
@@ -185,11 +192,19 @@ class Machines:
             else:
                 self.step("superlink", block.text)
 
+    def _set_up_site(self, site: str, block: Block) -> None:
+        if block.service:
+            self.serve(site, block.text)
+        else:
+            self.step(site, block.text)
+        if "--node " in block.text:
+            self.carry("superlink", site, "ca.crt")
+            self.carry(site, "superlink", f"nodes/{site}.pub")
+
     def logs(self) -> str:
         """The last lines of every service."""
-        return "\n".join(
-            f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log"))
-        )
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in logs)
 
 
 def copy_checkout(target: Path) -> None:
@@ -204,20 +219,18 @@ def copy_checkout(target: Path) -> None:
 def changed_checkout(target: Path) -> Path:
     """A checkout in both of whose halves whoever submits it has added a line."""
     copy_checkout(target)
+    added = "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
     for half in ("client_app", "server_app"):
         with (target / half / "app.py").open("a") as code:
-            code.write(
-                "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
-            )
+            code.write(added)
     return target
 
 
 def write_digits(folder: Path, rows: slice, classes: int = 10) -> None:
     """CLASS/image.png, enlarged."""
     digits = load_digits(n_class=classes)
-    for index, (digit, label) in enumerate(
-        zip(digits.images[rows], digits.target[rows], strict=True)
-    ):
-        path = folder / str(label) / f"{index}.png"
+    labels = digits.target[rows]
+    for index, digit in enumerate(digits.images[rows]):
+        path = folder / str(labels[index]) / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)

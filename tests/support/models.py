@@ -13,14 +13,15 @@ from protofl_common.models.split import SplitModel
 
 
 def settings(**changes: object) -> TrainingSettings:
-    return dataclasses.replace(Settings.from_run_config(default_run_config()).training, **changes)  # type: ignore[arg-type]
+    defaults = Settings.from_run_config(default_run_config()).training
+    return dataclasses.replace(defaults, **changes)  # type: ignore[arg-type]
 
 
 def some_data(n: int = 23) -> Samples:
     generator = torch.Generator().manual_seed(0)
-    return Samples(
-        torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 4, (n,), generator=generator)
-    )
+    inputs = torch.randn(n, 1, 8, 8, generator=generator)
+    labels = torch.randint(0, 4, (n,), generator=generator)
+    return Samples(inputs, labels)
 
 
 def some_model(arch: str = "cnn4") -> SplitModel:
@@ -32,15 +33,15 @@ def privacy(**changes: object) -> PrivacySettings:
     return dataclasses.replace(defaults, dp="sample", **changes)  # type: ignore[arg-type]
 
 
-CLASSES, DIM = 10, 12
+CLASSES = 10
+DIM = 12
 
 
 def build(
     arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0
 ) -> SplitModel:
-    return build_model(
-        arch, input_shape=(channels, size, size), num_classes=CLASSES, feature_dim=dim, seed=seed
-    )
+    shape = (channels, size, size)
+    return build_model(arch, input_shape=shape, num_classes=CLASSES, feature_dim=dim, seed=seed)
 
 
 def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:
@@ -53,12 +54,13 @@ def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> Non
         torch.manual_seed(0)
         return nn.functional.cross_entropy(model(x), y)
 
-    losses = []
+    first_loss = loss().detach()
     for _ in range(steps):
         optimizer.zero_grad()
-        losses.append(loss())
-        losses[-1].backward()
+        loss().backward()
         optimizer.step()
+
     with torch.no_grad():
-        assert loss() < losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert loss() < first_loss
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert not torch.equal(old, new)

@@ -1,4 +1,7 @@
-"""Operators of sites who approve what waits, and studies that somebody signs, by the commands that people type."""
+"""Operators of sites who approve what waits, and studies that somebody signs.
+
+All of them use the commands that people type.
+"""
 
 import json
 import threading
@@ -13,17 +16,17 @@ PROTOFL = str(BIN / "protofl")
 
 @contextmanager
 def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
-    """The operators of sites with these folders of approvals, each of whom ``approve``s (site, id) what waits."""
+    """The operators of sites with these state folders, who ``approve`` (site, id) what waits."""
     ended = threading.Event()
 
-    def look() -> None:
+    def approve_what_waits() -> None:
         while not ended.wait(0.5):
             for site, folder in folders.items():
                 for file in (folder / "studies").glob("*.json"):
                     if not json.loads(file.read_text())["decision"]:
                         approve(site, file.stem)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=approve_what_waits)
     thread.start()
     try:
         yield
@@ -34,14 +37,15 @@ def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]
 
 def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:
     """Those of sites with these node configs, whose state folders are named after them."""
-    folders = {site: folder / site / "state" / "sites" / site for site in nodes}
-    return approving(
-        folders, lambda site, study: done(folder, "approve", study, "--node-config", nodes[site])
-    )
+
+    def approve(site: str, study: str) -> None:
+        done(folder, "approve", study, "--node-config", nodes[site])
+
+    return approving({site: folder / site / "state" / "sites" / site for site in nodes}, approve)
 
 
 def study(folder: Path, name: str, sites: Mapping[str, str]) -> Path:
-    """A study that Jane has signed, and the run ``name`` of it, which keeps what strict sites demand."""
+    """A study that Jane has signed; its run ``name`` keeps what strict sites demand."""
     settings = f'''study = "{name}"
 study-sites = "{",".join(sites.values())}"
 study-purpose = "who is sick"
@@ -65,14 +69,14 @@ dp-delta = 1e-4
 train-samples = 7
 train-fraction = 0.5
 '''
-    if not (key := folder / "jane").exists():
-        output_of(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)],
-            environment(folder / "home"),
-        )
-    (file := folder / f"{name}.toml").write_text(settings)
+    file = folder / f"{name}.toml"
+    file.write_text(settings)
+    env = environment(folder / "home")
+    key = folder / "jane"
+    if not key.exists():
+        output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], env)
     command = [PROTOFL, "study", "sign", str(file), "--key", str(key), "--by", "jane"]
-    assert "signed by jane" in output_of(command, environment(folder / "home"))
+    assert "signed by jane" in output_of(command, env)
     return file
 
 

@@ -1,7 +1,6 @@
 """A report read back: its tags, texts, tables and figures, and what these are drawn from."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +17,7 @@ FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form", "vid
 
 
 class Page(HTMLParser):
-    """Every tag is closed in order, and nothing is loaded from anywhere; AssertionError otherwise."""
+    """A page whose tags are closed in order and that loads nothing; AssertionError otherwise."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -35,12 +34,12 @@ class Page(HTMLParser):
         self.assert_self_contained()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags.append((tag, found))
-        if "id" in found:
-            self.ids.append(found["id"])
+        values = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, values))
+        if "id" in values:
+            self.ids.append(values["id"])
         if tag == "figure":
-            self.figures[found["id"]] = ""
+            self.figures[values["id"]] = ""
         if tag == "table":
             self.tables.append([])
         if tag == "tr":
@@ -76,19 +75,17 @@ class Page(HTMLParser):
 
     def svg(self, figure: str) -> str:
         """The drawing of a figure."""
-        found = re.search(
-            rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)', self.source, re.DOTALL
-        )
-        return found[1]
+        drawing = rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)'
+        return re.search(drawing, self.source, re.DOTALL)[1]
 
     def marks(self, figure: str) -> list[int]:
         """How many marks each cloud of points of a figure has, in the order drawn."""
         clouds = re.split(r'<g id="[^"]*PathCollection_\d+"', self.svg(figure))[1:]
-        found = []
+        numbers = []
         for cloud in clouds:
             group = re.sub(r"<defs>.*?</defs>", "", cloud.split('<g id="')[0], flags=re.DOTALL)
-            found.append(len(re.findall("<use ", group)) or len(re.findall("<path ", group)))
-        return found
+            numbers.append(group.count("<use ") or group.count("<path "))
+        return numbers
 
     def table(self, *heads: str) -> list[list[str]]:
         """The rows of the table whose head begins so."""
@@ -97,34 +94,41 @@ class Page(HTMLParser):
 
     def assert_self_contained(self) -> None:
         """Nothing is loaded from anywhere, no script runs, no id twice; a figure has a caption."""
-        assert not [one for one, times in Counter(self.ids).items() if times > 1]
+        assert len(set(self.ids)) == len(self.ids), sorted(self.ids)
         for tag, attrs in self.tags:
             assert tag not in FORBIDDEN, tag
-            for name, value in attrs.items():
-                assert not name.startswith("on"), name
-                if name in LOADING:
-                    assert value.startswith(("#", "data:image/png;base64,")), value[:80]
-                    if value.startswith("#"):
-                        assert value[1:] in self.ids, value
-                for place in re.findall(r"url\(([^)]*)\)", value) if name != "aria-label" else []:
-                    assert place.startswith("#")
-                    assert place[1:] in self.ids
-        (style,) = re.findall(r"<style>(.*?)</style>", self.source, re.DOTALL)
-        assert "url(" not in style
-        assert "@import" not in style
-        for tag, attrs in self.tags:
             if tag == "svg":
                 assert attrs["role"] == "img"
                 assert attrs["aria-label"]
+            for name, value in attrs.items():
+                assert not name.startswith("on"), name
+                self.assert_loads_nothing(name, value)
+        (style,) = re.findall(r"<style>(.*?)</style>", self.source, re.DOTALL)
+        assert "url(" not in style
+        assert "@import" not in style
         assert "A figure could not be drawn" not in self.source
         assert [tag for tag, _ in self.tags].count("figcaption") == len(self.figures)
         assert self.source.count(POLICY) == 1
+
+    def assert_loads_nothing(self, name: str, value: str) -> None:
+        """An attribute refers to places of this page only, or is an image itself."""
+        places = []
+        if name in LOADING and not value.startswith("data:image/png;base64,"):
+            places.append(value)
+        if name != "aria-label":
+            places += re.findall(r"url\(([^)]*)\)", value)
+        for place in places:
+            assert place.startswith("#"), place[:80]
+            assert place[1:] in self.ids, place
 
 
 def drawn(
     function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str
 ) -> list[Any]:
-    """What the figure of a ``function`` of the page shows: the arguments of its ``line_chart`` or ``heat_map``."""
+    """What the figure of a ``function`` of the page shows: the arguments of its ``chart``.
+
+    ``chart``: ``line_chart`` or ``heat_map``.
+    """
     with patch.object(drawing, chart, wraps=getattr(drawing, chart)) as made:
         assert list(function(RecordedRun(folder)))
     return list(made.call_args.args)

@@ -1,9 +1,11 @@
-"""A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
-their initial weights and the seeds of the batch orders."""
+"""A client of the independent scripts.
+
+It shares with the system only what is not the algorithm: the clients' data, their initial weights
+and the seeds of the batch orders.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from tests.support.attacks import values_of
 from tests.support.harness import Outcome, run_config, run_federation
 
 BATCH, CLIENTS = 10, 3
-State = dict[str, torch.Tensor]
-Loss = Callable[[list[int]], torch.Tensor]
+State = dict[str, Tensor]
+Loss = Callable[[list[int]], Tensor]
 
 
 class PlainClient:
@@ -32,31 +34,40 @@ class PlainClient:
     """All clients have the same first model."""
 
     def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
-        data = open_client_data(
+        self.data = open_client_data(
             settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
         )
-        mean, std = (
-            np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std)
-        )
-        scaled = (
-            (images.astype(np.float32) / 255 - mean) / std
-            for images in (data.train_inputs, data.test_inputs)
-        )
-        self.x, self.x_test = map(torch.from_numpy, scaled)
-        self.data = data
-        self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
-        self.name, self.seed = f"site-{index}", settings.run.seed
-        self.dim, self.arch = settings.model.feature_dim, arch
-        self.lr, self.momentum = settings.training.lr, settings.training.momentum
+        self.x = self.standardised(self.data.train_inputs)
+        self.x_test = self.standardised(self.data.test_inputs)
+        self.y = self.data.train_labels.tolist()
+        self.y_test = self.data.test_labels.tolist()
+
+        self.name = f"site-{index}"
+        self.seed = settings.run.seed
+        self.arch = arch
+        self.dim = settings.model.feature_dim
+        self.lr = settings.training.lr
+        self.momentum = settings.training.momentum
         self.hparams = settings.hparams
 
+    def standardised(self, images: np.ndarray) -> Tensor:
+        """(x / 255 − mean) / std of each channel, float32 [N, C, H, W]."""
+        mean = np.array(self.data.mean, np.float32).reshape(1, -1, 1, 1)
+        std = np.array(self.data.std, np.float32).reshape(1, -1, 1, 1)
+        return torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
+
     @cached_property
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         return self.model_of("global" if self.starts_alike else self.name)
 
-    def model_of(self, owner: str) -> torch.nn.Module:
-        return build_model(self.arch, input_shape=self.data.train_inputs.shape[1:], num_classes=10,
-            feature_dim=self.dim, seed=derive_seed(self.seed, "model", owner))  # fmt: skip
+    def model_of(self, owner: str) -> nn.Module:
+        return build_model(
+            self.arch,
+            input_shape=self.data.train_inputs.shape[1:],
+            num_classes=10,
+            feature_dim=self.dim,
+            seed=derive_seed(self.seed, "model", owner),
+        )
 
     def batches(
         self, number: int, size: int = BATCH, passes: int = 1, what: str = "train"
@@ -65,33 +76,34 @@ class PlainClient:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
         yield from minibatches(len(self.y), size, passes, generator)
 
-    def sgd(
-        self, number: int, module: torch.nn.Module | None = None, loss: Loss | None = None
-    ) -> None:
-        """A round's steps on the loss of a batch, the model's cross-entropy unless another is given."""
+    def sgd(self, number: int, module: nn.Module | None = None, loss: Loss | None = None) -> None:
+        """A round's steps on the loss of a batch, the model's cross-entropy unless one is given."""
         module = (module or self.model).train()
+        loss = loss or self.cross_entropy
         velocity = [torch.zeros_like(p) for p in module.parameters()]
         for batch in self.batches(number):
-            self.step((loss or self.cross_entropy)(batch), module, velocity)
+            self.step(loss(batch), module, velocity)
 
-    def cross_entropy(self, batch: list[int]) -> torch.Tensor:
+    def cross_entropy(self, batch: list[int]) -> Tensor:
         return cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
 
     def cross_entropy_and(
-        self, batch: list[int], term: Callable[[torch.Tensor, int], torch.Tensor | float]
-    ) -> torch.Tensor:
-        """The model's cross-entropy, and the mean over the batch of a term of a sample's features z and its label."""
-        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
-        terms = [term(row, label) for row, label in zip(z, labels, strict=True)]
+        self, batch: list[int], term: Callable[[Tensor, int], Tensor | float]
+    ) -> Tensor:
+        """The cross-entropy, and the batch's mean of a term of a sample's features and label."""
+        labels = [self.y[i] for i in batch]
+        z = self.model.body(self.x[batch])
+        terms = [term(features, label) for features, label in zip(z, labels, strict=True)]
         return cross_entropy(self.model.head(z), labels) + sum(terms) / len(batch)
 
     def rows_of(self) -> dict[int, list[int]]:
         """Class -> the rows of its training samples."""
-        return {
-            label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))
-        }
+        rows: dict[int, list[int]] = {label: [] for label in sorted(set(self.y))}
+        for i, label in enumerate(self.y):
+            rows[label].append(i)
+        return rows
 
-    def class_means(self) -> dict[int, torch.Tensor]:
+    def class_means(self) -> dict[int, Tensor]:
         """Class -> the mean of its training features in evaluation mode, float64 [D]."""
         with torch.no_grad():
             z = self.model.eval().body(self.x).double()
@@ -105,11 +117,18 @@ class PlainClient:
         towards: Iterable[Tensor] = (),
         pull: float = 0,
     ) -> None:
-        """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v, with the weights w ``towards`` which θ is pulled, if any, and λ."""
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v.
+
+        The weights w are those ``towards`` which θ is pulled, if any, and λ is ``pull``.
+        """
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss, parameters)
+        anchors = list(towards) or [None] * len(parameters)
         with torch.no_grad():
-            for p, g, v, w in zip_longest(model.parameters(), gradients, velocity, towards):
-                v.mul_(self.momentum).add_(g if w is None else g + pull * (p - w))
+            for p, g, v, w in zip(parameters, gradients, velocity, anchors, strict=True):
+                if w is not None:
+                    g = g + pull * (p - w)
+                v.mul_(self.momentum).add_(g)
                 p.sub_(self.lr * v)
 
 
@@ -123,7 +142,7 @@ class SharingClient(PlainClient):
         return {name: value for name, value in copied(self.model).items() if name in shared}
 
 
-def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
+def cross_entropy(logits: Tensor, labels: list[int]) -> Tensor:
     """−log softmax at the label, averaged, row by row."""
     logp = torch.log_softmax(logits, dim=1)
     return -sum(logp[row, label] for row, label in enumerate(labels)) / len(labels)
@@ -135,10 +154,11 @@ def minibatches(
     """Rows of so many samples, shuffled anew in every epoch."""
     for _ in range(epochs):
         order = torch.randperm(count, generator=generator).tolist()
-        yield from (order[start : start + size] for start in range(0, count, size))
+        for start in range(0, count, size):
+            yield order[start : start + size]
 
 
-def descend(loss: torch.Tensor, parameters: Sequence[torch.Tensor], lr: float) -> None:
+def descend(loss: Tensor, parameters: Sequence[Tensor], lr: float) -> None:
     """θ ← θ − η ∇."""
     gradients = torch.autograd.grad(loss, parameters)
     with torch.no_grad():
@@ -148,35 +168,36 @@ def descend(loss: torch.Tensor, parameters: Sequence[torch.Tensor], lr: float) -
 
 def averaged(states: list[State], sizes: list[int]) -> State:
     """Σ n_i w_i / Σ n_i."""
-    return {
-        name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True))
-        for name in states[0]
-    }
+    shares = [n / sum(sizes) for n in sizes]
+    mean = {}
+    for name in states[0]:
+        mean[name] = sum(share * w[name] for share, w in zip(shares, states, strict=True))
+    return mean
 
 
 def class_averages(sets: Iterable[Mapping[int, tuple[Any, int]]]) -> dict[int, Any]:
     """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
-    held: dict[int, list[tuple[Any, int]]] = {}
-    for label, pair in sorted(
-        (item for one in sets for item in one.items()), key=lambda item: item[0]
-    ):
-        held.setdefault(label, []).append(pair)
-    return {
-        c: sum(n * mean for mean, n in pairs) / sum(n for _, n in pairs)
-        for c, pairs in held.items()
-    }
+    holders: dict[int, list[tuple[Any, int]]] = {}
+    for prototypes in sets:
+        for label, mean_and_count in prototypes.items():
+            holders.setdefault(label, []).append(mean_and_count)
+
+    averages = {}
+    for label in sorted(holders):
+        total = sum(n for _, n in holders[label])
+        averages[label] = sum(n * mean for mean, n in holders[label]) / total
+    return averages
 
 
 def two_rounds(clients: Sequence[Any], weights: State) -> State:
     """Each client trains on the weights, whose mean by samples the next round begins with."""
+    sizes = [len(client.y) for client in clients]
     for number in (1, 2):
-        weights = averaged(
-            [client.train(number, weights) for client in clients], [len(one.y) for one in clients]
-        )
+        weights = averaged([client.train(number, weights) for client in clients], sizes)
     return weights
 
 
-def copied(model: torch.nn.Module) -> State:
+def copied(model: nn.Module) -> State:
     """Its weights as they are now."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -199,11 +220,11 @@ def assert_close(found: State, wanted: State) -> None:
 def model_left(folder: Path, site: str) -> State:
     """The weights of the model that a client leaves after the run."""
     (path,) = folder.rglob(f"{site}/model.safetensors")
-    return {
-        name.removeprefix("model."): value
-        for name, value in load_file(path).items()
-        if name.startswith("model.")
-    }
+    weights = {}
+    for name, value in load_file(path).items():
+        if name.startswith("model."):
+            weights[name.removeprefix("model.")] = value
+    return weights
 
 
 def weights_left(outcome: Outcome) -> State:
@@ -234,16 +255,20 @@ def side_by_side(
     number: int = CLIENTS,
     **settings: Any,
 ) -> tuple[Outcome, list[Any]]:
-    """A run, and a script's clients of the same settings: all of one architecture, or each of its own."""
+    """A run, and a script's clients of the same settings.
+
+    ``archs``: the architecture of all clients, or one for each.
+    """
     config = run_config(folder, **settings)
     if isinstance(archs, str):
-        outcome, archs = run_federation(config | {"models": archs}, number), [archs] * number
+        outcome = run_federation(config | {"models": archs}, number)
+        archs = [archs] * number
     else:
         outcome = run_federation(config, nodes=on_sites(folder, archs))
-    return outcome, [
-        kind(Settings.from_run_config(config), index, arch, number)
-        for index, arch in enumerate(archs)
-    ]
+    clients = []
+    for index, arch in enumerate(archs):
+        clients.append(kind(Settings.from_run_config(config), index, arch, number))
+    return outcome, clients
 
 
 def runs(
@@ -266,12 +291,12 @@ def on_sites(folder: Path, archs: Sequence[str]) -> dict[int, dict[str, Any]]:
 
 
 def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None:
-    """Down to training and to the final evaluation, and up from training: these, and nothing else."""
+    """Down to training and the final evaluation, and up from training: these, and nothing else."""
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
-        up = (reply.content, kind == MessageType.TRAIN)
-        for content, travel in ((message.content, kind != MessageType.QUERY), up):
-            assert [set(record) for record in content.array_records.values()] == [
-                set(names)
-            ] * travel
-            assert list(content.array_records) == ["weights"] * travel
+        down = [] if kind == MessageType.QUERY else ["weights"]
+        up = ["weights"] if kind == MessageType.TRAIN else []
+        for content, wanted in ((message.content, down), (reply.content, up)):
+            assert list(content.array_records) == wanted
+            for record in content.array_records.values():
+                assert set(record) == set(names)

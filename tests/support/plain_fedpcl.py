@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from protofl_common.backbones.features import extract_features
 from protofl_common.basics.seeding import derive_seed
@@ -11,60 +12,70 @@ from protofl_common.models.build import build_model
 from tests.support.plain import PlainClient
 
 Table = dict[int, np.ndarray]
+"""Class -> its prototype C, float64 [D]."""
 
 
 class FedPCLClient(PlainClient):
+    """A projection z of frozen representations r, trained by contrast with prototypes."""
+
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, "projection")
         cpu = torch.device("cpu")
-        both = (self.data.train_inputs, self.data.test_inputs)
-        self.r, self.r_test = (extract_features(images, tuple(EMBEDDED), cpu) for images in both)
+        self.r = extract_features(self.data.train_inputs, tuple(EMBEDDED), cpu)
+        self.r_test = extract_features(self.data.test_inputs, tuple(EMBEDDED), cpu)
         self.model = self.model_of(self.name)
 
-    def model_of(self, owner: str) -> torch.nn.Module:
-        return build_model("projection", input_shape=(self.r.shape[1],), num_classes=10, feature_dim=self.dim,
-            seed=derive_seed(self.seed, "model", owner))  # fmt: skip
+    def model_of(self, owner: str) -> nn.Module:
+        return build_model(
+            "projection",
+            input_shape=(self.r.shape[1],),
+            num_classes=10,
+            feature_dim=self.dim,
+            seed=derive_seed(self.seed, "model", owner),
+        )
 
     def train(self, number: int, overall: Table, sets: list[Table]) -> None:
-        """Eq. 8 to 10."""
-        self.model.train()
-        velocity = [torch.zeros_like(p) for p in self.model.body.parameters()]
+        """Eq. 8 to 10, with the global prototypes and the sets of all clients."""
+        body = self.model.train().body
+        velocity = [torch.zeros_like(p) for p in body.parameters()]
         for batch in self.batches(number):
-            z = self.model.body(self.r[batch])
+            z = body(self.r[batch])
             if not overall:
-                continue  # no prototypes yet: the first round only shows batch normalisation the data
+                continue  # the first round only shows batch normalisation the data
             losses = []
             for row, i in enumerate(batch):
                 unit = z[row] / z[row].norm()
-                terms = [self.contrast(unit, self.y[i], overall)]
-                terms.append(
-                    sum(self.contrast(unit, self.y[i], one) for one in sets) / max(1, len(sets))
-                )
-                losses.append(sum(terms))
-            self.step(sum(losses) / len(losses), self.model.body, velocity)
+                global_term = self.contrast(unit, self.y[i], overall)
+                local_terms = sum(self.contrast(unit, self.y[i], table) for table in sets)
+                losses.append(global_term + local_terms / max(1, len(sets)))
+            self.step(sum(losses) / len(losses), body, velocity)
 
-    def contrast(self, z: torch.Tensor, label: int, table: Table) -> torch.Tensor:
+    def contrast(self, z: Tensor, label: int, table: Table) -> Tensor:
         """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ]."""
-        products = {
-            c: z @ torch.from_numpy(p / np.linalg.norm(p)).float() for c, p in table.items()
-        }
-        tau = self.hparams.temperature
-        below = sum(torch.exp(value / tau) for c, value in products.items() if c != label)
-        return -torch.log(torch.exp(products[label] / tau) / below)
+        similarities = {}
+        for c, prototype in table.items():
+            unit = prototype / np.linalg.norm(prototype)
+            product = z @ torch.from_numpy(unit).float()
+            similarities[c] = torch.exp(product / self.hparams.temperature)
+        others = sum(value for c, value in similarities.items() if c != label)
+        return -torch.log(similarities[label] / others)
+
+    def projected(self, r: Tensor) -> np.ndarray:
+        """z of representations, float64 [N, D], in the model's present mode."""
+        with torch.no_grad():
+            return self.model.body(r).double().numpy()
 
     def prototypes(self) -> Table:
         """Eq. 5, of unit vectors."""
         self.model.eval()
-        with torch.no_grad():
-            z = self.model.body(self.r).double().numpy()
+        z = self.projected(self.r)
         z /= np.linalg.norm(z, axis=1, keepdims=True)
-        return {label: z[[y == label for y in self.y]].mean(0) for label in sorted(set(self.y))}
+        return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def accuracy(self) -> float:
+        """The share of test samples whose nearest own prototype by cosine is of their class."""
         own = self.prototypes()
-        with torch.no_grad():
-            z = self.model.body(self.r_test).double().numpy()
         hits = 0
-        for row, label in zip(z, self.y_test, strict=True):
-            hits += label == max(own, key=lambda c: row @ own[c] / np.linalg.norm(own[c]))
+        for z, label in zip(self.projected(self.r_test), self.y_test, strict=True):
+            hits += label == max(own, key=lambda c: z @ own[c] / np.linalg.norm(own[c]))
         return hits / len(self.y_test)

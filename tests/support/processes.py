@@ -1,4 +1,4 @@
-"""Real Flower processes for the whole-system tests: private homes and ports, stopped by process id."""
+"""Real Flower processes for whole-system tests: private homes and ports, stopped by their id."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ FLOWER = ("flower-supernode",)
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the system hands out to connections (on Linux from 32768).
+    """A port nobody listens on.
 
-    The system's own choice can be taken by any connection before a process binds it.
+    It is below those that the system hands out to connections (on Linux from 32768): the system's
+    own choice can be taken by any connection before a process binds it.
     """
     while True:
         port = 10_000 + secrets.randbelow(20_000)
@@ -37,9 +38,14 @@ def free_port() -> int:
 def environment(home: Path) -> dict[str, str]:
     """A private Flower home, no telemetry, this virtual environment's commands."""
     home.mkdir(parents=True, exist_ok=True)
-    extra = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}  # fmt: skip
-    return {**os.environ, **extra}
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def output_of(words: Sequence[str], env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
@@ -50,18 +56,24 @@ def output_of(words: Sequence[str], env: dict[str, str] | None = None, cwd: Path
 
 
 def wait_until(
-    condition: Callable[[], Any], logs: Callable[[], str] = str, timeout: float = 240, pause: float = 0.2,
+    condition: Callable[[], Any],
+    logs: Callable[[], str] = str,
+    timeout: float = 240,
+    pause: float = 0.2,
     started: subprocess.Popen[Any] | None = None,
-) -> Any:  # fmt: skip
-    """What a condition returns once that is true; an error with the logs if it takes too long, or a process ends."""
+) -> Any:
+    """Wait for a condition, and return its value once that is true.
+
+    AssertionError, with the logs, if it takes too long or the process ``started`` ends.
+    """
     deadline = time.monotonic() + timeout
-    while (ended := started is not None and started.poll() is not None) or not (
-        found := condition()
-    ):
-        assert not ended, logs()
+    while True:
+        assert started is None or started.poll() is None, logs()
+        value = condition()
+        if value:
+            return value
         assert time.monotonic() < deadline, logs()
         time.sleep(pause)
-    return found
 
 
 def listens(port: int) -> bool:
@@ -71,7 +83,7 @@ def listens(port: int) -> bool:
 
 
 def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
-    """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
+    """Wait until the process ``started`` listens on a port, for two minutes at most."""
     wait_until(lambda: listens(port), log.read_text, timeout=120, started=started)
 
 
@@ -81,9 +93,8 @@ def process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A background process in a group of its own, ended with its children."""
     with log.open("wb") as out:
-        started = subprocess.Popen(
-            command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True
-        )
+        places = {"cwd": cwd, "env": env, "stdout": out, "stderr": out}
+        started = subprocess.Popen(command, start_new_session=True, **places)
     try:
         yield started
     finally:
@@ -97,10 +108,13 @@ def process(
 
 def name_superlink(home: Path, port: int) -> None:
     """Let ``here`` be the SuperLink on a port, for the `flwr` with this home."""
-    address = f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}'
-    )
+    (home / "config.toml").write_text(f"""[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:{port}"
+insecure = true
+""")
 
 
 @contextmanager
@@ -108,14 +122,12 @@ def superlink(
     folder: Path, *options: str, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> Iterator[Connection]:
     """A SuperLink on loopback and a connection to it."""
-    port, env = free_port(), env or environment(folder / "home")
+    port = free_port()
+    env = env or environment(folder / "home")
     name_superlink(Path(env["FLWR_HOME"]), port)
     command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
-    command += [
-        "--control-api-address",
-        f"127.0.0.1:{free_port()}",
-        "--disable-runtime-dependency-installation",
-    ]
+    command += ["--control-api-address", f"127.0.0.1:{free_port()}"]
+    command += ["--disable-runtime-dependency-installation"]
     log = folder / "superlink.log"
     with process([*command, *options], env, log, cwd) as started:
         wait_for(port, started, log)
@@ -124,15 +136,8 @@ def superlink(
 
 def supernode_command(program: Sequence[str], superlink_port: int, node_config: str) -> list[str]:
     command = [*program, "--insecure", "--superlink", f"127.0.0.1:{superlink_port}"]
-    return [
-        *command,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(free_port()),
-        "--node-config",
-        node_config,
-    ]
+    command += ["--host", "127.0.0.1", "--port", str(free_port())]
+    return [*command, "--node-config", node_config]
 
 
 @contextmanager
@@ -154,17 +159,22 @@ class Connection:
     """How to reach a SuperLink with ``flwr``."""
 
     def __init__(self, port: int, env: dict[str, str]) -> None:
-        self.port, self.env = port, env
+        self.port = port
+        self.env = env
+
+    def _flwr(self, words: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """``flwr`` with these words, to its end."""
+        context = {"cwd": ROOT, "env": self.env, "timeout": timeout}
+        return subprocess.run(["flwr", *words], capture_output=True, text=True, **context)
 
     def run(self, *options: str, timeout: float = 300, app: Path = ROOT) -> tuple[str, str]:
-        """``flwr run APP here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
-        command = ["flwr", "run", str(app), "here", "--stream", *options]
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout
-        )
-        listed = subprocess.run(["flwr", "ls", "here", "--format", "json"], cwd=ROOT, env=self.env, capture_output=True,
-            text=True, timeout=60)  # fmt: skip
+        """``flwr run APP here --stream``: its output, and the status of the last run.
+
+        The status is ``refused`` if there is no run.
+        """
+        done = self._flwr(["run", str(app), "here", "--stream", *options], timeout)
         output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+        listed = self._flwr(["ls", "here", "--format", "json"], timeout=60)
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
         return output, runs[0]["status"] if runs else "refused"
@@ -173,13 +183,15 @@ class Connection:
         """Run the app with so many simulated clients, to its end; what it prints."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-        output, status = self.run(
-            "--federation-config", federation, "--run-config", text, timeout=timeout
-        )
+        options = ["--federation-config", federation, "--run-config", text]
+        output, status = self.run(*options, timeout=timeout)
         assert status == "finished:completed", output
         return output
 
 
 def hear_ctrl_c() -> None:
-    """As a terminal's child does; a shell's background jobs, and so what tests run in, may ignore SIGINT."""
+    """As a terminal's child does.
+
+    A shell's background jobs, and so what tests run in, may ignore SIGINT.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,53 +10,59 @@ from safetensors.torch import load_file
 from tests.support.harness import Outcome
 from tests.support.plain import CLIENTS, assert_equal, model_left
 
+Models = dict[str, dict[str, torch.Tensor]]
+"""Site -> the parameters and buffers of its model."""
+
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as far as they must repeat: everything but seconds, and heads of logs that have times."""
+    """The rows as far as they must repeat: without seconds, and heads of logs that have times."""
+    return [_without_times(row) for row in rows]
 
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: clean(entry) for key, entry in value.items() if key not in ("seconds", "audit")
-            }
+
+def _without_times(value: Any) -> Any:
+    if not isinstance(value, dict):
         return value
-
-    return [clean(row) for row in rows]
+    return {key: _without_times(value[key]) for key in value if key not in ("seconds", "audit")}
 
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
+    """Both runs left the same: global results, rows but for times, and all that clients keep."""
     for name in ("prototypes.jsonl", "sites.json"):
-        one, other = (run.folder / name for run in (found, wanted))
-        assert one.exists() == other.exists()
-        assert not one.exists() or one.read_text() == other.read_text(), name
+        assert _text(found.folder / name) == _text(wanted.folder / name), name
     for name in ("prototypes.safetensors", "client-prototypes.safetensors", "weights.safetensors"):
         assert (found.folder / name).exists() == (wanted.folder / name).exists()
-        if (found.folder / name).exists():
-            assert_equal(load_file(found.folder / name), load_file(wanted.folder / name))
+        assert_equal(_tensors(found.folder / name), _tensors(wanted.folder / name))
     assert without_times(found.rows) == without_times(wanted.rows)
+
     for site in (wanted.folder / "clients").iterdir():
-        files = [sorted((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted)]
-        assert "model.safetensors" in [file.name for file in files[0]]
-        for kept, expected in (
-            [load_file(file) for file in pair] for pair in zip(*files, strict=True)
-        ):
-            assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
+        kept = sorted((found.folder / "clients" / site.name).iterdir())
+        assert "model.safetensors" in [file.name for file in kept]
+        for file, other in zip(kept, sorted(site.iterdir()), strict=True):
+            tensors = load_file(file)
+            for name, value in load_file(other).items():
+                assert torch.equal(tensors[name], value), site.name
 
 
-Models = dict[str, dict[str, torch.Tensor]]
+def _text(file: Path) -> str | None:
+    return file.read_text() if file.exists() else None
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    return load_file(file) if file.exists() else {}
 
 
 def metrics(outcome: Outcome) -> list[tuple[Any, ...]]:
     """Accuracies and cross-entropy of every client in every round."""
-    return [
-        (row["kind"], site, client["accuracy"], client.get("losses", {}).get("cross-entropy"))
-        for row in outcome.rows
-        for site, client in row["clients"].items()
-    ]
+    figures = []
+    for row in outcome.rows:
+        for site, client in row["clients"].items():
+            loss = client.get("losses", {}).get("cross-entropy")
+            figures.append((row["kind"], site, client["accuracy"], loss))
+    return figures
 
 
 def models_left(outcome: Outcome) -> Models:
-    """Site -> the parameters and buffers of the model that it leaves."""
+    """The models that the sites of a run leave."""
     sites = [path.parent.name for path in outcome.folder.glob("clients/*/model.safetensors")]
     return {site: model_left(outcome.folder, site) for site in sites}
 
@@ -64,15 +70,16 @@ def models_left(outcome: Outcome) -> Models:
 def assert_same_models(found: Models, wanted: Models) -> None:
     assert len(wanted) == CLIENTS
     assert found.keys() == wanted.keys()
-    for site, one in wanted.items():
-        assert_equal(found[site], one)
+    for site, model in wanted.items():
+        assert_equal(found[site], model)
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """File and name of each global tensor and each of a client's model that a run leaves -> a digest of it."""
+    """A digest of each global tensor and each of a client's model, by its file and name."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")])
-    return {
-        f"{file.relative_to(folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
-        for file in files
-        for name, value in load_file(file).items()
-    }
+    found = {}
+    for file in files:
+        for name, value in load_file(file).items():
+            content = value.contiguous().numpy()
+            found[f"{file.relative_to(folder)}:{name}"] = hashlib.sha256(content).hexdigest()
+    return found

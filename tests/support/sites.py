@@ -27,21 +27,22 @@ NAMES = ("east", "north", "south")
 CLASSES = ("benign", "malignant")
 
 
+FILES = [f"benign/{i}.png" for i in range(4)] + [f"malignant/{i}.png" for i in range(4)]
+
+
 class Three:
     """Sites with eight images each; something is done to south before a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: dict[int, dict[str, Any]] = {}
-        for number, name in enumerate(NAMES):
-            data = images(
-                folder / name / "data", *(f"{kind}/{i}.png" for kind in CLASSES for i in range(4))
-            )
-            places = {"data-dir": str(data), "state-dir": str(folder / name / "state")}
-            facts = {"dataset": "image-folder", "classes": ",".join(CLASSES), **places}
-            self.nodes[number + 1] = {
+        for number, name in enumerate(NAMES, start=1):
+            self.nodes[number] = {
                 "site-name": name,
-                **facts,
+                "dataset": "image-folder",
+                "classes": ",".join(CLASSES),
+                "data-dir": str(images(folder / name / "data", *FILES)),
+                "state-dir": str(folder / name / "state"),
                 "cache-dir": str(folder / name / "cache"),
             }
 
@@ -50,8 +51,8 @@ class Three:
         return self.folder / "south"
 
     def run(self, tamper: Tamper | None = None, **settings: Any) -> Any:
-        own = {"partition": "own", "image_size": 8, "num_clients": 3, "rounds": 1}
-        config = run_config(self.folder, models="cnn4", **own | {"train_samples": 0} | settings)
+        own = {"partition": "own", "image_size": 8, "num_clients": 3, "train_samples": 0}
+        config = run_config(self.folder, **{"models": "cnn4", "rounds": 1, **own, **settings})
         return run_federation(config, nodes=self.nodes, tamper=tamper)
 
 
@@ -61,25 +62,27 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
     supernode = supernode_options(["--node-config", node, *options])
-    return findings(
-        supernode,
-        node_config(supernode.node_config),
-        {key.replace("_", "-"): asked[key] for key in asked},
-    )
+    run_settings = {key.replace("_", "-"): value for key, value in asked.items()}
+    return findings(supernode, node_config(supernode.node_config), run_settings)
 
 
 def level_of(said: list[Finding], text: str) -> str:
-    (level,) = [one.level for one in said if text in f"{one.topic} {one.text}"]
+    (level,) = [finding.level for finding in said if text in f"{finding.topic} {finding.text}"]
     return level
 
 
 def real_sites(number: int, disk: Path | None = None, **more: Any) -> dict[int, dict[str, Any]]:
-    """Machines with operators that divide a data set: no simulated clients; each with its state on ``disk``-n."""
-    facts = {"num-partitions": number, **CACHE, **more}
-    each = {1000 + n: {"site-name": f"site-{n}", "partition-id": n, **facts} for n in range(number)}
-    return {
-        n: one | ({"state-dir": f"{disk}-{n - 1000}"} if disk else {}) for n, one in each.items()
-    }
+    """Machines with operators that divide a data set: no simulated clients.
+
+    Each has its state on ``disk``-n.
+    """
+    nodes = {}
+    for n in range(number):
+        node = {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number}
+        if disk:
+            node["state-dir"] = f"{disk}-{n}"
+        nodes[1000 + n] = {**node, **CACHE, **more}
+    return nodes
 
 
 JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
@@ -87,14 +90,16 @@ JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
 
 def named(**folders: Path) -> str:
     """The setting study-sites for sites with these state folders."""
-    return ",".join(
-        f"{site}:{in_text(site_key(folder, make=True).public_key())}"
-        for site, folder in folders.items()
-    )
+    sites = []
+    for site, folder in folders.items():
+        key = site_key(folder, make=True).public_key()
+        sites.append(f"{site}:{in_text(key)}")
+    return ",".join(sites)
 
 
 def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:
     """The settings as a study that Jane has signed."""
-    own = {f"study-{key}": value for key, value in study.items()}
-    config = config | {"study": "heart", "study-by": f"jane:{in_text(JANE.public_key())}"} | own
+    config = {**config, "study": "heart", "study-by": f"jane:{in_text(JANE.public_key())}"}
+    for key, value in study.items():
+        config[f"study-{key}"] = value
     return config | {"study-signature": JANE.sign(signed_part(config)).hex()}

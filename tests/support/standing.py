@@ -1,7 +1,7 @@
-"""A federation that stands, as separate processes on this machine, and whose parts can be killed one by one.
+"""A federation of separate processes on this machine, whose parts can be killed one by one.
 
-A SuperLink with a database, its worker (`flower-superexec`), and SuperNodes: the layout of docker/README.md, without
-encryption. Every part is a process group of its own.
+A SuperLink with a database, its worker (`flower-superexec`), and SuperNodes: the layout of
+docker/README.md, without encryption. Every part is a process group of its own.
 """
 
 import json
@@ -22,7 +22,8 @@ class Standing:
     """The parts ``superlink``, ``worker`` and any sites, started and killed by name."""
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
-        self.folder, self.running = folder, running
+        self.folder = folder
+        self.running = running
         self.port = processes.free_port()
         self.groups: dict[str, subprocess.Popen[bytes]] = {}
         self.env = processes.environment(folder / "home")
@@ -36,24 +37,17 @@ class Standing:
         self.groups[part] = self.running.enter_context(processes.process(command, env, log))
 
     def start_superlink(self) -> None:
-        command = [
-            "flower-superlink",
-            "--insecure",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
-        command += ["--isolation", "process", "--database", str(self.folder / "superlink.db")]
+        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--isolation", "process"]
+        command += ["--database", str(self.folder / "superlink.db")]
         self.start("superlink", command)
         self.wait(lambda: processes.listens(self.port), timeout=60)
 
     def start_worker(self) -> None:
         """What runs the server's half of each run."""
-        self.start(
-            "worker",
-            ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"],
-        )
+        address = f"127.0.0.1:{self.port}"
+        command = ["flower-superexec", "--insecure", "--runtime-api-address", address]
+        self.start("worker", command)
 
     def start_site(
         self,
@@ -64,18 +58,17 @@ class Standing:
         program: str = "flower-supernode",
     ) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
+        state = state or self.folder / "state"
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
-        facts += (
-            f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
-        )
+        facts += f' state-dir="{state}" cache-dir="{self.folder / "cache"}"'
         self.start(site, processes.supernode_command(program.split(), self.port, facts))
 
     def kill(self, part: str) -> None:
         """SIGKILL for all processes of a part."""
         family = self.family(part)
-        for one in family:
+        for member in family:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                member.kill()
         psutil.wait_procs(family, timeout=20)
         self.groups.pop(part).wait(timeout=20)
 
@@ -83,34 +76,31 @@ class Standing:
         """The processes of a part, descendants first, whose command line holds ``named``."""
         try:
             head = psutil.Process(self.groups[part].pid)
-            everybody = [*head.children(recursive=True), head]
+            family = [*head.children(recursive=True), head]
         except psutil.NoSuchProcess:
             return []
-        return [one for one in everybody if named in _command_line(one)]
+        return [member for member in family if named in _command_line(member)]
 
     def flwr(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["flwr", *arguments],
-            cwd=ROOT,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        context = {"cwd": ROOT, "env": self.env, "timeout": 120}
+        done = subprocess.run(["flwr", *arguments], capture_output=True, text=True, **context)
         return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
     def submit(self, config: dict[str, Any]) -> None:
-        """Start a run and come back at once; its settings are few and small, and its results under ``runs``."""
-        small = {
+        """Start a small run, with its results under ``runs``, and come back at once."""
+        settings = {
             "dataset": "digits",
             "partition": "iid",
             "models": "cnn4",
             "train-samples": 30,
             "test-samples": 30,
+            "out-dir": str(self.folder / "runs"),
+            "cache-dir": str(self.folder / "cache"),
+            "local-epochs": 1,
+            "threads": 1,
+            **config,
         }
-        places = {"out-dir": str(self.folder / "runs"), "cache-dir": str(self.folder / "cache")}
-        values = {**small, **places, "local-epochs": 1, "threads": 1, **config}
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         output = self.flwr("run", ".", "here", "--run-config", text)
         assert "uccessfully started run" in output, output + self.logs()
 
@@ -123,14 +113,16 @@ class Standing:
     def rows(self, run: str) -> list[dict[str, Any]]:
         """The run's metrics so far; a line that is being written is left out."""
         metrics = self.folder / "runs" / run / "metrics.jsonl"
-        text = metrics.read_text() if metrics.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        if not metrics.exists():
+            return []
+        *lines, _ = metrics.read_text().split("\n")
+        return [json.loads(line) for line in lines]
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
         return processes.wait_until(condition, self.logs, timeout, pause)
 
     def wait_for_rounds(self, run: str, number: int) -> None:
-        """Until a run has acknowledged that many rounds: they are in its checkpoint, not only among its rows."""
+        """Wait until that many rounds of a run are in its checkpoint, not only among its rows."""
         self.wait(lambda: self.acknowledged(run) >= number, pause=0.05)
 
     def acknowledged(self, run: str) -> int:
@@ -141,9 +133,11 @@ class Standing:
     def wait_for_client(self, site: str) -> psutil.Process:
         """The client process that a site starts next."""
         before = set(self.family(site, "flwr-clientapp"))
-        new: set[psutil.Process] = self.wait(
-            lambda: {*self.family(site, "flwr-clientapp")} - before, pause=0.05
-        )
+
+        def started() -> set[psutil.Process]:
+            return set(self.family(site, "flwr-clientapp")) - before
+
+        new: set[psutil.Process] = self.wait(started, pause=0.05)
         return new.pop()
 
     def finished(self, timeout: float = 300) -> str:
@@ -153,18 +147,16 @@ class Standing:
 
     def printed(self) -> str:
         """What the server's half of all runs has printed."""
-        return "".join(
-            self.flwr("log", run["run-id"], "here", "--show") for run in reversed(self.runs())
-        )
+        oldest_first = reversed(self.runs())
+        return "".join(self.flwr("log", run["run-id"], "here", "--show") for run in oldest_first)
 
     def logs(self) -> str:
-        return "\n".join(
-            f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.folder.glob("*.log"))
-        )
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in logs)
 
 
-def _command_line(one: psutil.Process) -> str:
+def _command_line(member: psutil.Process) -> str:
     try:
-        return " ".join(one.cmdline())
+        return " ".join(member.cmdline())
     except psutil.Error:
         return ""

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def stripes(data_dir: str) -> dict[str, Any]:
-    """600 images uint8 [1, 28, 28]; ``data_dir`` is the setting data-dir, which these data do not need."""
+    """600 images uint8 [1, 28, 28]; these data do not need the setting data-dir."""
     rng = np.random.default_rng(0)
     labels = np.arange(600) % 3
     y, x = np.mgrid[0:28, 0:28]

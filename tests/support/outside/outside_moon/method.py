@@ -1,10 +1,14 @@
-"""MOON (Li et al., "Model-Contrastive Federated Learning", CVPR 2021): FedAvg that contrasts models.
+"""MOON: FedAvg that contrasts models.
 
-Symbols: z the features of the model that trains, z_glob those of the global model that the round started from, z_prev
-those of this client's model after its last round; μ = ``mu``, τ = ``temperature``.
+Li et al., "Model-Contrastive Federated Learning", CVPR 2021.
+
+Symbols: z the features of the model that trains, z_glob those of the global model that the round
+started from, z_prev those of this client's model after its last round; μ = ``mu``,
+τ = ``temperature``.
 
 Loss (Eq. 3, 4)     L = CE + μ · L_con
-                    L_con = −log [ e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ]
+                    L_con = −log [ e^{cos(z, z_glob)/τ}
+                                   / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ]
 
 Down and up: the weights of the model. Stays: the client's last model.
 """
@@ -52,18 +56,13 @@ class Moon(FedAvg[MoonHparams]):
         if self.last_round is None:
             return terms
         with torch.no_grad():
-            z_glob, z_prev = (
-                self.received.eval().body(batch.inputs),
-                self.previous.eval().body(batch.inputs),
-            )
-        near, far = (
-            cosine_similarity(batch.features, z_glob),
-            cosine_similarity(batch.features, z_prev),
-        )
-        scores_B2 = torch.stack([near, far], dim=1) / self.hparams.temperature
-        terms["contrast"] = self.hparams.mu * cross_entropy(
-            scores_B2, torch.zeros_like(batch.labels)
-        )
+            z_glob = self.received.eval().body(batch.inputs)
+            z_prev = self.previous.eval().body(batch.inputs)
+        to_global = cosine_similarity(batch.features, z_glob)
+        to_previous = cosine_similarity(batch.features, z_prev)
+        scores_B2 = torch.stack([to_global, to_previous], dim=1) / self.hparams.temperature
+        l_con = cross_entropy(scores_B2, torch.zeros_like(batch.labels))
+        terms["contrast"] = self.hparams.mu * l_con
         return terms
 
     def fit(self) -> dict[str, float]:

@@ -5,7 +5,10 @@ from torch import Tensor, nn
 
 
 class TinyViT(nn.Module):
-    """Square images [B, channels, H, W] -> features [B, D]: patches of 7×7, one encoder layer, the mean of tokens."""
+    """Square images [B, channels, H, W] -> features [B, D].
+
+    Patches of 7×7, one encoder layer, the mean of the tokens.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], feature_dim: int, patch: int = 7) -> None:
         super().__init__()
