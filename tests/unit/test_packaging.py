@@ -30,8 +30,10 @@ PACKAGES = ("client_app", "server_app", "protofl_common")
 
 
 def code_of(*packages: str) -> set[str]:
-    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
-    return {str(path.relative_to(ROOT)) for path in paths}
+    code: set[str] = set()
+    for package in packages:
+        code |= {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+    return code
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -203,20 +202,11 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
 
 
 @pytest.fixture
-def _fresh_processes(monkeypatch: Patch) -> Iterator[None]:
-    """Simulate clients in processes forked now, which know what this test has installed."""
-    pools = []
-
-    def pool(workers: int) -> ProcessPoolExecutor:
-        if not pools:
-            pools.append(kept_pool(workers))
-        return pools[0]
-
-    kept_pool = local.pool.__wrapped__
-    monkeypatch.setattr(local, "pool", pool)
+def _fresh_processes() -> Iterator[None]:
+    """Fork the processes that simulate clients anew, so that they know what this test installs."""
+    local.pool.cache_clear()
     yield
-    for processes in pools:
-        processes.shutdown()
+    local.pool.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh_processes", "plugin")

@@ -31,6 +31,11 @@ def draw_only(monkeypatch: Patch, *functions: Any) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
+def rounds_of(sites: list[str], number: int) -> list[dict[str, Any]]:
+    """The rows of the first rounds."""
+    return [row(index, sites) for index in range(1, number + 1)]
+
+
 def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
     return Page(write_report(write(folder, rows, **settings)))
 
@@ -39,7 +44,7 @@ def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Of a run with a site, a class, a domain … for each hostile text."""
     sites = [f"{text} site" for text in HOSTILE]
-    void, troubled, last = [row(number, sites) for number in (1, 2, 3)]
+    void, troubled, last = rounds_of(sites, 3)
     void |= {"void": True, "void-because": "weights of the server would be NaN"}
     troubled["refused"] = {sites[0]: HOSTILE[1]}
     troubled["failed"] = {sites[1]: HOSTILE[0]}
@@ -88,10 +93,14 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
             metrics[f"prototype/recall/{label}"] = figures(0.1 * label)
         return metrics
 
-    rows = [row(number, ["a", "b"], metrics=metrics_of(number)) for number in (1, 2)]
+    rows = rounds_of(["a", "b"], 2)
+    for number, one in enumerate(rows, start=1):
+        one["metrics"] = metrics_of(number)
     page = page_of(tmp_path, [*rows, row(2, ["a", "b"], "final")])
 
-    lines = [cells for table in page.tables for cells in table if cells[0] == "head/auc"]
+    lines = []
+    for table in page.tables:
+        lines += [cells for cells in table if cells[0] == "head/auc"]
     assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
@@ -107,7 +116,9 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     draw_only(monkeypatch, charts.losses)
-    rows = [row(number, ["a"], losses={"total": 2000 / 10**number}) for number in (1, 2, 3, 4)]
+    rows = rounds_of(["a"], 4)
+    for index, one in enumerate(rows):
+        one["losses"] = {"total": 200 / 10**index}
 
     text = page_of(tmp_path, rows).figures["losses"]
 
@@ -117,7 +128,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     draw_only(monkeypatch, charts.means)
-    folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
+    folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "rou')
 
@@ -147,7 +158,7 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(
 
 @pytest.fixture
 def two_rounds(tmp_path: Path) -> Path:
-    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
+    folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     return folder
 
@@ -171,7 +182,7 @@ def test_any_size_of_run_can_be_drawn(
     sites: int, classes: int, rounds: int, tmp_path: Path
 ) -> None:
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
-    folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])
+    folder = write(tmp_path / "run", rounds_of(names, rounds))
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
 
     page = Page(write_report(folder))

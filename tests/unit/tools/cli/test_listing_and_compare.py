@@ -128,11 +128,13 @@ def test_a_summary_that_is_none_is_named(
     _, run = two_runs
     file = Path(run) / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert (
-        f"{run}: not the figures of a run: {error}" in output(capsys, "compare", run, status=1).err
-    )
+    refused = output(capsys, "compare", run, status=1).err
+    assert f"{run}: not the figures of a run: {error}" in refused
 
-    file.write_text("")
+
+def test_a_run_without_a_summary_is_named(two_runs: list[str], capsys: Printed) -> None:
+    _, run = two_runs
+    (Path(run) / "summary.json").write_text("")
     assert f"{run}: no summary.json in it" in output(capsys, "compare", run, status=1).err
 
 
