@@ -39,8 +39,8 @@ app = ClientApp()
 def train_round(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
     visit = open_visit(message, context)
-    visit.charge()
-    with visit.recorded():
+    visit.charge()  # before a sample is used
+    with visit.recorded():  # from here on, an error is an answer, too
         if visit.client.evaluates:
             leave_best(visit.evaluate())
         upload, losses = visit.fit()
@@ -91,6 +91,7 @@ def open_visit(message: Message, context: Context) -> "Visit":
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Note how many seconds a phase takes; one that fails has none."""
     start = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - start
@@ -181,7 +182,8 @@ class Visit:
     def recorded(self) -> Iterator[None]:
         """Let protections record the answer that the block makes.
 
-        An error is an answer, too: it tells of the samples that caused it. An interruption is none.
+        An error is an answer, too: it tells of the samples that caused it. An interruption is none,
+        and what fails before the block is none either.
         """
         try:
             yield

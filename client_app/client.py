@@ -342,13 +342,15 @@ def open_client(context: Context, message: Message | None = None) -> Client:
             approves=node.approves,
             counts=not is_query,
         )
+    arch = _architecture(settings, node)
+    device = _open_machine(settings.machine)
     return Client(
         settings=settings,
         node=node,
         run_id=context.run_id,
         site_folder=site_folder(context.node_config),
-        arch=_architecture(settings, node),
-        device=_open_machine(settings.machine),
+        arch=arch,
+        device=device,
         content=content,
         trains_now=kind == MessageType.TRAIN,
         study=study,

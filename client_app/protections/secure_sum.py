@@ -427,9 +427,11 @@ def blank_secrets(folder: Path) -> None:
             rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
 
 
-# The messages of a sum beside the one with the masked vector, a round's or the final evaluation's
-STAGES: dict[str, Callable[[Message, Context], RecordDict]] = {
-    name + FINAL * final: partial(_stage, name, final)
-    for name in ("advertise", "share", "unmask")
-    for final in (False, True)
-}
+STAGES: dict[str, Callable[[Message, Context], RecordDict]] = {}
+"""The messages of a sum beside the one with the masked vector.
+
+A round's have a stage's name; those of the final evaluation have `FINAL` behind it.
+"""
+for stage in ("advertise", "share", "unmask"):
+    STAGES[stage] = partial(_stage, stage, False)
+    STAGES[stage + FINAL] = partial(_stage, stage, True)

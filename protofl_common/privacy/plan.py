@@ -36,7 +36,8 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
-FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
+FIGURES_SHARE = 0.25
+TABLES_SHARE = 0.5
 """The parts of ε that the evaluations, and the tables, may cost alone where something else is to
 follow: a quarter makes the noise on gradients 3 to 5 % larger. Costs are added as if a sample could
 be of the training and of the test part, so nothing depends on who divides the data."""
@@ -72,7 +73,8 @@ def least_noise(
 
     SettingsError on ``what``, if there is none.
     """
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while epsilon(spent(high), delta) > most:
         low, high = high, 2 * high
         if high > LARGEST_NOISE:
