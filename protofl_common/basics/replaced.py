@@ -1,4 +1,4 @@
-"""Our functions and values in the place of a library's, where no setting of it does what we need."""
+"""Our functions and values in the place of a library's, where none of its settings serves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -40,8 +40,13 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
     return zeros
 
 
-def variate_changes(totals: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList) -> list[Tensor]:
-    """Δc_i of SCAFFOLD (Eq. 4): the mean of the gradients of K ``steps``, less c_i; zeros without a step."""
+def variate_changes(
+    totals: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList
+) -> list[Tensor]:
+    """Δc_i of SCAFFOLD (Eq. 4): the mean of the gradients of K ``steps``, less c_i.
+
+    It is zero where no step was taken.
+    """
     pairs = zip(totals, variate, strict=True)
     return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
 

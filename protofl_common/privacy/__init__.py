@@ -1,1 +1,1 @@
-"""Protection of training data in messages: small classes, noise, differential privacy, masked sums."""
+"""Protection of training data in messages: noise, differential privacy, masked sums."""

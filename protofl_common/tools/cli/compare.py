@@ -1,11 +1,12 @@
 """Finished runs side by side. Runs of the same settings but for the seed are a group.
 
-  protofl compare runs/one runs/another                   # figures, and the settings in which they differ
+  protofl compare runs/one runs/another             # figures, and the settings in which they differ
   protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
   protofl compare runs --against runs/local-1 --figure all.pdf --latex all.tex
 
-Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from the first group, or
-from that of --against: over the seeds that both have, with its interval and the p of a two-sided paired t-test.
+Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from
+the first group, or from that of --against: over the seeds that both have, with its interval and the
+p of a two-sided paired t-test.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Check this machine for simulations, and say what to do; exits with 1 where something is wrong.
 
   protofl doctor
-  protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
-  protofl doctor --recipe mine.toml                                                 # is every setting right?
+  protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20  # as for protofl run
+  protofl doctor --recipe mine.toml                                        # is every setting right?
 
-It looks at versions, PyTorch, memory, folders, data and processes that are left. Data of your own are
-read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
-into folders that runs write to. protofl site check is for machines with data of their own.
+It looks at versions, PyTorch, memory, folders, data and processes that are left. Data of your own
+are read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty
+file, for a moment, into folders that runs write to. protofl site check is for machines with data of
+their own.
 """
 
 import argparse

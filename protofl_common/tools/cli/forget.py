@@ -1,11 +1,12 @@
 """Take a site out of the result of a run, as if it had not taken part: Gaussian heads only.
 
-  protofl forget runs/20261121-103501-gaussian-mnist-4711 --site site-3 --by "the hospital's letter of 3 May"
+  protofl forget runs/20261121-103501-gaussian-mnist-4711 --site site-3 --by "letter of 3 May"
 
-The run must have stored what each site sent (gaussian.revocable = true). What the site sent is removed from the run's
-folder, the head is computed from what is left, and forgotten.jsonl says when, by whose request, and who is left. The
-models of simulated clients have the new head. Sites with operators get it from a run with gaussian.start-from. What the
-run has measured stays on its page, with the site's name.
+The run must have stored what each site sent (gaussian.revocable = true). What the site sent is
+removed from the run's folder, the head is computed from what is left, and forgotten.jsonl says
+when, by whose request, and who is left. The models of simulated clients have the new head. Sites
+with operators get it from a run with gaussian.start-from. What the run has measured stays on its
+page, with the site's name.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""List what the settings can name: algorithms, data sets, partitions, model groups, architectures, backbones.
+"""List what the settings can name: algorithms, data sets, partitions, model groups, architectures,
+backbones.
 
 protofl list
 protofl list partitions

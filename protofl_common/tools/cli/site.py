@@ -1,15 +1,26 @@
 """A machine with data of its own: run its SuperNode with code that its operator chose.
 
-  protofl site run --superlink my.host:8000 --node-config '…' …     options as of flower-supernode
-  protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
-  protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
-  protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
-  protofl site key --node-config '…'                                NAME:KEY, by which a study names this site
-  protofl site requests --node-config '…'                           which runs ask for this site's data, and what for
-  protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]     let runs of these settings take part
-  protofl site deny ID|FILE.toml --node-config '…'                  refuse them, from the next message on
-  protofl site audit --node-config '…' [--since DAY] [--against RUN]    what was answered, checked line by line
-Whatever a run brings, the code is that which is installed here; flower-supernode alone executes the run's.
+  protofl site run --superlink my.host:8000 --node-config '…' …
+      the SuperNode; options as of flower-supernode
+  protofl site check [KEY=VALUE …] --node-config '…' …
+      what runs could make this machine do; 1 if wrong
+  protofl site status --node-config '…'
+      what it keeps of runs and data, with sizes
+  protofl site purge RUN … --node-config '…'
+      remove what it keeps of runs, or caches/
+  protofl site key --node-config '…'
+      NAME:KEY, by which a study names this site
+  protofl site requests --node-config '…'
+      which runs ask for this site's data, and what for
+  protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]
+      let runs of these settings take part
+  protofl site deny ID|FILE.toml --node-config '…'
+      refuse them, from the next message on
+  protofl site audit --node-config '…' [--since DAY] [--against RUN]
+      what was answered, checked line by line
+
+Whatever a run brings, the code is that which is installed here; flower-supernode alone executes the
+run's.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """A federation: who is online, who submitted what, what went wrong, and how stopped runs go on.
 
-  protofl status FEDERATION     on the SuperLink's machine, in the folder that the worker was started in
+  protofl status FEDERATION    on the SuperLink's machine, in the folder of the worker's start
 
-FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it does not answer.
+FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it
+does not answer.
 """
 
 import argparse

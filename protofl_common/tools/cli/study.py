@@ -1,10 +1,14 @@
-"""A study: a file of run settings that you sign, so that sites know who asks for what, with whom, and until when.
+"""A study: a file of run settings that you sign, so that sites know who asks for what, with whom,
+and until when.
 
-  protofl study sign study.toml --key ~/.ssh/id_ed25519 --by jane     write the signature into the file
-  protofl study show study.toml                                       what the sites' operators will read
+  protofl study sign study.toml --key ~/.ssh/id_ed25519 --by jane
+      write the signature into the file
+  protofl study show study.toml
+      what the sites' operators will read
 
-The file is TOML with settings of a run; study = "heart-2027" gives it a name, study-sites the sites with their keys,
-study-until, study-runs and study-purpose its limits. flwr run . --run-config study.toml starts a run of it.
+The file is TOML with settings of a run; study = "heart-2027" gives it a name, study-sites the sites
+with their keys, study-until, study-runs and study-purpose its limits. flwr run . --run-config
+study.toml starts a run of it.
 """
 
 import argparse

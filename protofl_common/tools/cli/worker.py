@@ -3,9 +3,9 @@
   protofl worker --runtime-api-address HOST:PORT [--root-certificates FILE | --insecure]
       [--superexec-auth-secret-file FILE] [--out-dir FOLDER] [--allow-python NAMES]
 
-It stands beside flower-superlink --isolation process, in the place of flower-superexec, whose options it takes. Of
-what a run brings it uses only the settings that the run changes; it chooses the folder of all results, readable by its
-user only, and takes no task but a ServerApp's.
+It stands beside flower-superlink --isolation process, in the place of flower-superexec, whose
+options it takes. Of what a run brings it uses only the settings that the run changes; it chooses
+the folder of all results, readable by its user only, and takes no task but a ServerApp's.
 """
 
 import argparse

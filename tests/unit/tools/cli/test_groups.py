@@ -273,9 +273,6 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & "
     assert row in "\n".join(lines)
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
-
-    escaped = Table("ab", [["[1]", "-2 α-3 β|"]]).as_latex()
-    assert r"{[}1] & $-$2 $\alpha$-3 $\beta$$|$ \\" in escaped, r"\[1] is space"
     pdf = figure.read_bytes()
     assert pdf.startswith(b"%PDF-")
     assert b"/Type3" not in pdf
