@@ -1,4 +1,7 @@
-"""On a real CUDA device, and skipped elsewhere: ``make test-gpu``. What can be shown without one is in test_gpu.py."""
+"""On a real CUDA device, and skipped elsewhere: ``make test-gpu``.
+
+What can be shown without one is in test_gpu.py.
+"""
 
 import json
 from collections.abc import Iterator
@@ -32,35 +35,33 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_the_same_seed_gives_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert left_behind(tmp_path / "one", TRAINED | changes) == left_behind(
-        tmp_path / "two", TRAINED | changes
-    )
+    first = left_behind(tmp_path / "one", TRAINED | changes)
+    second = left_behind(tmp_path / "two", TRAINED | changes)
+    assert first == second
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_the_figures_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
     losses = []
     for device in ("cuda", "cpu"):
-        wanted = TRAINED | {"algo": algo, "device": device}
-        clients = wanted.pop("clients")
-        rows = run_federation(run_config(folder / device, **wanted), clients).rows
+        settings = TRAINED | {"algo": algo, "device": device}
+        clients = settings.pop("clients")
+        rows = run_federation(run_config(tmp_path / device, **settings), clients).rows
         losses.append([row["losses"]["total"] for row in rows if row["losses"]])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] or algo in ("gaussian", "mpft")  # whose clients train nothing
 
 
 def test_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
-    wanted = TRAINED | {"algo": "fedtgp", "rounds": 3, "run_name": "run"}
-    clients = wanted.pop("clients")
-    whole = run_federation(run_config(tmp_path / "whole", **wanted), clients)
+    settings = TRAINED | {"algo": "fedtgp", "rounds": 3, "run_name": "run"}
+    clients = settings.pop("clients")
+    whole = run_federation(run_config(tmp_path / "whole", **settings), clients)
+
+    config = run_config(tmp_path / "parts", **settings)
     with pytest.raises(Killed):
-        run_federation(
-            run_config(tmp_path / "parts", **wanted), clients, on_message(MessageType.TRAIN, 2)
-        )
-    resumed = run_federation(
-        run_config(tmp_path / "parts", resume=True, **wanted), clients, run_id=4712
-    )
+        run_federation(config, clients, on_message(MessageType.TRAIN, 2))
+    resumed = run_federation(config | {"resume": True}, clients, run_id=4712)
+
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert digests(resumed.folder) == digests(whole.folder)
 
@@ -85,18 +86,12 @@ def test_two_clients_share_the_device(connection: Any, tmp_path: Path) -> None:
     rows = []
     for part in (1.0, 0.5):
         name = f"part-{part}"
-        settings = {
-            "rounds": 2,
-            "train-samples": 20,
-            "test-samples": 20,
-            "out-dir": str(tmp_path),
-            "run-name": name,
-        }
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        options = f"num-supernodes=4 client-resources-num-cpus=1 client-resources-num-gpus={part}"
-        output, status = connection.run(
-            "--federation-config", options, "--run-config", text, timeout=600
-        )
+        settings = "rounds=2 train-samples=20 test-samples=20"
+        settings += f" out-dir={json.dumps(str(tmp_path))} run-name={json.dumps(name)}"
+        federation = "num-supernodes=4 client-resources-num-cpus=1"
+        federation += f" client-resources-num-gpus={part}"
+        options = ("--federation-config", federation, "--run-config", settings)
+        output, status = connection.run(*options, timeout=600)
         assert status == "finished:completed", output
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rows.append(without_times([json.loads(line) for line in lines]))

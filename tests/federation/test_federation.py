@@ -264,7 +264,12 @@ def test_a_wrong_node_config_is_told_before_training(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    # what a client that computes on a GPU sets for its whole process
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
     said = "asks for a part of one: client-resources-num-gpus=0.25"
     expect_refusal(FederationError, said, run_config(tmp_path, device="cuda"))
 

@@ -1,4 +1,4 @@
-"""Gaussian heads without a site that withdraws, and with one that comes later: the head of all that is left."""
+"""Gaussian heads when a site withdraws, and when one comes later: the head of all that is left."""
 
 from __future__ import annotations
 
@@ -18,60 +18,75 @@ from tests.support.commands import output
 from tests.support.given import Printed
 from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "algo": "gaussian",
     "rounds": 1,
     "dataset": "digits",
     "backbones": "glyphs",
     "partition": "dirichlet",
+    "alpha": 0.5,
+    "total_samples": 300,
+    "test_samples": 10,
+    "gaussian__revocable": True,
 }
-REVOCABLE = {"alpha": 0.5, "total_samples": 300, "test_samples": 10, "gaussian__revocable": True}
 
 
 def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
     """A run of some of four clients."""
-    nodes = {1000 + one: {"partition-id": one, "num-partitions": 4} for one in partitions}
-    there = {"num_clients": len(partitions), "min_clients": len(partitions)}
-    return run_federation(run_config(folder, **SMALL | REVOCABLE | there | settings), nodes=nodes)
+    nodes = {1000 + n: {"partition-id": n, "num-partitions": 4} for n in partitions}
+    number = {"num_clients": len(partitions), "min_clients": len(partitions)}
+    return run_federation(run_config(folder, **SMALL | number | settings), nodes=nodes)
 
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    sets = [client_of(outcome.grid.run_config, one, 4).train_set for one in partitions]
-    return torch.cat([one.in_memory for one in sets]), torch.cat([one.labels for one in sets])
+    """The training features and labels of these clients, one after the other."""
+    sets = [client_of(outcome.grid.run_config, n, 4).train_set for n in partitions]
+    inputs = torch.cat([train_set.in_memory for train_set in sets])
+    labels = torch.cat([train_set.labels for train_set in sets])
+    return inputs, labels
 
 
 def stored(run: Path) -> dict[str, torch.Tensor]:
-    (file,) = (run / "checkpoints").glob("000001.safetensors")
-    return load_file(file)
+    """The checkpoint after the only round."""
+    return load_file(run / "checkpoints" / "000001.safetensors")
 
 
 def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
-    """The run has the moments of these clients' features together, and its models the head of these."""
+    """The run has the moments of all features of these clients, and its models have their head."""
     x, y = features(outcome, *partitions)
-    state, moments = stored(outcome.folder), ClassMoments(10, x.shape[1], head)
+    counts = y.bincount(minlength=10)
+    moments = ClassMoments(10, x.shape[1], head)
     moments.measure(x, y)
+
+    state = stored(outcome.folder)
     for name, value in moments.named_buffers():
-        torch.testing.assert_close(
-            state[f"moments/{name}"], value, rtol=0, atol=1e-9 * float(value.abs().max())
-        )
-    assert torch.equal(state["counts_C"], y.bincount(minlength=10))
+        tolerance = 1e-9 * float(value.abs().max())
+        torch.testing.assert_close(state[f"moments/{name}"], value, rtol=0, atol=tolerance)
+    assert torch.equal(state["counts_C"], counts)
+
     files = list(outcome.folder.glob("clients/*/model.safetensors"))
     assert files
     for file in files:
         model = TrainedModel.read(file).build()
         found = model(x)
-        model.head.fit(moments, y.bincount(minlength=10), moments.shares, -1.0)  # type: ignore[operator]
+        model.head.fit(moments, counts, moments.shares, -1.0)  # type: ignore[operator]
         wanted = model(x)
-        torch.testing.assert_close(
-            found, wanted, rtol=0, atol=1e-6 * float(wanted[wanted.isfinite()].abs().max())
-        )
+        tolerance = 1e-6 * float(wanted[wanted.isfinite()].abs().max())
+        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+def forget(outcome: Outcome, site: str, *options: str) -> None:
+    """The command that takes a site out of a result."""
+    assert main(["forget", str(outcome.folder), "--site", site, *options]) == 0
 
 
 @pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
 def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Path) -> None:
     outcome = federation(tmp_path, 0, 1, 2, 3, gaussian__head=head)
     assert_result_of(outcome, head, 0, 1, 2, 3)
-    assert main(["forget", str(outcome.folder), "--site", "site-1", "--by", "letter 7"]) == 0
+
+    forget(outcome, "site-1", "--by", "letter 7")
+
     assert_result_of(outcome, head, 0, 2, 3)
     assert not [key for key in stored(outcome.folder) if "site-1" in key]
     assert len(list((outcome.folder / "checkpoints").glob("*.safetensors"))) == 1
@@ -84,62 +99,71 @@ def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Pa
 def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    outcome, out = federation(tmp_path, 0, 1, 2), str(tmp_path / "model")
-    assert main(["forget", str(outcome.folder), "--site", "site-2"]) == 0
-    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", out]) == 0
+    outcome = federation(tmp_path, 0, 1, 2)
+    forget(outcome, "site-2")
+
+    out = tmp_path / "model"
+    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(out)]) == 0
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
-    exported = TrainedModel.read(tmp_path / "model" / "model.safetensors").weights
-    for name, value in TrainedModel.read(
-        outcome.folder / "clients" / "site-0" / "model.safetensors"
-    ).weights.items():
+    exported = TrainedModel.read(out / "model.safetensors").weights
+    kept = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights
+    for name, value in kept.items():
         assert torch.equal(exported[name], value)
-    assert main(["forget", str(outcome.folder), "--site", "site-1"]) == 0
-    assert (
-        "nobody else is left"
-        in output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
-    )
+
+    forget(outcome, "site-1")
+    error = output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
+    assert "nobody else is left" in error
 
 
 def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
     """One that takes part again counts anew, not twice; one that was forgotten stays so."""
     first = federation(tmp_path / "first", 0, 1, 2)
-    assert main(["forget", str(first.folder), "--site", "site-0"]) == 0
-    second = federation(tmp_path / "second", 3, gaussian__start_from=str(first.folder), rounds=1)
-    assert (
-        len([message for message, _ in second.grid.log if message.metadata.message_type == "train"])
-        == 1
-    )
+    forget(first, "site-0")
+
+    second = federation(tmp_path / "second", 3, gaussian__start_from=str(first.folder))
+    assert len(second.exchanged()) == 1
     assert_result_of(second, "lda", 1, 2, 3)
-    assert_result_of(
-        federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder)),
-        "lda",
-        1,
-        2,
-        0,
-        3,
-    )
+
+    third = federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder))
+    assert_result_of(third, "lda", 1, 2, 0, 3)
 
 
 def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
     outcome = federation(tmp_path, 0, 1, 2, dp="sample")
-    assert main(["forget", str(outcome.folder), "--site", "site-2"]) == 0
-    state = stored(outcome.folder)
-    moments = {
-        key.removeprefix("moments/"): value
-        for key, value in state.items()
-        if key.startswith("moments/")
-    }
+    forget(outcome, "site-2")
+
+    moments = {}
+    sites = set()
+    for key, value in stored(outcome.folder).items():
+        if key.startswith("moments/"):
+            moments[key.removeprefix("moments/")] = value
+        if key.startswith("sent/"):
+            sites.add(key.split("/")[1])
     assert ClassMoments.of(moments).problem() == ""
-    assert {key.split("/")[1] for key in state if key.startswith("sent/")} == {"site-0", "site-1"}
+    assert sites == {"site-0", "site-1"}
 
 
-@pytest.mark.parametrize(("settings", "site", "said"), [
-    ({}, "north", "--site north: not in the result; choose site-0, site-1, site-2"),
-    ({"gaussian__revocable": False}, "site-1", "gaussian.revocable = false: what each site sent is not stored"),
-    ({"gaussian__revocable": False, "secagg": True}, "site-1",
-     "with secure aggregation the server has the sum of all"),
-    ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "site", "said"),
+    [
+        ({}, "north", "--site north: not in the result; choose site-0, site-1, site-2"),
+        (
+            {"gaussian__revocable": False},
+            "site-1",
+            "gaussian.revocable = false: what each site sent is not stored",
+        ),
+        (
+            {"gaussian__revocable": False, "secagg": True},
+            "site-1",
+            "with secure aggregation the server has the sum of all",
+        ),
+        (
+            {"algo": "fedproto"},
+            "site-1",
+            "algo = 'fedproto': only the sums of gaussian can be divided; make the",
+        ),
+    ],
+)
 def test_what_must_stay_is_said(
     settings: Any, site: str, said: str, tmp_path: Path, capsys: Printed
 ) -> None:
@@ -148,17 +172,23 @@ def test_what_must_stay_is_said(
     assert not (outcome.folder / "forgotten.jsonl").exists()
 
 
-@pytest.mark.parametrize(("first", "second", "said"), [
-    ({"gaussian__head": "qda"}, {}, "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'"),
-    ({"gaussian__revocable": False}, {},
-     "what its sites sent is not stored; make it with gaussian.revocable = true"),
-])  # fmt: skip
-def test_no_other_run_is_continued(
-    first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    earlier = federation(tmp_path / "first", 0, 1, **first).folder
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"gaussian__head": "qda"},
+            "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'",
+        ),
+        (
+            {"gaussian__revocable": False},
+            "what its sites sent is not stored; make it with gaussian.revocable = true",
+        ),
+    ],
+)
+def test_no_other_run_is_continued(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    earlier = federation(tmp_path / "first", 0, 1, **settings).folder
     with pytest.raises(SettingsError, match=said):
-        federation(tmp_path / "second", 2, **second, gaussian__start_from=str(earlier))
+        federation(tmp_path / "second", 2, gaussian__start_from=str(earlier))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Clients that never train (``new-clients``), and clients that drop out of rounds (``drop-rate``)."""
+"""Clients that never train (``new-clients``), and that drop out of rounds (``drop-rate``)."""
 
 import re
 from pathlib import Path
@@ -18,107 +18,101 @@ SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples
 
 def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
     """Of each round, the sites that got a message of this kind."""
-    rounds: dict[int, set[str]] = {}
+    rounds: dict[str, set[str]] = {}
     for message, _ in outcome.exchanged(kind):
-        rounds.setdefault(int(message.metadata.group_id), set()).add(
-            f"site-{message.metadata.dst_node_id - 1000}"
-        )
+        site = f"site-{message.metadata.dst_node_id - 1000}"
+        rounds.setdefault(message.metadata.group_id, set()).add(site)
     return list(rounds.values())
+
+
+FIVE_SITES = {f"site-{i}" for i in range(5)}
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
 def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     algo: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    outcome = run_federation(
-        run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL), clients=5
-    )
-    trained, *_ = rounds = sites_asked(outcome, MessageType.TRAIN)
-    assert [len(asked) for asked in rounds] == [3, 3]
-    assert sites_asked(outcome, MessageType.EVALUATE) == [{f"site-{i}" for i in range(5)}]
-    summary, final, clients = (
-        outcome.summary,
-        outcome.rows[-1],
-        outcome.summary["accuracy-of-clients"],
-    )
+    config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
+    outcome = run_federation(config, clients=5)
+
+    trained, trained_again = sites_asked(outcome, MessageType.TRAIN)
+    assert len(trained) == len(trained_again) == 3
+    assert sites_asked(outcome, MessageType.EVALUATE) == [FIVE_SITES]
+
+    summary = outcome.summary
     kind = next(iter(summary["accuracy"]))
-    assert {site for site in clients if clients[site]} == trained
-    assert summary["accuracy"][kind]["mean"] == pytest.approx(
-        sum(clients[site][kind] for site in trained) / 3
-    )
-    new = [
-        final["clients"][site]["metrics"][f"{kind}/new-clients"]
-        for site in clients.keys() - trained
-    ]
-    assert summary["metrics"][f"{kind}/new-clients"]["mean"] == pytest.approx(sum(new) / 2)
-    assert (final["asked"], final["valid"], "no accuracy" in str(summary["warnings"])) == (
-        3,
-        3,
-        False,
-    )
-    assert Figure(what=f"{kind}/new-clients").read(outcome.folder) == pytest.approx(50 * sum(new))
-    assert Figure(what=kind).read(outcome.folder) == pytest.approx(
-        100 * summary["accuracy"][kind]["mean"]
-    )
-    assert f"│ {kind}/new-clients │ {50 * sum(new):>5.2f} │" in capsys.readouterr().out
+    mean = summary["accuracy"][kind]["mean"]
+    clients = summary["accuracy-of-clients"]
+    assert {site for site, figures in clients.items() if figures} == trained
+    assert mean == pytest.approx(sum(clients[site][kind] for site in trained) / 3)
+    assert Figure(what=kind).read(outcome.folder) == pytest.approx(100 * mean)
     assert summary["best-accuracy"][kind]["after-round"] <= 2
+
+    final = outcome.rows[-1]
+    name = f"{kind}/new-clients"
+    new = [final["clients"][site]["metrics"][name] for site in FIVE_SITES - trained]
+    new_mean = sum(new) / 2
+    assert final["asked"] == 3
+    assert final["valid"] == 3
+    assert "no accuracy" not in str(summary["warnings"])
+    assert summary["metrics"][name]["mean"] == pytest.approx(new_mean)
+    assert Figure(what=name).read(outcome.folder) == pytest.approx(100 * new_mean)
+    assert f"│ {name} │ {100 * new_mean:>5.2f} │" in capsys.readouterr().out
 
 
 def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     tmp_path: Path,
 ) -> None:
-    learned, figures = [], []
+    others, figures = [], []
     for epochs in (0, 3):
-        config = run_config(
-            tmp_path / str(epochs), algo="fedavg", new_clients=2, new_client_epochs=epochs, **SMALL
-        )
-        outcome = run_federation(config, clients=4)
-        of_all = {
-            name: one for name, one in digests(outcome.folder).items() if "clients" not in name
-        }
-        learned.append((of_all, without_times(outcome.rows[:-1])))
+        folder = tmp_path / str(epochs)
+        settings = {"algo": "fedavg", "new_clients": 2, "new_client_epochs": epochs}
+        outcome = run_federation(run_config(folder, **settings, **SMALL), clients=4)
+        found = digests(outcome.folder)
+        global_tensors = {name: found[name] for name in found if "clients" not in name}
+        others.append((global_tensors, without_times(outcome.rows[:-1])))
         figures.append(outcome.summary["metrics"])
-    assert learned[0] == learned[1]
+    assert others[0] == others[1]
     assert figures[0] != figures[1]
 
 
 def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
-    more = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
-    outcomes = [
-        run_federation(run_config(tmp_path / name, **more), clients=5)
-        for name in ("first", "again")
-    ]
-    first, again = (without_times(outcome.rows) for outcome in outcomes)
-    assert first == again
-    failed = [row["failed"] for row in first]
-    assert len({tuple(sites) for sites in failed[:-1]}) > 1
-    assert {reason for sites in failed for reason in sites.values()} == {"dropped out (drop-rate)"}
-    assert failed[-1] == {}
-    assert [row["asked"] for row in first] == [5] * 5
-    asked = sites_asked(outcomes[0], MessageType.TRAIN)
-    assert [{f"site-{i}" for i in range(5)} - set(sites) for sites in failed[:-1]] == asked
+    settings = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
+    first = run_federation(run_config(tmp_path / "first", **settings), clients=5)
+    again = run_federation(run_config(tmp_path / "again", **settings), clients=5)
+
+    assert without_times(first.rows) == without_times(again.rows)
+    assert [row["asked"] for row in first.rows] == [5, 5, 5, 5, 5]
+    *rounds, final = [row["failed"] for row in first.rows]
+    assert final == {}
+    for failed, asked in zip(rounds, sites_asked(first, MessageType.TRAIN), strict=True):
+        assert set(failed.values()) <= {"dropped out (drop-rate)"}
+        assert FIVE_SITES - failed.keys() == asked
+    assert len({tuple(failed) for failed in rounds}) > 1
 
 
 def test_a_domain_is_held_out(tmp_path: Path) -> None:
-    outcome = run_federation(
-        run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL), clients=7
-    )
+    config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
+    outcome = run_federation(config, clients=7)
+
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
     assert len(held_out) == 2
     assert sites_asked(outcome, MessageType.TRAIN) == [clients.keys() - held_out]
-    new = {
-        site
-        for site, row in outcome.rows[-1]["clients"].items()
-        if "head/new-clients" in row.get("metrics", {})
-    }
-    assert new == held_out
+    for site, row in outcome.rows[-1]["clients"].items():
+        assert ("head/new-clients" in row.get("metrics", {})) == (site in held_out)
 
 
-@pytest.mark.parametrize(("held_out", "said"), [
-    ({"new_domain": "scan"}, r"new-domain = 'scan': no client is of it; choose one of .*scanned"),
-    ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        (
+            {"new_domain": "scan"},
+            r"new-domain = 'scan': no client is of it; choose one of .*scanned",
+        ),
+        ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
+    ],
+)
 def test_nobody_or_everybody_held_out_is_refused(
     held_out: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -126,23 +120,37 @@ def test_nobody_or_everybody_held_out_is_refused(
         run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
 
 
-SHARE = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state"}
-OWN: dict[str, Any] = {"partition": "own",
-    "node": {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}}  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"secagg": True, "drop-rate": 0.1},
+            "drop-rate = 0.1: secagg = true forbids sums over different clients",
+        ),
+        (
+            {"secagg": True, "new-clients": 1},
+            "new-clients = 1: secagg = true hides the single figures",
+        ),
+        (
+            {"dp": "sample", "norm": "group", "new-clients": 1},
+            "new-clients = 1: the privacy ledger counts rounds",
+        ),
+    ],
+)
+def test_a_protection_that_cannot_hold_refuses_them(settings: dict[str, Any], said: str) -> None:
+    assert re.search(said, refusal({"algo": "fedavg"} | settings))
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    ({"secagg": True, "drop-rate": 0.1}, "drop-rate = 0.1: secagg = true forbids sums over different clients"),
-    ({"secagg": True, "new-clients": 1}, "new-clients = 1: secagg = true hides the single figures"),
-    ({"dp": "sample", "norm": "group", "new-clients": 1}, "new-clients = 1: the privacy ledger counts rounds"),
-    (OWN | {"drop-rate": 0.2}, "^drop-rate = 0.2: only for clients that divide a data set"),
-    (OWN | {"new-clients": 1}, "^new-clients = 1: only for clients that divide a data set"),
-    (OWN | {"new-domain": "ward"}, "^new-domain = 'ward': only for clients that divide a data set"),
-    ({"node": {**SHARE, "max-epochs": 5}, "new-clients": 1, "new-client-epochs": 6},
-     "new-client-epochs = 6: this site takes at most 5"),
-])  # fmt: skip
-def test_a_protection_that_cannot_hold_and_a_site_refuse_them(
-    more: dict[str, Any], said: str
-) -> None:
-    config = {"algo": "fedavg"} | {key: more[key] for key in more if key != "node"}
-    assert re.search(said, refusal(config, more.get("node")))
+@pytest.mark.parametrize(
+    ("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")]
+)
+def test_sites_with_data_of_their_own_refuse_them(key: str, value: Any) -> None:
+    node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
+    said = refusal({"algo": "fedavg", "partition": "own", key: value}, node)
+    assert said.startswith(f"{key} = {value!r}: only for clients that divide a data set")
+
+
+def test_a_site_refuses_more_epochs_than_it_takes() -> None:
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
+    said = refusal({"algo": "fedavg", "new-clients": 1, "new-client-epochs": 6}, node)
+    assert "new-client-epochs = 6: this site takes at most 5" in said

@@ -1,4 +1,7 @@
-"""The engine in this process: the same figures however many processes work, clear ends, nothing left running."""
+"""The engine in this process.
+
+The same figures however many processes work, clear ends, nothing left running.
+"""
 
 import gc
 import json
@@ -37,23 +40,25 @@ def _no_process_is_left() -> Any:
 
 def results(folder: Path, workers: int, **changes: Any) -> Any:
     """The rows of a run, without times, and a digest of each tensor that it leaves."""
-    left = ref(type("Garbage", (), {}))  # a class refers to itself
-    config = run_config(
-        folder, **{"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
-    )
-    assert local.simulate(config, 3, lambda line: None, workers) == folder / "runs/mine"
-    rows = [
-        json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()
-    ]
-    assert (gc.get_freeze_count(), left()) == (0, None)
-    return without_times(rows), digests(folder / "runs/mine")
+    garbage = ref(type("Garbage", (), {}))  # a class refers to itself
+    settings = {"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
+    run = folder / "runs" / "mine"
+
+    assert local.simulate(run_config(folder, **settings), 3, lambda line: None, workers) == run
+
+    assert gc.get_freeze_count() == 0
+    assert garbage() is None
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return without_times(rows), digests(run)
 
 
 @linux
 @pytest.mark.parametrize("algo", ["fedproto", "fedtgp", "fedavg"])
 def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: Path) -> None:
-    alone, divided = (results(tmp_path / str(n), n, algo=algo, models="cnn4") for n in (1, 2))
-    assert (len(alone[0]), bool(alone[1]), alone) == (3, True, divided)
+    rows, tensors = results(tmp_path / "1", 1, algo=algo, models="cnn4")
+    assert len(rows) == 3
+    assert tensors
+    assert results(tmp_path / "2", 2, algo=algo, models="cnn4") == (rows, tensors)
 
 
 @linux
@@ -67,46 +72,48 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
             os.kill(os.getpid(), signal.SIGKILL)
         return fit(visit)
 
-    changes: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
-    whole = results(tmp_path / "whole", 2, **changes)
+    settings: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
+    whole = results(tmp_path / "whole", 2, **settings)
     for process in active_children():
         process.kill()
     local.pool.cache_clear()
+
     monkeypatch.setattr(Visit, "fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
-        results(tmp_path / "cut", 2, **changes)
+        results(tmp_path / "cut", 2, **settings)
     monkeypatch.undo()
-    assert results(tmp_path / "cut", 2, **changes, resume=True) == whole
+
+    assert results(tmp_path / "cut", 2, **settings, resume=True) == whole
 
 
 @linux
 def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    assert (local.workers_for({CPUS: 2}, "cpu"), len(active_children())) == (2, 2)
+    assert local.workers_for({CPUS: 2}, "cpu") == 2
+    assert len(active_children()) == 2
     assert local.workers_for({CPUS: 8}, "cpu") == 1
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A wrong setting is the reason itself."""
-
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
-    lines: list[str] = []
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.merge", broken)
+    lines: list[str] = []
     config = run_config(tmp_path, dataset="digits", partition="iid")
-    assert attempt(config, {"num-supernodes": 1}, lines.append) == (
-        None,
-        "failed: ZeroDivisionError: mine",
-    )
+    ended = attempt(config, {"num-supernodes": 1}, lines.append)
+
+    assert ended == (None, "failed: ZeroDivisionError: mine")
     assert any("in broken" in line for line in lines)
-    lines.clear()
+
+
+def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
+    said = "rounds = 0: must be a number at least 1"
+    lines: list[str] = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
-    assert ended == (None, "rounds = 0: must be a number at least 1")
-    assert lines[1:3] == [
-        "protofl: this run cannot go on",
-        "rounds = 0: must be a number at least 1",
-    ]
+
+    assert ended == (None, said)
+    assert lines[1:3] == ["protofl: this run cannot go on", said]
 
 
 @pytest.fixture
@@ -123,9 +130,11 @@ def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
         local._say.cache_clear()
         monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cpus), raising=False)
         program = tmp_path / "nvidia-smi"
-        program.write_text(
-            f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\nprintf '{answer}'\nexit {status}\n"
-        )
+        program.write_text(f"""#!/bin/sh
+echo "$@" >> {tmp_path}/asked
+printf '{answer}'
+exit {status}
+""")
         program.chmod(0o755)
 
     return make
@@ -154,21 +163,11 @@ def test_as_many_clients_share_a_gpu_as_fit(
     assert f"{clients} clients at a time" in said
 
 
-def test_a_machine_without_a_usable_gpu_changes_nothing(machine: Any, monkeypatch: Patch) -> None:
-    """Nor where none is wanted or seen."""
+def test_a_machine_without_a_usable_gpu_changes_nothing(machine: Any) -> None:
     for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
         machine(answer, status=status)
-        assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
-    machine("NVIDIA H100, 80000\\n")
-    assert local.workers_for({}, "cpu") == 16
-    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
-        local.visible_gpus.cache_clear()
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert local.workers_for({}, "auto") == 16
-    local.visible_gpus.cache_clear()
-    monkeypatch.setattr("torch.version.cuda", None)
-    assert local.workers_for({}, "auto") == 16
+        assert local.workers_for({}, "auto") == 16
+        assert local.workers_for({GPUS: 0.5}, "auto") == 16
 
 
 def test_clients_that_shall_have_no_gpu_see_none(machine: Any, monkeypatch: Patch) -> None:
@@ -187,6 +186,21 @@ def test_only_those_are_asked_for_that_clients_will_see(
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
 
+def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(machine: Any, monkeypatch: Patch) -> None:
+    machine("NVIDIA H100, 80000\\n")
+    assert local.workers_for({}, "cpu") == 16
+
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
+        local.visible_gpus.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert local.workers_for({}, "auto") == 16
+
+    local.visible_gpus.cache_clear()
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert local.workers_for({}, "auto") == 16
+
+
 def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> None:
     """By PyTorch's current device, which ``cuda`` without a number means."""
     taken: list[int] = []
@@ -194,10 +208,12 @@ def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> Non
     monkeypatch.setattr("torch.cuda.set_device", taken.append)
     monkeypatch.setattr(client_app.app, "app", lambda message, context: message)
     message: Any = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
+
+    process = SimpleNamespace()
+    monkeypatch.setattr(local, "current_process", lambda: process)
     for identity in ((), (1,), (2,), (3,)):
-        monkeypatch.setattr(
-            local, "current_process", lambda identity=identity: SimpleNamespace(_identity=identity)
-        )
-        for device in ("auto", "cpu"):
-            local.answer(message, 1, {}, {"device": device})
+        process._identity = identity
+        local.answer(message, 1, {}, {"device": "auto"})
+        local.answer(message, 1, {}, {"device": "cpu"})
+
     assert taken == [1, 0, 1]

@@ -1,4 +1,7 @@
-"""What must not grow with the number of clients and rounds: memory, files written again, models built to be counted."""
+"""What must not grow with the number of clients and rounds.
+
+Memory, files written again, models built to be counted.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
 from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
+from tests.support.plain import assert_equal
 from tests.support.results import without_times
 
 SMALL: dict[str, Any] = {
@@ -25,66 +29,79 @@ SMALL: dict[str, Any] = {
 }
 
 
+SITES = ["site-0", "site-1", "site-2"]
+
+
+def noting(monkeypatch: Patch, place: Any, name: str, argument: int) -> list[Any]:
+    """The values of one argument of a function, in the order of its calls."""
+    function = getattr(place, name)
+    values: list[Any] = []
+
+    def noted(*arguments: Any) -> Any:
+        values.append(arguments[argument])
+        return function(*arguments)
+
+    monkeypatch.setattr(place, name, noted)
+    return values
+
+
 def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Introductions and the final evaluation two at a time; prototypes of single clients in every other round."""
+    """Introductions and the final evaluation go to two at a time.
+
+    Prototypes of single clients are written in every other round.
+    """
     wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
-    remembered, asked, introduced, written = [], [], [], []
-    make, push, write = rounds._contents, membership.push_each, artifacts._write_owned
 
-    def pushed(grid: Any, messages: Any) -> Any:
-        introduced.append(ids := push(grid, messages))
-        return ids
-
-    for room, name, value in (
-        (rounds, "AT_ONCE", 2),
-        (membership, "AT_ONCE", 2),
-        (artifacts, "FEW", 0),
-    ):
-        monkeypatch.setattr(room, name, value)
+    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    monkeypatch.setattr(membership, "AT_ONCE", 2)
+    monkeypatch.setattr(artifacts, "FEW", 0)
     monkeypatch.setattr(artifacts, "EVERY", 2)
-    monkeypatch.setattr(
-        "server_app.app.ActiveRun",
-        lambda *args: remembered.append(ActiveRun(*args)) or remembered[0],
-    )  # type: ignore[func-returns-value]
-    monkeypatch.setattr(rounds, "_contents", lambda *args: asked.append([*args[1]]) or make(*args))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(membership, "push_each", pushed)
-    monkeypatch.setattr(
-        artifacts, "_write_owned", lambda *args: (written.append(args[3]), write(*args))
-    )
+    runs: list[ActiveRun] = []
+
+    def remembered(*arguments: Any) -> ActiveRun:
+        runs.append(ActiveRun(*arguments))
+        return runs[0]
+
+    monkeypatch.setattr("server_app.app.ActiveRun", remembered)
+    asked = noting(monkeypatch, rounds, "_contents", 1)
+    introduced = noting(monkeypatch, membership, "push_each", 1)
+    written = noting(monkeypatch, artifacts, "_write_owned", 3)
     found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
-    assert [len(ids) for ids in introduced] == [2, 1]
-    assert asked == 3 * [["site-0", "site-1", "site-2"]] + [["site-0", "site-1"], ["site-2"]]
-    assert without_times(found.rows) == without_times(wanted.rows)
-    assert [row["clients"] for row in remembered[0].rows] == 4 * [{}]
-    assert [len(row["clients"]) for row in found.rows] == 4 * [3]
+
+    assert [len(messages) for messages in introduced] == [2, 1]
+    assert [list(sites) for sites in asked] == [SITES, SITES, SITES, SITES[:2], SITES[2:]]
     assert written == [2, 3]
-    (one, facts), (other, others) = (
-        read_tensors(run.folder / "client-prototypes.safetensors", torch.device("cpu"))
-        for run in (found, wanted)
-    )
-    assert facts == others
-    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+    assert without_times(found.rows) == without_times(wanted.rows)
+    assert [row["clients"] for row in runs[0].rows] == [{}, {}, {}, {}]
+    assert [len(row["clients"]) for row in found.rows] == [3, 3, 3, 3]
+
+    cpu = torch.device("cpu")
+    found_tensors, found_facts = read_tensors(found.folder / "client-prototypes.safetensors", cpu)
+    tensors, facts = read_tensors(wanted.folder / "client-prototypes.safetensors", cpu)
+    assert found_facts == facts
+    assert_equal(found_tensors, tensors)
 
 
 def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: Patch) -> None:
     def cards(folder: str) -> list[Any]:
-        outcome = run_federation(
-            run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL), 4
-        )
+        config = run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL)
+        outcome = run_federation(config, clients=4)
         return [reply.content["site"] for _, reply in outcome.exchanged("query")]
 
-    check, checked = introduction.check_model, []
-    monkeypatch.setattr(
-        introduction, "check_model", lambda *args: (checked.append(args[1]), check(*args))
-    )
+    class Never(dict[Any, Any]):
+        """Knows nothing."""
+
+        def __contains__(self, key: object) -> bool:
+            return False
+
+    checked = noting(monkeypatch, introduction, "check_model", 1)
     monkeypatch.setattr(introduction, "_KNOWN_MODELS", {})
     found = cards("once")
     assert checked == ["cnn4"]
-    monkeypatch.setattr(
-        introduction, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})()
-    )
+
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", Never())
     assert cards("each") == found
     assert len(checked) == 5
 

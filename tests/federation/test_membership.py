@@ -15,56 +15,71 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.pages import Page
 
-FEW: dict[str, Any] = {
+TINY_RUN: dict[str, Any] = {
     "dataset": "digits",
     "partition": "iid",
     "test_samples": 100,
     "train_samples": 10,
     "rounds": 1,
+    "models": "mlp-1",
+    "local_epochs": 0,
+    "initial_weights": "shared",
 }
-FEW |= {"models": "mlp-1", "local_epochs": 0, "initial_weights": "shared"}
 
 
 def test_advantage_and_its_error_by_hand() -> None:
-    groups = [
-        Candidates(np.array([3.0]), np.array([1.0, 2.0, 4.0])),  # above 2 of 3: AUC 2/3
-        Candidates(np.array([5.0, 1.0]), np.array([1.0])),  # above, and a tie: AUC 3/4
-        Candidates(np.array([1.0]), np.array([])),
-    ]
-    found = finding(groups)
+    one_member = Candidates(np.array([3.0]), np.array([1.0, 2.0, 4.0]))  # above 2 of 3: AUC 2/3
+    two_members = Candidates(np.array([5.0, 1.0]), np.array([1.0]))  # above, and a tie: AUC 3/4
+    nobody_else = Candidates(np.array([1.0]), np.array([]))
+
+    found = finding([one_member, two_members, nobody_else])
+
+    # 2 AUC - 1 of each, weighted with its members
     assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
-    variances = 4 * (1 + 3 + 1) / (12 * 3), 4 * (2 + 1 + 1) / (12 * 2)
-    assert found.error == pytest.approx((variances[0] / 9 + 4 * variances[1] / 9) ** 0.5)
-    assert (found.classes, found.named, found.by_chance) == (2, 1, pytest.approx(1 / 4 + 2 / 3))
+    # 4 (m + n + 1) / (12 m n) of each
+    first = 4 * (1 + 3 + 1) / (12 * 3)
+    second = 4 * (2 + 1 + 1) / (12 * 2)
+    assert found.error == pytest.approx((first / 9 + 4 * second / 9) ** 0.5)
+    assert found.classes == 2
+    assert found.named == 1
+    assert found.by_chance == pytest.approx(1 / 4 + 2 / 3)
+
+
+def test_without_candidates_nothing_is_found() -> None:
     assert finding([]) is None
 
 
 def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
     draw = np.random.default_rng(0)
-    found = [
-        finding(Candidates(draw.random(4), draw.random(9)) for _ in range(20)) for _ in range(300)
-    ]
-    advantages = [one.advantage for one in found if one]
-    assert np.std(advantages) == pytest.approx(found[0].error, rel=0.15)  # type: ignore[union-attr]
-    assert sum(one.above_chance for one in found if one) <= 3
+    findings = []
+    for _ in range(300):
+        guesses = [Candidates(draw.random(4), draw.random(9)) for _ in range(20)]
+        findings.append(finding(guesses))
+    spread = np.std([each.advantage for each in findings])
+    assert spread == pytest.approx(findings[0].error, rel=0.15)
+    assert sum(each.above_chance for each in findings) <= 3
 
 
-def findings(
+def audited(
     folder: Path, algo: str, clients: int = 4, **changes: Any
 ) -> tuple[Path, dict[tuple[str, str], Any]]:
-    """Of a run whose clients have joined in another order than that of their numbers, as they do in processes."""
-    run = run_federation(run_config(folder, algo=algo, **FEW | changes), clients).folder
+    """A run and its findings, by attack and samples.
+
+    Its clients have joined in another order than that of their numbers, as they do in processes.
+    """
+    run = run_federation(run_config(folder, algo=algo, **TINY_RUN | changes), clients).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
-    return run, {(one["attack"], one["samples"]): one for one in audit(run)}
+    return run, {(found["attack"], found["samples"]): found for found in audit(run)}
 
 
 def test_a_run_without_protection_names_members_in_red(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
-    run, found = findings(tmp_path, "fedproto")
-    small = found["prototypes", "1 to 3"]
+    run, findings = audited(tmp_path, "fedproto")
+
+    small = findings["prototypes", "1 to 3"]
     assert small["above_chance"]
     assert small["named"] == small["classes"] == 40
     assert small["by_chance"] < 10
@@ -75,60 +90,63 @@ def test_a_run_without_protection_names_members_in_red(
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
-    _, found = findings(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
-    assert {attack for attack, _ in found} == {"prototypes"}
-    assert found["prototypes", "1 to 3"]["above_chance"]
-    assert found["prototypes", "1 to 3"]["named"] > 0.9 * found["prototypes", "1 to 3"]["classes"]
+    _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
+    assert {attack for attack, _ in findings} == {"prototypes"}
+    small = findings["prototypes", "1 to 3"]
+    assert small["above_chance"]
+    assert small["named"] > 0.9 * small["classes"]
 
 
-def test_the_moments_that_are_attacked_are_those_with_noise(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """At ε = 10⁶ there is as good as none, and members are named; at ε = 1 not; without what was sent it says so."""
+@pytest.fixture
+def _noise_of_a_seed(monkeypatch: Patch) -> None:
+    """An attack on noise that never repeats may win by chance."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
+
+
+@pytest.mark.usefixtures("_noise_of_a_seed")
+def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> None:
     noisy: dict[str, Any] = {
         "algo": "gaussian",
         "backbones": "glyphs",
         "dp": "sample",
-        "gaussian__revocable": True,
+        "dp_feature_clip": 100.0,
     }
-    noisy |= {"dp_feature_clip": 100.0}
-    _, found = findings(tmp_path / "open", **noisy, dp_epsilon=1e6)
-    assert found["prototypes", "all"]["above_chance"]
-    _, found = findings(tmp_path / "closed", **noisy, dp_epsilon=1.0)
-    assert not found["prototypes", "all"]["above_chance"]
+    stored = noisy | {"gaussian__revocable": True}
+
+    _, findings = audited(tmp_path / "open", **stored, dp_epsilon=1e6)  # as good as no noise
+    assert findings["prototypes", "all"]["above_chance"]
+    _, findings = audited(tmp_path / "closed", **stored, dp_epsilon=1.0)
+    assert not findings["prototypes", "all"]["above_chance"]
     with pytest.raises(SettingsError, match="what site-0 sent, with noise, is not stored"):
-        findings(tmp_path / "unknown", **noisy | {"gaussian__revocable": False})
+        audited(tmp_path / "unknown", **noisy, gaussian__revocable=False)
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
-    _, found = findings(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
-    assert ("prototypes", "1 to 3") not in found
-    assert ("prototypes", "all") in found
+    _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
+    assert ("prototypes", "1 to 3") not in findings
+    assert ("prototypes", "all") in findings
 
 
-def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Prototypes of the same frozen features, with noise and without; of a seed, as an attack may win by chance."""
-    draw = np.random.default_rng(1)
-    monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
-    _, open_ = findings(tmp_path / "open", "fedproto", train_samples=20)
-    _, closed = findings(
-        tmp_path / "closed", "fedproto", train_samples=20, dp="sample", dp_epsilon=1.0
-    )
-    assert open_["prototypes", "all"]["above_chance"]
-    assert not closed["prototypes", "all"]["above_chance"]
+@pytest.mark.usefixtures("_noise_of_a_seed")
+def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path) -> None:
+    """Prototypes of the same frozen features, with noise and without."""
+    settings = {"algo": "fedproto", "train_samples": 20}
+    _, plain = audited(tmp_path / "open", **settings)
+    _, noisy = audited(tmp_path / "closed", **settings, dp="sample", dp_epsilon=1.0)
+    assert plain["prototypes", "all"]["above_chance"]
+    assert not noisy["prototypes", "all"]["above_chance"]
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    ({"secagg": True}, "nothing to attack: with secure aggregation no message is that of one client"),
-    ({"state_dir": "disk"}, "no model of the client; give a finished simulation"),
-])  # fmt: skip
-def test_where_there_is_nothing_to_attack_it_says_so(
-    more: Any, said: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """Sums over the clients are no message of one, and the models of machines are elsewhere."""
-    monkeypatch.chdir(tmp_path)
+def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
+    said = "nothing to attack: with secure aggregation no message is that of one client"
     with pytest.raises(SettingsError, match=said):
-        findings(tmp_path, "fedproto", **more)
+        audited(tmp_path, "fedproto", secagg=True)
+
+
+def test_the_models_of_machines_are_elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = "no model of the client; give a finished simulation"
+    with pytest.raises(SettingsError, match=said):
+        audited(tmp_path, "fedproto", state_dir="disk")

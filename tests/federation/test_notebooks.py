@@ -1,4 +1,7 @@
-"""The notebooks run from their first cell to their last; `protofl run` as a federation in this process."""
+"""The notebooks run from their first cell to their last.
+
+``protofl run`` is a federation in this process.
+"""
 
 import json
 import re
@@ -45,20 +48,13 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None
     plugins.algorithm_named.cache_clear()
     names: dict[str, Any] = {"command": command}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            exec(
-                re.sub(
-                    r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", "".join(cell["source"])
-                ),
-                names,
-            )
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == []
+        source = "".join(cell["source"])
+        exec(re.sub(r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", source), names)
 
 
 def test_there_are_four() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {
-        "first-run",
-        "prototypes",
-        "add-an-algorithm",
-        "scaffold",
-    }
+    names = {path.stem for path in NOTEBOOKS}
+    assert names == {"first-run", "prototypes", "add-an-algorithm", "scaffold"}

@@ -1,10 +1,11 @@
-"""An attack on everything that leaves a client under differential privacy, and whether it would find a fault.
+"""An attack on all that leaves a client under differential privacy, and whether it finds a fault.
 
-Two data sets are neighbours: in one of them a sample counts nothing, because its features are not a number. The
-attacker is the server. It chooses the weights and prototypes that it sends, knows all other samples, and what would
-leave without noise in either case; it has the whole reply to a round and to the final evaluation: weights, prototypes,
-counts, figures, and whether there is a reply at all. By (ε, δ) its advantage (true positives less false ones) is at
-most (e^ε − 1 + 2 δ) / (e^ε + 1) (Kairouz, Oh and Viswanath, "The Composition Theorem for Differential Privacy", 2015).
+Two data sets are neighbours: in one of them a sample counts nothing, because its features are not a
+number. The attacker is the server. It chooses the weights and prototypes that it sends, knows all
+other samples, and what would leave without noise in either case; it has the whole reply to a round
+and to the final evaluation: weights, prototypes, counts, figures, and whether there is a reply at
+all. By (ε, δ) its advantage (true positives less false ones) is at most (e^ε − 1 + 2 δ) / (e^ε + 1)
+(Kairouz, Oh and Viswanath, "The Composition Theorem for Differential Privacy", 2015).
 """
 
 import math
@@ -20,8 +21,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
+<<<<<<< HEAD
 from client_app.client import Client, open_client
 from client_app.protections import differential_privacy
+=======
+from client_app.client import Client
+>>>>>>> t-fed
 from client_app.protections.private_step import PrivateStep
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
@@ -35,7 +40,8 @@ from tests.support.attacks import values_of
 from tests.support.given import Patch
 from tests.support.harness import run_config
 
-EPSILON, DELTA = 1.0, 1e-5
+EPSILON = 1.0
+DELTA = 1e-5
 BOUND = (math.exp(EPSILON) - 1 + 2 * DELTA) / (math.exp(EPSILON) + 1)
 CANARY = [5.0, 0.0, 0.0, 0.0]
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,42 +51,47 @@ class Victim:
     """A client of 90 training and 90 test samples of two classes, one of which is attacked."""
 
     def __init__(self, folder: Path, part: str, monkeypatch: Patch) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        settings = {
-            "algo": "fedproto-avg",
-            "dataset": "breast-cancer",
-            "models": "mlp-1",
-            "feature_dim": 2,
-        }
-        training = {
-            "rounds": 1,
-            "local_epochs": 3,
-            "batch_size": 128,
-            "lr": 0.1,
-            "momentum": 0.0,
-            "norm": "group",
-        }
-        dp = {"dp": "sample", "dp_epsilon": EPSILON, "dp_delta": DELTA}
-        self.config = run_config(folder, **settings, **training, **dp)
-        self.part, self.number, self.errors, self.data = part, 0, 0, neighbours(part)[0]
-        monkeypatch.setattr(
-            "client_app.client.open_client_data", lambda settings, **of_client: self.data
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self.config = run_config(
+            folder,
+            algo="fedproto-avg",
+            dataset="breast-cancer",
+            models="mlp-1",
+            feature_dim=2,
+            rounds=1,
+            local_epochs=3,
+            batch_size=128,
+            lr=0.1,
+            momentum=0.0,
+            norm="group",
+            dp="sample",
+            dp_epsilon=EPSILON,
+            dp_delta=DELTA,
         )
+        self.part = part
+        self.run_number = 0
+        self.errors = 0
+        self.data = data_with(part, CANARY)
+        monkeypatch.setattr("client_app.client.open_client_data", lambda *_, **__: self.data)
+        self.sent = self._chosen_by_the_attacker()
+
+    def _chosen_by_the_attacker(self) -> RecordDict:
+        """Weights and prototypes under which the sample changes what leaves by much."""
         torch.manual_seed(1)
-        model, canary = (
-            client_half(self.client.settings.row)(self.client, 1).model,
-            torch.tensor([CANARY]),
-        )
+        model = client_half(self.client.settings.row)(self.client, 1).model
+        canary = torch.tensor([CANARY])
         with torch.no_grad():
             for weight in model.parameters():
                 weight *= 3
-            if bool(model.head(model.body(canary)).argmax() != (part == "test")):
+            predicted_label = int(model.head(model.body(canary)).argmax())
+            wanted_label = 1 if self.part == "test" else 0  # the sample's is 1
+            if predicted_label != wanted_label:
                 model.head.weight *= -1
                 model.head.bias *= -1
-            predicted = model.body(canary)
-            prototypes = Prototypes(torch.cat([predicted + 9, predicted]), torch.tensor([0, 1]))
+            features = model.body(canary)
+            prototypes = Prototypes(torch.cat([features + 9, features]), torch.tensor([0, 1]))
         down = Payload(weights=model.state_dict(), prototypes=prototypes)
-        self.sent = pack_payload(down, self.client.settings.exchange.down)
+        return pack_payload(down, self.client.settings.exchange.down)
 
     @property
     def client(self) -> Client:
@@ -91,24 +102,30 @@ class Victim:
 
     def reply(self, present: bool) -> Vector:
         """Everything that leaves in a run of its own, as numbers; with the sample, or without."""
-        self.data, self.number = neighbours(self.part)[not present], self.number + 1
+        self.data = data_with(self.part, CANARY if present else [math.nan] * 4)
+        self.run_number += 1
         return np.concatenate([self._answer(MessageType.TRAIN), self._answer(MessageType.EVALUATE)])
 
     def _answer(self, kind: str) -> Vector:
-        asked = pack_instructions(Instructions(1, f"run-{self.number}", RunHistory(1)))
+        """The reply to a message of this kind as a vector, with a place for all it may have."""
+        asked = pack_instructions(Instructions(1, f"run-{self.run_number}", RunHistory(1)))
         message = Message(RecordDict({**self.sent, "round": asked}), 7, kind)
         reply: Message = client_app(message, self._context())
         self.errors += reply.has_error()
-        weights, table, figures = np.zeros(PARAMETERS), np.zeros((2, 4)), np.zeros(2)
+
+        weights = np.zeros(PARAMETERS)
+        table = np.zeros((2, 4))
+        figures = np.zeros(2)
         if reply.has_content():
-            figures[:] = [
-                reply.content["report"][f"correct.{kind}"] for kind in ("head", "prototype")
-            ]
-        if reply.has_content() and kind == MessageType.TRAIN:
-            sent = [values_of(one).ravel() for one in reply.content["weights"].values()]
-            weights = np.concatenate(sent).astype(float)
-            its = {name: values_of(one) for name, one in reply.content["prototypes"].items()}
-            table[its["labels"]] = np.c_[its["means"], its["counts"], np.ones(len(its["labels"]))]
+            report = reply.content["report"]
+            figures[:] = report["correct.head"], report["correct.prototype"]
+            if kind == MessageType.TRAIN:
+                arrays = reply.content["weights"].values()
+                weights = np.concatenate([values_of(array).ravel() for array in arrays])
+                record = reply.content["prototypes"]
+                labels = values_of(record["labels"])
+                means, counts = values_of(record["means"]), values_of(record["counts"])
+                table[labels] = np.c_[means, counts, np.ones(len(labels))]
         numbers = np.concatenate([weights, table.ravel(), figures, [reply.has_error()]])
         return np.where(np.isfinite(numbers), numbers, 1e6)
 
@@ -116,33 +133,49 @@ class Victim:
 PARAMETERS = 4 * 64 + 64 + 64 * 2 + 2 + 2 * 2 + 2
 
 
-def neighbours(part: str) -> tuple[ClientData, ClientData]:
-    """With the attacked sample, and with one that counts nothing in its place: the first of the part."""
+def data_with(part: str, sample: list[float]) -> ClientData:
+    """The client's data with this sample, of class 1, in the first place of a part."""
     draw = np.random.default_rng(0)
     inputs = {name: draw.normal(size=(90, 4)).astype(np.float32) for name in ("train", "test")}
     labels = {name: np.arange(90) % 2 for name in ("train", "test")}
+    inputs[part][0] = sample
     labels[part][0] = 1
-    found = []
-    for first in (CANARY, [math.nan] * 4):
-        its = {name: one.copy() for name, one in inputs.items()}
-        its[part][0] = first
-        none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-        of_parts = its["train"], labels["train"], its["test"], labels["test"], *none
-        found.append(ClientData(*of_parts, ("no", "yes"), "", (0.0,) * 4, (1.0,) * 4, (), (), 180))
-    return found[0], found[1]
+    return ClientData(
+        *(inputs["train"], labels["train"]),
+        *(inputs["test"], labels["test"]),
+        *(np.zeros((0, 4), np.float32), np.zeros(0, np.int64)),
+        ("no", "yes"),
+        "",
+        (0.0,) * 4,
+        (1.0,) * 4,
+        (),
+        (),
+        180,
+    )
 
 
 def advantage(victim: Victim, runs: int, monkeypatch: Patch) -> tuple[float, float]:
     """A 99 % interval of the advantage of a likelihood-ratio test on ``runs`` runs of each kind."""
     with monkeypatch.context() as quiet:
         multiply_noise(quiet, 1e-9)
-        present, absent = victim.reply(True), victim.reply(False)
-    drawn = [np.stack([victim.reply(with_it) for _ in range(runs)]) for with_it in (True, False)]
-    spread = np.stack([one.std(0) for one in drawn]).mean(0)
-    direction, middle = (present - absent) / np.maximum(spread, 1e-6) ** 2, (present + absent) / 2
-    rates = [((one - middle) @ direction > 0).mean() for one in drawn]
-    error = 2.58 * math.sqrt(sum(max(rate * (1 - rate), 1 / runs) / runs for rate in rates))
-    return rates[0] - rates[1] - error, rates[0] - rates[1] + error
+        present = victim.reply(True)
+        absent = victim.reply(False)
+    noisy_present = np.stack([victim.reply(True) for _ in range(runs)])
+    noisy_absent = np.stack([victim.reply(False) for _ in range(runs)])
+
+    # of Gaussians with one covariance: project on Σ^-1 (μ1 − μ0), and compare with the middle
+    spread = np.maximum((noisy_present.std(0) + noisy_absent.std(0)) / 2, 1e-6)
+    direction = (present - absent) / spread**2
+    middle = (present + absent) / 2
+    true_positives = float(((noisy_present - middle) @ direction > 0).mean())
+    false_positives = float(((noisy_absent - middle) @ direction > 0).mean())
+
+    variance = 0.0
+    for rate in (true_positives, false_positives):
+        variance += max(rate * (1 - rate), 1 / runs) / runs
+    error = 2.58 * math.sqrt(variance)
+    found = true_positives - false_positives
+    return found - error, found + error
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -164,14 +197,14 @@ def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     planned = Settings.plan
 
     def plan(settings: Settings, samples: int) -> Plan | None:
-        if (original := planned(settings, samples)) is None:
+        original = planned(settings, samples)
+        if original is None:
             return None
-        found = replace(original)
+        scaled = replace(original)
         for name in ("noise", "table_noise", "figure_noise"):
-            found.__dict__[name] = factor * getattr(
-                original, name
-            )  # in the place of the cached property
-        return found
+            # in the place of the cached property
+            scaled.__dict__[name] = factor * getattr(original, name)
+        return scaled
 
     monkeypatch.setattr(Settings, "plan", plan)
 
@@ -183,24 +216,25 @@ def a_tenth(monkeypatch: Patch) -> None:
 
 def exact_figures(monkeypatch: Patch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(
-        differential_privacy.release, "private_hits", lambda correct, *noise: correct
-    )
+    monkeypatch.setattr(release, "private_hits", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: Patch) -> None:
     """Features that are not finite pass the clip."""
-    cut = lambda rows: rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1)  # noqa: E731
+
+    def cut(rows: torch.Tensor) -> torch.Tensor:
+        return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1)
+
     monkeypatch.setattr(release, "_cut", cut)
 
 
 def no_guard_of_gradients(monkeypatch: Patch) -> None:
     """A gradient that is not finite passes the clip."""
-    monkeypatch.setattr(
-        PrivateStep,
-        "_cut",
-        lambda _, gradients: {name: one.sum(0) for name, one in gradients.items()},
-    )
+
+    def cut(_: Any, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: gradient.sum(0) for name, gradient in gradients.items()}
+
+    monkeypatch.setattr(PrivateStep, "_cut", cut)
 
 
 FAULTS = [

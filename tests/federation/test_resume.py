@@ -35,11 +35,7 @@ LIVES_ON = {
 }
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
 TRAINING = "while the clients train"
-
-
 STORED = "after the checkpoint"
-
-
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
 
 

@@ -13,40 +13,65 @@ from tests.support.acting import CASES
 
 IN_THE_SECOND_ROUND = """
 evaluate-every lr-schedule lr-step lr-decay keep-optimizer
-fedproto.lambda fedproto.distance fedproto.granularity fedplvm.lambda fedplvm.alpha fedplvm.temperature
-fedplvm.contrast fedplvm.correction fedplvm.similarity-floor fedtgp.lambda fedtgp.distance fedtgp.granularity
-fedpcl.temperature fedpcl.denominator fpl.lambda fpl.temperature fpl.contrast fpl.consistency protofed.prototypes
-fedproto-avg.lambda fedproto-avg.distance fedproto-avg.granularity fedorgp.lambda fedsa.smoothing
+fedproto.lambda fedproto.distance fedproto.granularity
+fedplvm.lambda fedplvm.alpha fedplvm.temperature
+fedplvm.contrast fedplvm.correction fedplvm.similarity-floor
+fedtgp.lambda fedtgp.distance fedtgp.granularity
+fedpcl.temperature fedpcl.denominator
+fpl.lambda fpl.temperature fpl.contrast fpl.consistency
+protofed.prototypes
+fedproto-avg.lambda fedproto-avg.distance fedproto-avg.granularity
+fedorgp.lambda fedsa.smoothing
 feddistill.gamma feddistill.outputs fedgen.lambda fedkd.energy-start
 """
-"""What acts only once the server has answered; all else does so in a run of one round, which takes half the time."""
+"""What acts only once the server has answered.
+
+All else does so in a run of one round, which takes half the time.
+"""
 
 ELSEWHERE = {
-    "run-name out-dir": "test_federation: where the results are",
-    "resume": "test_resume",
-    "baselines": "test_first_run: beside the run, which they do not change",
-    "metrics callback": "test_over_clients, test_outside: figures beside the run's",
-    "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
-    "hparams": "test_outside: an algorithm of another package",
-    "report": "tests/unit/report, test_report_page",
-    "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
-    "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
-    "max-silent-rounds": "test_faults: who is left out",
-    "study study-sites study-until study-runs study-purpose study-by study-signature": "test_studies: who takes part",
-    "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
-    "data-dir download cache-dir classes test-from text-length": "tests/unit/protofl_common/data: they need files",
-    "columns drop one-hot impute standardise": "tests/unit/protofl_common/data/test_tables.py: they need a table",
-    "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
-    "gaussian.revocable gaussian.start-from": "test_forget",
-    "eval-batch-size": "test_algorithm: any value gives the same figures, up to rounding",
-    "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
+    "test_federation: where the results are": "run-name out-dir",
+    "test_resume": "resume",
+    "test_first_run: beside the run, which they do not change": "baselines",
+    "test_over_clients, test_outside: figures beside the run's": "metrics callback",
+    "test_validation: which round is the best, and the model that is kept of it": (
+        "early-stopping-metric keep-best"
+    ),
+    "test_outside: an algorithm of another package": "hparams",
+    "tests/unit/report, test_report_page": "report",
+    "test_federation, test_communication: who is waited for": (
+        "num-clients min-replies join-timeout round-timeout"
+    ),
+    "test_site_faults: how many suffice, and how long the others are waited for": (
+        "min-clients grace"
+    ),
+    "test_faults: who is left out": "max-silent-rounds",
+    "test_studies: who takes part": (
+        "study study-sites study-until study-runs study-purpose study-by study-signature"
+    ),
+    "test_secagg: what the server sees, and when a round has no sum": "secagg secagg-threshold",
+    "tests/unit/protofl_common/data: they need files": (
+        "data-dir download cache-dir classes test-from text-length"
+    ),
+    "tests/unit/protofl_common/data/test_tables.py: they need a table": (
+        "columns drop one-hot impute standardise"
+    ),
+    "test_privacy: noise without a seed": (
+        "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise"
+    ),
+    "test_forget": "gaussian.revocable gaussian.start-from",
+    "test_algorithm: any value gives the same figures, up to rounding": "eval-batch-size",
+    "test_federation, test_gpu, tests/system: the client's machine": (
+        "device precision threads state-dir"
+    ),
 }
+"""Where else it is tested that settings act -> these settings."""
 
 
 def test_every_setting_is_here_or_elsewhere() -> None:
     files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
-    assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE.values()))) <= files
-    elsewhere = {key for keys in ELSEWHERE for key in keys.split()}
+    assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE))) <= files
+    elsewhere = set(" ".join(ELSEWHERE.values()).split())
     assert not elsewhere & CASES.keys()
     assert elsewhere | CASES.keys() == default_run_config().keys()
 
@@ -75,9 +100,9 @@ def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], obje
 
 @pytest.mark.parametrize("key", CASES)
 def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
-    under, other = CASES[key]
-    under = ({"rounds": 2} if key in IN_THE_SECOND_ROUND.split() else {}) | under
+    settings, other = CASES[key]
+    if key in IN_THE_SECOND_ROUND.split():
+        settings = {"rounds": 2} | settings
+    changed = settings | {key.replace("-", "_").replace(".", "__"): other}
     assert other != default_run_config()[key]
-    assert left_behind(under | {key.replace("-", "_").replace(".", "__"): other}) != left_behind(
-        under
-    )
+    assert left_behind(changed) != left_behind(settings)

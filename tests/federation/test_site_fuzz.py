@@ -1,7 +1,8 @@
-"""Rubbish from a server: whatever a run configuration or a message says, a site keeps to its own folders.
+"""Rubbish from a server: whatever it says, a site keeps to its own folders.
 
-``make fuzz`` runs 10,000 cases of each test. An audit hook sees what Python opens, lists, writes, removes, starts,
-imports and connects to; files with known texts and numbers, inside the site's folders and outside, show what leaves.
+``make fuzz`` runs 10,000 cases of each test. An audit hook sees what Python opens, lists, writes,
+removes, starts, imports and connects to; files with known texts and numbers, inside the site's
+folders and outside, show what leaves.
 """
 
 import dataclasses
@@ -45,34 +46,30 @@ SECRET = "Jane-Doe-1961-02-03"
 WEIGHT = 0.12345678
 MODULE = "canary_module"
 HANG = 120
-"""Seconds of computing, on however busy a machine, after which a case is taken for one that never ends."""
+"""Seconds of computing, on however busy a machine, after which a case never ends."""
 
-PATHS_OF = {
-    **dict.fromkeys(
-        ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"),
-        (0,),
-    ),
-    **dict.fromkeys(("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"), (0,)),
-    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), (0, 1)),
-}
+ONE_PATH = (
+    *("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"),
+    *("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"),
+)
+
+
+TWO_PATHS = ("os.rename", "os.link", "os.symlink")
+
+
+PATHS_OF = {**dict.fromkeys(ONE_PATH, (0,)), **dict.fromkeys(TWO_PATHS, (0, 1))}
 """Audit events that name paths -> which of their arguments these are."""
 NEVER = {
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.fork",
+    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"),
     "pickle.find_class",
-} | {f"socket.{name}" for name in ("connect", "bind", "sendto", "getaddrinfo", "gethostbyname")}
+    *("socket.connect", "socket.bind", "socket.sendto"),
+    *("socket.getaddrinfo", "socket.gethostbyname"),
+}
 CODE = (
-    *filter(None, sys.path),
-    sys.prefix,
-    sys.base_prefix,
+    *(path for path in sys.path if path),
+    *(sys.prefix, sys.base_prefix),
     str(app_folder()),
-    "/dev",
-    "/proc",
-    "/sys",
-    "/usr",
+    *("/dev", "/proc", "/sys", "/usr"),
 )
 """Where Python, its packages and the site's code lie: read, never written."""
 ODD_MODULES = ("this", "antigravity", "turtledemo", "idlelib", MODULE)
@@ -82,20 +79,17 @@ class Watch:
     """What happened since it began, outside of what is allowed."""
 
     def __init__(self) -> None:
-        self.on, self.reads, self.writes, self.odd = (
-            False,
-            tuple[str, ...](),
-            tuple[str, ...](),
-            list[str](),
-        )
+        self.on = False
+        self.reads: tuple[str, ...] = ()
+        self.writes: tuple[str, ...] = ()
+        self.odd: list[str] = []
         sys.addaudithook(self._heard)  # for the life of the process; there is no way to remove one
 
     def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
         if not self.on:
             return
-        if name in NEVER or (
-            name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
-        ):
+        imports = name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
+        if imports or name in NEVER:
             self.odd.append(f"{name} {arguments[:2]}")
         for index in PATHS_OF.get(name, ()):
             path = arguments[index]
@@ -104,36 +98,28 @@ class Watch:
 
     @staticmethod
     def _absolute(path: str, arguments: tuple[Any, ...]) -> str:
-        folder = (
-            arguments[-1] if isinstance(arguments[-1], int) and 2 < arguments[-1] < 1000 else None
-        )
-        base = (
-            os.readlink(f"/proc/self/fd/{folder}")
-            if folder and not os.path.isabs(path)
-            else os.getcwd()
-        )
+        """The path, which is perhaps relative to an open folder, the event's last argument."""
+        base = os.getcwd()
+        folder = arguments[-1]
+        if isinstance(folder, int) and 2 < folder < 1000 and not os.path.isabs(path):
+            base = os.readlink(f"/proc/self/fd/{folder}")
         return os.path.normpath(os.path.join(base, path))
 
     def _touched(self, name: str, path: str, arguments: tuple[Any, ...]) -> None:
-        flags = (
-            arguments[2]
-            if name == "open" and len(arguments) > 2 and isinstance(arguments[2], int)
-            else 0
-        )
-        mode = str(arguments[1] or "") if name == "open" else ""
-        reads = name in ("os.listdir", "os.scandir") or (
-            name == "open"
-            and not set(mode) & set("wax+")
-            and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        )
-        allowed = (*self.reads, *self.writes, *CODE) if reads else (*self.writes, "/dev/null")
+        mode, flags = "", 0
+        if name == "open":
+            mode = str(arguments[1] or "")
+            if len(arguments) > 2 and isinstance(arguments[2], int):
+                flags = arguments[2]
+        may_write = set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if name == "os.listdir" and path == sys.path[0]:  # where Python looks for modules
             return
-        if (
-            reads and name == "open" and not os.path.exists(path)
-        ):  # or a name below a folder that shutil has open
-            return
-        if not any(path == one or path.startswith(f"{one}/") for one in allowed):
+        if name == "open" and not may_write and not os.path.exists(path):
+            return  # also a name below a folder that shutil has open
+
+        reads = name in ("os.listdir", "os.scandir") or (name == "open" and not may_write)
+        allowed = (*self.reads, *self.writes, *CODE) if reads else (*self.writes, "/dev/null")
+        if not any(path == place or path.startswith(f"{place}/") for place in allowed):
             self.odd.append(f"{name} {path} {mode or flags}")
 
     @contextmanager
@@ -150,82 +136,71 @@ class SiteOnDisk:
     """Folders of a site, and all else that lies on its machine."""
 
     def __init__(self, root: Path, watch: Watch) -> None:
-        self.root, self.watch = root, watch
-        self.data, self.state, self.cache = (
-            root / "site/data",
-            root / "site/state",
-            root / "site/cache",
-        )
-        self.work, self.outside = root / "work", root / "outside"
+        self.root = root
+        self.watch = watch
+        self.data = root / "site" / "data"
+        self.state = root / "site" / "state"
+        self.cache = root / "site" / "cache"
+        self.work = root / "work"
+        self.outside = root / "outside"
         for folder in (self.work, self.outside / "home", self.outside / "packages", self.cache):
             folder.mkdir(parents=True)
+
         self._write_data(self.data)
         self._write_data(self.outside / "data")
         (self.data / "sick" / f"{SECRET}.txt").write_text(SECRET)
-        for name in (
-            "x.json",
-            "x.csv",
-            "x.npz",
-            "x.pth",
-            "x.safetensors",
-            f"packages/{MODULE}.py",
-            "home/.netrc",
-        ):
+        for suffix in ("json", "csv", "npz", "pth", "safetensors"):
+            (self.outside / f"x.{suffix}").write_text(f"{SECRET}\n{{}}")
+        for name in (f"packages/{MODULE}.py", "home/.netrc"):
             (self.outside / name).write_text(f"{SECRET}\n{{}}")
         self.model = self._write_model()
-        images = [
-            np.asarray(Image.open(file)).transpose(2, 0, 1)
-            for file in sorted(self.data.rglob("*.png"))
-        ]
-        self.pixels = [
-            image.tobytes()[:32] for image in images
-        ]  # four rows: one is not enough, two might be alike
+
+        self.pixels = []
+        for file in sorted(self.data.rglob("*.png")):
+            image = np.asarray(Image.open(file)).transpose(2, 0, 1)
+            # four rows: one is not enough, two might be alike
+            self.pixels.append(image.tobytes()[:32])
 
     @staticmethod
     def _write_data(folder: Path) -> None:
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(
-                np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-            ).save(path)
+            rng = np.random.default_rng(index)
+            pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
-        states = StateFolder(
-            self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)"
-        )
+        folder = self.state / "earlier-12" / "clients"
+        states = StateFolder(folder, "north", RunHistory(12), use="fedproto (x)")
         states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
 
     @property
     def node(self) -> dict[str, Any]:
-        places = {
-            "data-dir": str(self.data),
-            "state-dir": str(self.state),
-            "cache-dir": str(self.cache),
-        }
         return {
             "site-name": "north",
             "arch": "cnn4",
             "dataset": "image-folder",
             "classes": "sick,well",
-            **places,
+            "data-dir": str(self.data),
+            "state-dir": str(self.state),
+            "cache-dir": str(self.cache),
         }
 
     def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
-        """The reply of the site's process to one message, watched, as if it were the first of its kind."""
+        """The reply of the site's process to one message, watched, as if it were its first."""
         if kind == MessageType.QUERY:
             content = RecordDict({**pack_settings(digest_of(config)), **content})
         (self.state / "privacy" / "north.answered").unlink(missing_ok=True)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
         message = Message(content, 7, kind, group_id="1")
         message.metadata.__dict__["_message_id"] = "m"
+        context = Context(RUN, 7, self.node, RecordDict(), config)
         with self.watch() as odd, not_for_ever():
-            reply: Message = client_app.app.app(
-                message, Context(RUN, 7, self.node, RecordDict(), config)
-            )
+            reply: Message = client_app.app.app(message, context)
         assert not odd, odd[:5]
         return reply
 
@@ -237,24 +212,22 @@ class SiteOnDisk:
             assert reason.isprintable()
             assert len(reason) <= 600
             if not isinstance(errors[-1], OPEN):
-                assert re.fullmatch(
-                    r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more",
-                    reason,
-                )
+                wanted = r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more"
+                assert re.fullmatch(wanted, reason)
             sent = reason.encode()
         else:
             sent = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)
-        for secret in (SECRET.encode(), np.full(2, WEIGHT, np.float32).tobytes()):
-            assert secret not in sent
+        assert SECRET.encode() not in sent
+        assert np.full(2, WEIGHT, np.float32).tobytes() not in sent
         for pixels in self.pixels:
+            scaled = np.frombuffer(pixels, np.uint8) / np.float32(255)
             assert pixels not in sent
-            assert (np.frombuffer(pixels, np.uint8) / np.float32(255)).astype(
-                np.float32
-            ).tobytes() not in sent
+            assert scaled.astype(np.float32).tobytes() not in sent
 
     def assert_untouched(self) -> None:
         """What the earlier run left is there, if under another name."""
-        there = [path.read_bytes() for path in next(iter(self.model)).parent.iterdir()]
+        folder = next(iter(self.model)).parent
+        there = [path.read_bytes() for path in folder.iterdir()]
         assert [path for path, content in self.model.items() if content not in there] == []
 
 
@@ -278,7 +251,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         found = SiteOnDisk(tmp_path_factory.mktemp("site"), watch)
-        watch.reads, watch.writes = (str(found.data),), (str(found.state), str(found.cache))
+        watch.reads = (str(found.data),)
+        watch.writes = (str(found.state), str(found.cache))
         patch.chdir(found.work)
         patch.setenv("HOME", str(found.outside / "home"))
         patch.delenv("XDG_CACHE_HOME", raising=False)
@@ -295,18 +269,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         found.assert_untouched()
 
 
-RUST = ("protofl_common.basics.tensorfile.safe_open", "protofl_common.basics.tensorfile.save_file",
-    "protofl_common.backbones.features.load_file", "protofl_common.backbones.features.save_file",
-    "safetensors.torch.load_file")  # fmt: skip
+RUST = (
+    "protofl_common.basics.tensorfile.safe_open",
+    "protofl_common.basics.tensorfile.save_file",
+    "protofl_common.backbones.features.load_file",
+    "protofl_common.backbones.features.save_file",
+    "safetensors.torch.load_file",
+)
 
 
 def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """Files that Rust opens raise no event of Python."""
 
     def opened(*arguments: Any, **named: Any) -> Any:
-        sys.audit(
-            "open", str(next(one for one in arguments if isinstance(one, (str, Path)))), mode, 0
-        )
+        path = next(argument for argument in arguments if isinstance(argument, (str, Path)))
+        sys.audit("open", str(path), mode, 0)
         return function(*arguments, **named)
 
     return opened
@@ -327,14 +304,15 @@ def errors(monkeypatch: Patch) -> list[Exception]:
 
 def base(**changes: Any) -> dict[str, Any]:
     """An honest run on this site's images, as small as can be."""
-    small = {
+    return default_run_config() | {
         "dataset": "image-folder",
         "partition": "own",
         "image-size": 8,
         "rounds": 3,
         "num-clients": 1,
+        "threads": 1,
+        **changes,
     }
-    return default_run_config() | small | {"threads": 1} | changes
 
 
 def instructions(**changes: Any) -> RecordDict:
@@ -344,33 +322,32 @@ def instructions(**changes: Any) -> RecordDict:
 
 HUGE = (2**63 - 1, 10**12, 10**6)
 PLACES = (
-    "{root}/outside",
-    "{root}/outside/x.json",
-    "../outside",
-    "~",
-    "/etc/passwd",
-    "file:///etc/passwd",
-    "a\0b",
+    *("{root}/outside", "{root}/outside/x.json", "../outside", "~"),
+    *("/etc/passwd", "file:///etc/passwd", "a\0b"),
 )
-NAMES = ["file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth",
-    "file:resnet18:{root}/outside/x.safetensors", "torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo",
-    "hf:..", "hf:sick", "hf:{root}/outside/data", f"{MODULE}:x", "this:s", "os:system", "antigravity:x",
-    "subprocess:run", f"glyphs,{MODULE}:x", "mnist", "cifar10", "manifest", "arrays", "text-csv", "domain-folder",
-    "digits", "breast-cancer", "auc", "none", "", "natural", "iid"]  # fmt: skip
+NAMES = [
+    *("file:small:{root}/outside/x.json", "file:resnet18:{root}/outside/x.pth"),
+    *("file:resnet18:{root}/outside/x.safetensors", "torchvision:resnet18"),
+    *("timm:hf-hub:any/repo", "hf:any/repo", "hf:..", "hf:sick", "hf:{root}/outside/data"),
+    *(f"{MODULE}:x", "this:s", "os:system", "antigravity:x", "subprocess:run"),
+    *(f"glyphs,{MODULE}:x", "mnist", "cifar10", "manifest", "arrays", "text-csv"),
+    *("domain-folder", "digits", "breast-cancer", "auc", "none", "", "natural", "iid"),
+]
 DEFAULTS = default_run_config()
 WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
 
 
-SECTIONS_OF = [
-    *((one, "") for one in SECTIONS.values()),
-    *((row.hparams, f"{name}.") for name, row in CATALOG.items()),
-]
-CHOICES = {
-    key: field.metadata["choices"]
-    for section, prefix in SECTIONS_OF
-    for key, field in zip(keys_of(section, prefix), dataclasses.fields(section), strict=True)
-    if field.metadata["choices"]
-}
+def choices_of(section: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """The keys of a section that have choices, and these."""
+    found = {}
+    fields = dataclasses.fields(section)
+    for key, field in zip(keys_of(section, prefix), fields, strict=True):
+        if field.metadata["choices"]:
+            found[key] = field.metadata["choices"]
+    return found
+
+
+CHOICES: dict[str, tuple[str, ...]] = {}
 
 
 @st.composite
@@ -397,35 +374,40 @@ def value_like(key: str) -> st.SearchStrategy[Any]:
     return st.one_of(wanted, wanted, wanted, wanted, numbers, WORDS)
 
 
+for _section in SECTIONS.values():
+    CHOICES |= choices_of(_section)
+
+
+for _name, _row in CATALOG.items():
+    CHOICES |= choices_of(_row.hparams, f"{_name}.")
+
+
 @st.composite
 def messages(draw: st.DrawFn) -> RecordDict:
     """Instructions, changed in some places, with records of what a server sends."""
-    names = st.one_of(
-        TEXTS,
-        st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]),
-    )
-    run_histories = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
+    known_names = ["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]
+    run_histories = [str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"]
     rounds = st.integers(-1, 5)
     likely = {
         "round": rounds,
-        "run_name": names,
-        "run_history": run_histories,
+        "run_name": st.one_of(TEXTS, st.sampled_from(known_names)),
+        "run_history": st.sampled_from(run_histories),
         "counted": rounds,
         "part": VALUES,
     }
-    odd = {
-        key: draw(st.one_of(likely[key], likely[key], VALUES))
-        for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2))
-    }
-    content = instructions(**odd)
+    changed = {}
+    for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2)):
+        changed[key] = draw(st.one_of(likely[key], likely[key], VALUES))
+    content = instructions(**changed)
     if draw(st.booleans()):
         return content
-    known = st.sampled_from(["prototypes", "weights", "local_sets", "outputs", "generator"])
-    for name in draw(st.lists(known, max_size=2)):
-        made = {"means": raw(floats(draw, (2, 64))), "labels": raw(np.array([0, 1], np.int64))}
+
+    records = st.sampled_from(["prototypes", "weights", "local_sets", "outputs", "generator"])
+    for name in draw(st.lists(records, max_size=2)):
+        sent = {"means": raw(floats(draw, (2, 64))), "labels": raw(np.array([0, 1], np.int64))}
         if draw(st.integers(0, 2)) == 0:
-            made[draw(st.sampled_from([*made, "counts", "owners"]))] = draw(arrays())
-        content[name] = ArrayRecord(made)
+            sent[draw(st.sampled_from([*sent, "counts", "owners"]))] = draw(arrays())
+        content[name] = ArrayRecord(sent)
     if draw(st.integers(0, 3)) == 0:
         content["baseline"] = ConfigRecord({"algo": draw(WORDS)})
     if draw(st.integers(0, 9)) == 0:
@@ -442,27 +424,36 @@ KINDS = st.sampled_from(
 
 def filled(value: Any, root: Path) -> Any:
     """With the place of this machine's other files, which a server might know."""
-    return value.replace("{root}", str(root)) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.replace("{root}", str(root))
+    return value
+
+
+FEDPROTO = {"algo": "fedproto"}
+
+
+EARLIER = instructions(run_name="earlier")
+
+
+GOES_ON = instructions(run_name="earlier", run_history=f"12:1,{RUN}")
+
+
+FILE = {"backbones": "file:small:{root}/outside/x.json"}
+
+
+LARGE = 10**12
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@example({"algo": "fedproto"}, instructions(run_name="earlier"), MessageType.EVALUATE)
-@example(
-    {"algo": "fedproto"},
-    instructions(run_name="earlier", run_history=f"12:1,{RUN}"),
-    MessageType.TRAIN,
-)
-@example(
-    {"algo": "fedproto", "backbones": "file:small:{root}/outside/x.json"},
-    instructions(),
-    MessageType.QUERY,
-)
-@example({"algo": "fedproto", "data-dir": "{root}/outside/data"}, instructions(), MessageType.TRAIN)
-@example({"algo": "fedproto", "dataset": f"{MODULE}:x"}, instructions(), MessageType.QUERY)
-@example({"algo": "fedproto", "dataset": "hf:sick"}, instructions(), MessageType.QUERY)
-@example({"algo": "fedproto"}, instructions(run_name="../../../outside"), MessageType.TRAIN)
-@example({"algo": "fedrep", "fedrep.head-epochs": 10**12}, instructions(), MessageType.TRAIN)
-@example({"algo": "pfedme", "pfedme.personal-steps": 10**12}, instructions(), MessageType.TRAIN)
+@example(FEDPROTO, EARLIER, MessageType.EVALUATE)
+@example(FEDPROTO, GOES_ON, MessageType.TRAIN)
+@example(FEDPROTO | FILE, instructions(), MessageType.QUERY)
+@example(FEDPROTO | {"data-dir": "{root}/outside/data"}, instructions(), MessageType.TRAIN)
+@example(FEDPROTO | {"dataset": f"{MODULE}:x"}, instructions(), MessageType.QUERY)
+@example(FEDPROTO | {"dataset": "hf:sick"}, instructions(), MessageType.QUERY)
+@example(FEDPROTO, instructions(run_name="../../../outside"), MessageType.TRAIN)
+@example({"algo": "fedrep", "fedrep.head-epochs": LARGE}, instructions(), MessageType.TRAIN)
+@example({"algo": "pfedme", "pfedme.personal-steps": LARGE}, instructions(), MessageType.TRAIN)
 @example({"algo": "fedgen", "fedgen.noise-dim": 10**9}, instructions(), MessageType.TRAIN)
 @given(changes(), messages(), KINDS)
 def test_a_site_keeps_to_its_folders(
@@ -472,6 +463,8 @@ def test_a_site_keeps_to_its_folders(
     for record in content.config_records.values():
         for key, value in record.items():
             record[key] = filled(value, site.root)
+
     reply = site.answer(config, content, kind)
+
     event("refused" if reply.has_error() else "accepted")
     site.assert_nothing_leaves(reply, errors)

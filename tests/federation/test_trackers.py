@@ -1,4 +1,7 @@
-"""Experiment trackers: each receives every round's figures, each once; a missing package is one clear line."""
+"""Experiment trackers: each receives every round's figures, each once.
+
+A missing package is one clear line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,14 @@ from protofl_common.config.options import SettingsError
 from server_app.callbacks.trackers import UserCallback, accuracies, others, tracker
 from tests.support.accidents import stop
 from tests.support.given import Patch
-from tests.support.harness import Outcome, refusal, run_config, run_federation, settings_of
+from tests.support.harness import (
+    LocalGrid,
+    Outcome,
+    refusal,
+    run_config,
+    run_federation,
+    settings_of,
+)
 
 NAMES = ("mlflow", "trackio", "wandb")  # Beside TensorBoard, which writes files
 SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": "one"}
@@ -58,12 +68,12 @@ class Fake:
 
 def wanted(run: Outcome) -> dict[int, dict[str, float]]:
     """Round -> figures."""
-    found: dict[int, dict[str, float]] = {}
+    figures: dict[int, dict[str, float]] = {}
     for row in run.rows:
-        found.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
+        figures.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
         if row["kind"] == "round":
-            found.setdefault(row["round"], {}).update(others(row))
-    return found
+            figures.setdefault(row["round"], {}).update(others(row))
+    return figures
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,24 +83,30 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
     run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
+
     assert fake.figures == wanted(run)
-    assert (fake.started, fake.ended, fake.config["algo"]) == (["one"], 1, "fedproto")
+    assert fake.started == ["one"]
+    assert fake.ended == 1
+    assert fake.config["algo"] == "fedproto"
     assert not {"data-dir", "cache-dir", "out-dir", "state-dir", "study-sites"} & fake.config.keys()
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     assert not (run.folder / "tensorboard").exists()
+
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    own = {
-        "algo": "gaussian",
-        "callback": name,
-        "gaussian.start-from": "runs/one",
-        "backbones": "file:small:/own.json",
-    }
-    resumed: Any = SimpleNamespace(
-        settings=settings_of(own), folder=Path("one"), rows=run.rows[:-1]
+    settings = settings_of(
+        {
+            "algo": "gaussian",
+            "callback": name,
+            "gaussian.start-from": "runs/one",
+            "backbones": "file:small:/own.json",
+        }
     )
+    resumed: Any = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
     UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
-    assert (again.figures, again.config["algo"]) == (fake.figures, "gaussian")
+
+    assert again.figures == fake.figures
+    assert again.config["algo"] == "gaussian"
     assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
@@ -118,45 +134,75 @@ def test_another_name_is_refused_with_the_choices() -> None:
     assert f"callback = 'comet': must be {choices}" in refusal({"callback": "comet"})
 
 
+@pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
+def test_a_missing_package_is_one_line(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """And the run ends before any client is asked."""
+    package = "torch.utils.tensorboard" if name == "tensorboard" else name
+    monkeypatch.setitem(sys.modules, package, None)
+    grids: list[LocalGrid] = []
+    with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
+        run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=grids.append)
+
+    assert f"pip install 'protofl[{name}]'" in str(error.value)
+    assert not grids[0].log
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_package_that_cannot_start_is_one_line(name: str, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    with pytest.raises(SettingsError, match="it did not start"):
+        tracker(name, Path("one"), {}, [])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    places = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
-    places |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
+    places = {
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path),
+    }
     for variable, value in places.items():
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
+
     figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), 2))
-    means = [figures[number]["accuracy/head/mean"] for number in range(3)]
+
+    means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
+    found = {}
     if name == "mlflow":
         (file,) = tmp_path.rglob("metrics/accuracy/head/mean")
-        found = {
-            int(line.split()[2]): float(line.split()[1]) for line in file.read_text().splitlines()
-        }
+        for line in file.read_text().splitlines():
+            _, mean, step = line.split()
+            found[int(step)] = float(mean)
     elif name == "trackio":
         (file,) = tmp_path.glob("*.db")
-        rows = sqlite3.connect(file).execute("select step, metrics from metrics").fetchall()
-        told = [(step, json.loads(text)) for step, text in rows]
-        found = {
-            step: row["accuracy/head/mean"] for step, row in told if "accuracy/head/mean" in row
-        }
+        rows = sqlite3.connect(file).execute("select step, metrics from metrics")
+        for step, text in rows.fetchall():
+            row = json.loads(text)
+            if "accuracy/head/mean" in row:
+                found[step] = row["accuracy/head/mean"]
     else:
         (file,) = tmp_path.rglob("run-*.wandb")
-        found = {
-            number: mean
-            for number, mean in enumerate(means)
-            if json.dumps(mean).encode() in file.read_bytes()
-        }
-    assert found == pytest.approx(dict(enumerate(means)))
+        content = file.read_bytes()
+        for number, mean in means.items():
+            if json.dumps(mean).encode() in content:
+                found[number] = mean
+    assert found == pytest.approx(means)
 
 
-EVENTS: dict[str, Any] = SMALL | {
+EVENTS: dict[str, Any] = {
+    **SMALL,
     "dataset": "digits",
     "partition": "iid",
     "algo": "fedtgp",
     "metrics": "auc",
+    "rounds": 3,
+    "callback": "tensorboard",
+    "fedtgp__server_epochs": 2,
 }
-EVENTS |= {"rounds": 3, "callback": "tensorboard", "fedtgp__server_epochs": 2}
 
 
 def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
@@ -173,26 +219,36 @@ def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
 
 
 def assert_complete(outcome: Outcome) -> None:
+    """TensorBoard's files have the figures of all rows."""
     found = scalars(outcome)
+
     for kind in ("head", "prototype"):
-        for name, tag in (("mean", "mean"), ("worst-10%", "worst-10-percent"), ("std", "std")):
-            rows = [row for row in outcome.rows if kind in row["accuracy"]]
-            wanted = {row["evaluated-after-round"]: row["accuracy"][kind][name] for row in rows}
-            assert found[f"accuracy/{kind}/{tag}"] == pytest.approx(wanted)
-        wanted = {
-            row["evaluated-after-round"]: row["metrics"][f"{kind}/auc"]["mean"] for row in rows
-        }
-        assert found[f"metric/{kind}/auc"] == pytest.approx(wanted)
-    rounds = outcome.rows[:-1]
-    for tag, value in {
-        "loss/total": lambda row: row["losses"]["total"],
-        "bytes/up": lambda row: row["bytes"]["up"],
-        "seconds/total": lambda row: row["seconds"]["total"],
-        "replies/refused": lambda row: len(row["refused"]),
-        "replies/valid": lambda row: row["valid"],
-        "server/margin": lambda row: row["server"]["margin"],
-    }.items():
-        assert found[tag] == pytest.approx({row["round"]: value(row) for row in rounds}), tag
+        wanted: dict[str, dict[int, float]] = {}
+        for row in outcome.rows:
+            if kind not in row["accuracy"]:
+                continue
+            after_round = row["evaluated-after-round"]
+            figures = {
+                f"accuracy/{kind}/mean": row["accuracy"][kind]["mean"],
+                f"accuracy/{kind}/worst-10-percent": row["accuracy"][kind]["worst-10%"],
+                f"accuracy/{kind}/std": row["accuracy"][kind]["std"],
+                f"metric/{kind}/auc": row["metrics"][f"{kind}/auc"]["mean"],
+            }
+            for tag, value in figures.items():
+                wanted.setdefault(tag, {})[after_round] = value
+        for tag, values in wanted.items():
+            assert found[tag] == pytest.approx(values), tag
+
+    for row in outcome.rows[:-1]:
+        number = row["round"]
+        assert found["loss/total"][number] == pytest.approx(row["losses"]["total"])
+        assert found["bytes/up"][number] == pytest.approx(row["bytes"]["up"])
+        assert found["seconds/total"][number] == pytest.approx(row["seconds"]["total"])
+        assert found["replies/refused"][number] == len(row["refused"])
+        assert found["replies/valid"][number] == row["valid"]
+        assert found["server/margin"][number] == pytest.approx(row["server"]["margin"])
+    for tag in ("loss/total", "bytes/up", "seconds/total", "replies/valid", "server/margin"):
+        assert len(found[tag]) == len(outcome.rows) - 1, tag
 
 
 def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Faults that only real processes have, each at a site of its own: who is named where, and who goes on."""
+"""Faults that only real processes have, each at a site of its own.
+
+Who is named where, and who goes on.
+"""
 
 import datetime
 import re
@@ -23,50 +26,38 @@ class Site:
     """A machine's folder, and how its SuperNode is started."""
 
     def __init__(self, machines: Machines, name: str) -> None:
-        self.machines, self.name, self.folder = machines, name, machines.folder / name
-        self.data, self.state = self.folder / "data", self.folder / "state"
-        self.authority, self.environment = (
-            machines.checkout("superlink") / "certs/ca.crt",
-            dict[str, str](),
-        )
+        self.machines = machines
+        self.name = name
+        self.folder = machines.folder / name
+        self.data = self.folder / "data"
+        self.state = self.folder / "state"
+        self.authority = machines.checkout("superlink") / "certs" / "ca.crt"
+        self.environment: dict[str, str] = {}
         write_digits(self.data / "ward", slice(60))
 
     @property
     def command(self) -> list[str]:
-        key = self.machines.checkout("superlink") / "certs/nodes" / self.name
-        options = [
-            "--superlink",
-            f"localhost:{self.machines.door}",
-            "--root-certificates",
-            str(self.authority),
-        ]
-        options += ["--port", str(free_port()), "--auth-supernode-private-key", str(key)]
-        facts = (
-            f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4"'
-        )
-        facts += ' device="cpu" approve=false dataset="domain-folder" classes="0,1,2,3,4,5,6,7,8,9"'
-        return [
-            "protofl",
-            "site",
-            "run",
-            *options,
-            "--node-config",
-            f'{facts} cache-dir="{self.folder / "cache"}"',
-        ]
+        key = self.machines.checkout("superlink") / "certs" / "nodes" / self.name
+        facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}"'
+        facts += f' cache-dir="{self.folder / "cache"}" arch="cnn4" device="cpu" approve=false'
+        facts += ' dataset="domain-folder" classes="0,1,2,3,4,5,6,7,8,9"'
+        command = ["protofl", "site", "run", "--superlink", f"localhost:{self.machines.door}"]
+        command += ["--root-certificates", str(self.authority), "--port", str(free_port())]
+        command += ["--auth-supernode-private-key", str(key), "--node-config", facts]
+        return command
 
     def start(self) -> None:
         """It runs until the machines stop."""
         env = self.machines.environment("superlink") | {"HOME": str(self.folder)} | self.environment
-        self.machines.running.enter_context(
-            process(self.command, env, self.folder / "log", cwd=self.folder)
-        )
+        started = process(self.command, env, self.folder / "log", cwd=self.folder)
+        self.machines.running.enter_context(started)
 
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
 
-# -- what is done to a site --------------------------------------------------------------------------------------------
+# -- what is done to a site ----------------------------------------------------------------------
 def set_the_clock_wrong(site: Site) -> None:
     site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
 
@@ -77,63 +68,80 @@ def keep_an_old_certificate(site: Site) -> None:
     old = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     key = serialization.load_pem_private_key((certs / "ca.key").read_bytes(), None)
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
-    made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(
-        now - datetime.timedelta(days=1)
-    )
-    for one in old.extensions:
-        made = made.add_extension(one.value, one.critical)
+    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
+    builder = builder.not_valid_before(now - datetime.timedelta(days=9))
+    builder = builder.not_valid_after(now - datetime.timedelta(days=1))
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    ended = builder.sign(key, hashes.SHA384())  # type: ignore[arg-type]
     site.authority = site.folder / "ca.crt"
-    site.authority.write_bytes(
-        made.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
-    )  # type: ignore[arg-type]
+    site.authority.write_bytes(ended.public_bytes(serialization.Encoding.PEM))
 
 
 def renew_the_key(site: Site) -> None:
-    site.machines.step(
-        "superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}"
-    )
+    renew = f"python docker/certificates.py certs --node {site.name} --renew {site.name}"
+    site.machines.step("superlink", renew)
 
 
 def run_older_code(site: Site) -> None:
     """Which does not know a setting that the run has."""
-    copy_checkout(site.folder / "old")
-    for file, line in (
-        ("pyproject.toml", "trim-fraction ="),
-        ("protofl_common/config/sections.py", "trim_fraction:"),
-    ):
-        path = site.folder / "old" / file
-        path.write_text(
-            "".join(one for one in path.read_text().splitlines(True) if line not in one)
-        )
-    site.environment |= {"PYTHONPATH": str(site.folder / "old")}
+    checkout = site.folder / "old"
+    copy_checkout(checkout)
+    remove_line(checkout / "pyproject.toml", "trim-fraction =")
+    remove_line(checkout / "protofl_common" / "config" / "sections.py", "trim_fraction:")
+    site.environment["PYTHONPATH"] = str(checkout)
+
+
+def remove_line(file: Path, part: str) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if part not in line))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done, what the operator of the SuperLink reads of the site, and what the site's own log says."""
+    """What is done to a site, and what is said of it."""
 
     strike: Callable[[Site], None]
     at_server: str
+    """What the operator of the SuperLink reads of the site."""
     at_site: str
+    """What the site's own log says."""
     gets_in: bool = True
     possible: bool = True
 
 
 FAULTS = {
-    "wrong-clock": Fault(set_the_clock_wrong, r"wrong-clock +\d+ +registered +no reply yet",
-        r"WRONG clock: \d+ s ahead of the SuperLink's", gets_in=False, possible=bool(CLOCK)),
-    "old-certificate": Fault(keep_an_old_certificate, r"old-certificate +\d+ +registered +no reply yet",
-        r"WRONG certificates: \S+: expired \d{4}-(.|\n)*has expired", gets_in=False),
-    "new-key": Fault(renew_the_key, r"new-key +\d+ +registered +no reply yet", "2004", gets_in=False),
-    "old-code": Fault(run_older_code, "old-code cannot take part: settings with the digest",
-        "other defaults; install the same version"),
-}  # fmt: skip
+    "wrong-clock": Fault(
+        set_the_clock_wrong,
+        at_server=r"wrong-clock +\d+ +registered +no reply yet",
+        at_site=r"WRONG clock: \d+ s ahead of the SuperLink's",
+        gets_in=False,
+        possible=bool(CLOCK),
+    ),
+    "old-certificate": Fault(
+        keep_an_old_certificate,
+        at_server=r"old-certificate +\d+ +registered +no reply yet",
+        at_site=r"WRONG certificates: \S+: expired \d{4}-(.|\n)*has expired",
+        gets_in=False,
+    ),
+    "new-key": Fault(
+        renew_the_key,
+        at_server=r"new-key +\d+ +registered +no reply yet",
+        at_site="2004",
+        gets_in=False,
+    ),
+    "old-code": Fault(
+        run_older_code,
+        at_server="old-code cannot take part: settings with the digest",
+        at_site="other defaults; install the same version",
+    ),
+}
 """By the name of the site."""
 POSSIBLE = [name for name, fault in FAULTS.items() if fault.possible]
 INSIDE = [*SITES, *(name for name in POSSIBLE if FAULTS[name].gets_in)]
 RUN = f"""flwr run . federation --stream \
-    --run-config 'num-clients={len(INSIDE)} min-clients=2 join-timeout=1800 rounds=1 local-epochs=1 threads=1' \
+    --run-config 'num-clients={len(INSIDE)} min-clients=2 join-timeout=1800' \
+    --run-config 'rounds=1 local-epochs=1 threads=1' \
     --run-config 'partition="own" image-size=28 run-name="door"'
 protofl status federation
 """
@@ -148,27 +156,26 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two sites without a fault (docker/README.md) and one for each: the log of each, and of the run as "operator"."""
+    """Two sites without a fault (docker/README.md) and one for each fault.
+
+    The log of each of these, and of the run as "operator".
+    """
     with ExitStack() as running:
         machines = Machines(tmp_path_factory.mktemp("faults"), running)
         machines.set_up()
-        machines.step(
-            "superlink",
-            f"python docker/certificates.py certs {' '.join(f'--node {o}' for o in POSSIBLE)}",
-        )
+        nodes = " ".join(f"--node {name}" for name in POSSIBLE)
+        machines.step("superlink", f"python docker/certificates.py certs {nodes}")
         machines.step("superlink", f"python -c '{REGISTER}' {' '.join(POSSIBLE)}")
+
         log = machines.folder / "operator"
-        run = process(
-            machines.script("superlink", RUN),
-            machines.environment("superlink"),
-            log,
-            machines.checkout("superlink"),
-        )
-        with run as started:
-            sites = {name: _start(Site(machines, name)) for name in POSSIBLE}
-            started.wait(timeout=600)
-        said = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
-        return {name: site.log for name, site in sites.items()} | {"operator": said}
+        command = machines.script("superlink", RUN)
+        env = machines.environment("superlink")
+        with process(command, env, log, machines.checkout("superlink")) as run:
+            sites = [_start(Site(machines, name)) for name in POSSIBLE]
+            run.wait(timeout=600)
+        logs = {site.name: site.log for site in sites}
+        logs["operator"] = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+        return logs
 
 
 def _start(site: Site) -> Site:
@@ -194,6 +201,5 @@ def test_the_others_go_on(logs: dict[str, str]) -> None:
     assert f"going on with 2 of {len(INSIDE)} clients" in logs["operator"]
     assert "finished:completed" in logs["operator"], logs["operator"]
     for site in SITES:
-        assert re.search(
-            rf"(?m)^{site} +\d+ +online +last reply: round 1 of door$", logs["operator"]
-        ), logs["operator"]
+        line = rf"(?m)^{site} +\d+ +online +last reply: round 1 of door$"
+        assert re.search(line, logs["operator"]), logs["operator"]

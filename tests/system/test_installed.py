@@ -1,4 +1,7 @@
-"""The wheel and Flower's bundle, each alone: in an empty folder, by a Python that has only what they depend on."""
+"""The wheel and Flower's bundle, each alone.
+
+They run in an empty folder, by a Python that has only what they depend on.
+"""
 
 import json
 import os
@@ -23,30 +26,31 @@ SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}()
 
 
 class Clean:
-    """An environment of Python with the dependencies alone, and an empty folder in which commands run."""
+    """An environment with the dependencies alone, and an empty folder in which commands run."""
 
     def __init__(self, folder: Path, temporary: str) -> None:
-        self.folder, self.bin = folder / "empty", folder / "env" / "bin"
+        self.folder = folder / "empty"
+        self.bin = folder / "env" / "bin"
         self.folder.mkdir()
         venv.create(folder / "env", with_pip=False)
         (packages,) = (folder / "env").glob("lib/*/site-packages")
         elsewhere = [path for path in sys.path if path.endswith("site-packages")]
-        (packages / "dependencies.pth").write_text(
-            "\n".join(elsewhere)
-        )  # whose own .pth files are not read
+        # the .pth files of these are not read
+        (packages / "dependencies.pth").write_text("\n".join(elsewhere))
         for point in distribution("flwr").entry_points.select(group="console_scripts"):
             script = self.bin / point.name
-            script.write_text(
-                SCRIPT.format(python=self.bin / "python", module=point.module, attr=point.attr)
-            )
+            python = self.bin / "python"
+            script.write_text(SCRIPT.format(python=python, module=point.module, attr=point.attr))
             script.chmod(0o755)
-        own = {
+        self.environment = os.environ | {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "TMPDIR": temporary,
             "FLWR_HOME": f"{temporary}/flwr",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PYTHONPATH": "",
+            "RAY_ADDRESS": "local",
         }
-        rest = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-        self.environment = os.environ | own | rest | {"PYTHONPATH": "", "RAY_ADDRESS": "local"}
 
     def run(self, *words: str) -> str:
         return output_of(words, self.environment, self.folder)
@@ -63,22 +67,12 @@ def clean(tmp_path: Path, short: str) -> Clean:
 
 def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    built = [
-        *pip,
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    subprocess.run(built, check=True)
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run(
-        [*pip, "--python", str(clean.bin / "python"), "install", "--no-deps", str(wheel)],
-        check=True,
-    )
+    python = str(clean.bin / "python")
+    install = [*pip, "--python", python, "install", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True)
     assert clean.finds("protofl_common")
     assert not clean.finds("client_app")
     assert not clean.finds("server_app")
@@ -86,16 +80,12 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     tiny = ("rounds=1", "local-epochs=1", "run-name=first", "--clients", "2")
     clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
     clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
-    Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(
-        clean.folder / "seven.png"
-    )
-    assert (
-        json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))["name"]
-        in "0123456789"
-    )
-    assert "FedTGP" in clean.run(
-        "protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run"
-    )
+    seven = (load_digits().images[7] * 15.9).astype(np.uint8)
+    Image.fromarray(seven).save(clean.folder / "seven.png")
+    predicted = clean.run("protofl", "predict", "model", "seven.png", "--json")
+    assert json.loads(predicted)["name"] in "0123456789"
+    table = clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
+    assert "FedTGP" in table
 
 
 def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:

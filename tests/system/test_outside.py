@@ -1,4 +1,4 @@
-"""A package of somebody else's for real: it is installed beside this one, and never named in its code."""
+"""A package of somebody else's, installed beside this one, and never named in its code."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def hold(row):
         held.write_text(str(os.getpid()))
         time.sleep(0.1)
 """
-"""A callback that keeps the first process from going on after round 2, until it is ended: however fast it is."""
+"""A callback that keeps the first process from going on after round 2, until it is ended."""
 CLASSES = ["horizontal", "rising", "falling"]
 
 
@@ -46,32 +46,50 @@ def env(short: str) -> dict[str, str]:
     return os.environ | {"TMPDIR": short, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
+def command_of_the_page() -> list[str]:
+    """The words of `protofl run` in docs/extend.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    command = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", text, re.MULTILINE)
+    return shlex.split(command[0].replace("\\\n", " "))
+
+
+def stop_in_round_2(
+    words: list[str], folder: Path, site_packages: Path, env: dict[str, str]
+) -> None:
+    """Run a command, and end it with Ctrl-C once it has made its second round."""
+    held = site_packages / "held"
+    (site_packages / "holding.py").write_text(HOLDING)
+    command = [sys.executable, str(BIN / words[0]), *words[1:]]
+    command += [f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )
+
+    def is_held() -> bool:
+        return held.exists() and bool(held.read_text())
+
+    wait_until(is_held, lambda: process.communicate(timeout=9)[0], 600, started=process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
+        os.kill(int(held.read_text()), signal.SIGKILL)
+
+
 @pytest.mark.long
 def test_the_pages_command_resumes_and_predicts(
     tmp_path: Path, site_packages: Path, env: dict[str, str]
 ) -> None:
-    folder, held = tmp_path / "runs" / RUN, site_packages / "held"
-    (site_packages / "holding.py").write_text(HOLDING)
-    places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
-    of_the_page = re.search(
-        r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    command = [*shlex.split(of_the_page[0].replace("\\\n", " ")), *places]
-    process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
-    wait_until(
-        lambda: held.exists() and held.read_text(),
-        lambda: process.communicate(timeout=9)[0],
-        600,
-        started=process,
-    )
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, output
+    folder = tmp_path / "runs" / RUN
+    stop_in_round_2(command_of_the_page(), folder, site_packages, env)
     assert not (folder / "summary.json").exists()
 
-    with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
-        os.kill(int(held.read_text()), signal.SIGKILL)
     allowed = ("--allow-python", "outside_moon,holding")
     resumed = output_of(("protofl", "run", "--recipe", str(folder / "resume.toml"), *allowed), env)
     assert f"resuming {RUN} after round 1 of 5" in resumed
@@ -84,14 +102,13 @@ def test_the_pages_command_resumes_and_predicts(
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 5]
     assert all(row["losses"]["contrast"] > 0 for row in rows[1:5])
 
-    model, image = tmp_path / "model", tmp_path / "stripes.png"
+    model = tmp_path / "model"
+    image = tmp_path / "stripes.png"
     output_of(("protofl", "export", str(folder), "--site", "site-1", "--out", str(model)), env)
     card = json.loads((model / "model.json").read_text())
-    assert (card["algorithm"], card["arch"], card["classes"]) == (
-        "moon",
-        "outside_moon.net:TinyViT",
-        CLASSES,
-    )
+    assert card["algorithm"] == "moon"
+    assert card["arch"] == "outside_moon.net:TinyViT"
+    assert card["classes"] == CLASSES
     draw = "import sys, outside_moon.data; from PIL import Image; "
     draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
     output_of((sys.executable, "-c", draw, str(image)), env)

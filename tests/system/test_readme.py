@@ -1,6 +1,7 @@
-"""The README as a newcomer follows it: its commands are run as they stand, in a folder that holds what they name.
+"""The README as a newcomer follows it.
 
-`Substitutions` are all in which the commands that are run differ from those that are read. ``make run`` is run by
+Its commands are run as they stand, in a folder that holds what they name. `Desk.substitutions` are
+all in which the commands that are run differ from those that are read. ``make run`` is run by
 `test_newcomer`, ``make test`` by the gate.
 """
 
@@ -46,17 +47,15 @@ class Desk:
             "flwr run . ": f"flwr run {ROOT} ",
             "num-clients=2\\n": 'num-clients=2\\nrounds=1\\nthreads=1\\nrun-name="sites"\\n',
         }
-        own = {
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
+        self.environment = {
+            **env,
             "HOME": str(folder),
             "TMPDIR": temporary,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         }
-        env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-        self.environment = (
-            env
-            | own
-            | {"OMP_NUM_THREADS": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-        )
 
     def script(self, text: str) -> list[str]:
         for before, after in self.substitutions.items():
@@ -68,12 +67,13 @@ class Desk:
         return output_of(self.script(text), self.environment, self.folder)
 
     def serve(self, text: str, running: ExitStack) -> None:
-        """A block as a service; the first one is the SuperLink, whose port a person sees open before typing on."""
+        """A block as a service.
+
+        The first is the SuperLink, whose port a person sees open before typing on.
+        """
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
-        started = running.enter_context(
-            process(self.script(text), self.environment, log, cwd=self.folder)
-        )
-        wait_for(self.port, started, log)
+        service = process(self.script(text), self.environment, log, cwd=self.folder)
+        wait_for(self.port, running.enter_context(service), log)
 
 
 @pytest.fixture
@@ -84,17 +84,16 @@ def desk(tmp_path: Path, short: str) -> Desk:
 def test_every_block_is_run_or_make() -> None:
     blocks = BLOCK.findall(README)
     assert README.count("```") == 2 * len(blocks)
-    assert all(
-        line.startswith("make ") for kind, text in blocks if not kind for line in text.splitlines()
-    )
-    chapters = ("Quick start", "Your own data", "Separate machines")
-    run = [
-        text
-        for chapter in chapters
-        for kind in ("sh", "sh service")
-        for text in commands(chapter, kind)
-    ]
-    assert sorted(run) == sorted(text for kind, text in blocks if kind)
+
+    run = []
+    for chapter in ("Quick start", "Your own data", "Separate machines"):
+        run += commands(chapter, "sh") + commands(chapter, "sh service")
+    for kind, text in blocks:
+        if kind:
+            run.remove(text)
+        else:
+            assert all(line.startswith("make ") for line in text.splitlines())
+    assert run == []
 
 
 def test_the_quick_start(desk: Desk) -> None:
@@ -108,23 +107,21 @@ def test_the_quick_start(desk: Desk) -> None:
 
 
 def test_your_own_data(desk: Desk) -> None:
-    """The first command; all of them run in `tests/federation/test_first_run.py`, in one process."""
+    """The first command; all of them run in `tests/federation/test_first_run.py`."""
     write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
     told = desk.run(block.splitlines()[0])
-    found = re.search(
-        r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$", told, re.M
-    )
+    line = r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$"
+    found = re.search(line, told, re.M)
     assert found, told
-    assert sum(map(int, found.groups())) == 150
+    assert int(found[1]) + int(found[2]) == 150
     assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
 
 
 def test_separate_machines(desk: Desk) -> None:
     for number, site in enumerate(("north", "south")):
-        write_digits(
-            desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)), classes=3
-        )
+        rows = slice(150 * number, 150 * (number + 1))
+        write_digits(desk.folder / "data" / site, rows, classes=3)
     with ExitStack() as running:
         files, block = commands("Separate machines", "sh")
         desk.run(files)

@@ -1,4 +1,7 @@
-"""Sites with every key of the node config and both demands, in a study that their operators approve while it waits."""
+"""Sites with every key of the node config and both demands.
+
+Their operators approve a study while it waits.
+"""
 
 import json
 from contextlib import ExitStack
@@ -17,80 +20,97 @@ SITES = ("east", "north", "south")
 
 
 def facts(folder: Path, site: str) -> str:
-    """The node config of a site, as its operator types it; its columns are of patients of one ward."""
-    drawn = np.random.default_rng(SITES.index(site)).normal(size=(60, 3))
-    rows = [
-        f"{('sick', 'well')[i % 2]},ward,{x:.3f},{y + i % 2:.3f},{z:.3f}"
-        for i, (x, y, z) in enumerate(drawn)
-    ]
-    (data := folder / f"{site}.csv").write_text("\n".join(["label,client,x,y,z", *rows]))
-    said = f'site-name="{site}" data-dir="{data}" dataset="arrays" classes="sick,well" domain="ward" image-size=0'
-    said += ' text-length=64 test-from="split" train-fraction=0.8 validation-fraction=0.1 arch="mlp-1" device="cpu"'
-    said += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}"'
-    said += ' approve=true allow-download=false allow-backbones="" allow-python="" allow-algorithms="fedproto,fedavg"'
-    said += " max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256 max-image-size=64 max-text-length=64"
-    said += ' min-class-samples=5 allow-arch="" columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"'
-    return said + ' require-secagg=true require-dp="epsilon<=8 delta<=1e-4"'
+    """The node config of a site, as its operator types it; its patients are of one ward."""
+    values = np.random.default_rng(SITES.index(site)).normal(size=(60, 3))
+    lines = ["label,client,x,y,z"]
+    for i, (x, y, z) in enumerate(values):
+        label = ("sick", "well")[i % 2]
+        lines.append(f"{label},ward,{x:.3f},{y + i % 2:.3f},{z:.3f}")
+    data = folder / f"{site}.csv"
+    data.write_text("\n".join(lines))
+
+    own = folder / site
+    return " ".join(
+        [
+            f'site-name="{site}" data-dir="{data}" dataset="arrays" classes="sick,well"',
+            'domain="ward" image-size=0 text-length=64 test-from="split"',
+            'train-fraction=0.8 validation-fraction=0.1 arch="mlp-1" device="cpu"',
+            f'state-dir="{own / "state"}" cache-dir="{own / "cache"}"',
+            'approve=true allow-download=false allow-backbones="" allow-python=""',
+            'allow-algorithms="fedproto,fedavg" allow-arch=""',
+            "max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256",
+            "max-image-size=64 max-text-length=64 min-class-samples=5",
+            'columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"',
+            'require-secagg=true require-dp="epsilon<=8 delta<=1e-4"',
+        ]
+    )
+
+
+def strange_folder(folder: Path) -> Path:
+    """A folder with modules of the same names as the project's, which leave a trace."""
+    for module in ("protofl_common", "client_app"):
+        (folder / module).mkdir(parents=True)
+        code = "import pathlib; pathlib.Path('was-here').touch()"
+        (folder / module / "__init__.py").write_text(code)
+    return folder
 
 
 def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
-    """They are started in folders with modules of the same names as the project's: no line of these runs."""
+    """They are started in folders with modules named as the project's: no line of these runs."""
     nodes = {site: facts(tmp_path, site) for site in SITES}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
-    (tmp_path / "node.toml").write_text(
-        "\n".join(f"{k} = {json.dumps(v)}" for k, v in node_config(nodes["east"]).items())
-    )
-    nodes["east"] = str(tmp_path / "node.toml")
-    strange = tmp_path / "work"
-    for module in ("protofl_common", "client_app"):
-        (strange / module).mkdir(parents=True)
-        (strange / module / "__init__.py").write_text(
-            "import pathlib; pathlib.Path('was-here').touch()"
-        )
-    keys = {
-        site: done(tmp_path, "key", "--node-config", node).strip() for site, node in nodes.items()
-    }
+    # east has a file
+    file = tmp_path / "node.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
+    file.write_text("\n".join(lines))
+    nodes["east"] = str(file)
+    keys = {}
+    for site, node in nodes.items():
+        keys[site] = done(tmp_path, "key", "--node-config", node).strip()
     strict = study(tmp_path, "strict", keys)
+    strange = strange_folder(tmp_path / "work")
+
     with ExitStack() as running:
         link = running.enter_context(superlink(tmp_path))
+        program = (PROTOFL, "site", "run")
         for site, node in nodes.items():
-            running.enter_context(
-                supernode(link, tmp_path / site, node, (PROTOFL, "site", "run"), cwd=strange)
-            )
+            running.enter_context(supernode(link, tmp_path / site, node, program, cwd=strange))
         running.enter_context(operators(tmp_path, nodes))
         output, status = link.run("--run-config", str(strict))
         assert status == "finished:completed", output
         logs = "\n".join((tmp_path / site / "supernode.log").read_text() for site in SITES)
-    summary = json.loads((tmp_path / "runs/strict/summary.json").read_text())
+
+    run = tmp_path / "runs" / "strict"
+    summary = json.loads((run / "summary.json").read_text())
     assert set(summary["clients"]) == set(SITES)
     assert {client["domain"] for client in summary["clients"].values()} == {"ward"}
     assert sum(summary["trouble"].values()) == 0, output + logs
     assert not list(tmp_path.rglob("was-here"))
     ignored = "seed, train-samples, train-fraction, validation-fraction"
     assert logs.count(f"this site divides its own data, and ignores the run's {ignored}") == 3
-    for site in SITES:
-        ledgers = list((tmp_path / site / "state/privacy").glob("*.json"))
-        assert len(ledgers) == 2  # of the site's name, and of its data
-        runs = [[name.split()[0] for name in json.loads(ledger.read_text())] for ledger in ledgers]
-        assert runs == 2 * [["strict"]]
-        checked = done(
-            tmp_path,
-            "audit",
-            "--against",
-            str(tmp_path / "runs/strict"),
-            "--node-config",
-            nodes[site],
-        )
-        assert "approved by" in checked
-        assert "each follows the one before it" in checked
-        assert "strict" in done(tmp_path, "status", "--node-config", nodes[site])
-        assert "removed strict" in done(
-            tmp_path, "purge", "strict", "caches/", "--node-config", nodes[site]
-        )
-        assert not list((tmp_path / site).rglob("*.safetensors"))
-        assert all(ledger.exists() for ledger in ledgers)
-    fitting = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 local-epochs=1"
-    fitting += " batch-size=16 eval-batch-size=64"
-    checked = done(tmp_path, "check", *fitting.split(), "--node-config", nodes["north"])
+    for site, node in nodes.items():
+        assert_what_the_operator_sees(tmp_path, site, node, run)
+
+    settings = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 "
+    settings += "local-epochs=1 batch-size=16 eval-batch-size=64"
+    checked = done(tmp_path, "check", *settings.split(), "--node-config", nodes["north"])
     assert "WRONG" not in checked
     assert "12 test samples, 2 classes: sick, well" in checked
+
+
+def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path) -> None:
+    """The ledgers and the log tell of the run, and what it keeps can be purged."""
+    ledgers = list((folder / site / "state" / "privacy").glob("*.json"))
+    assert len(ledgers) == 2  # of the site's name, and of its data
+    for ledger in ledgers:
+        assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
+
+    checked = done(folder, "audit", "--against", str(run), "--node-config", node)
+    assert "approved by" in checked
+    assert "each follows the one before it" in checked
+    assert "strict" in done(folder, "status", "--node-config", node)
+
+    purged = done(folder, "purge", "strict", "caches/", "--node-config", node)
+    assert "removed strict" in purged
+    assert not list((folder / site).rglob("*.safetensors"))
+    assert all(ledger.exists() for ledger in ledgers)

@@ -1,4 +1,7 @@
-"""Whose code runs: a bundle with changed client and server code, at a site and at a worker of each kind."""
+"""Whose code runs, where a bundle has changed client and server code.
+
+At a site, and at a worker, of each kind.
+"""
 
 import json
 import stat
@@ -17,7 +20,10 @@ PROTOFL = str(BIN / "protofl")
 
 
 class Federation:
-    """A SuperLink that starts nothing itself, and two sites: east runs its own code, south whatever comes."""
+    """A SuperLink that starts nothing itself, and two sites.
+
+    East runs its own code, south whatever comes.
+    """
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder = folder
@@ -35,8 +41,9 @@ class Federation:
     def run(self, name: str, *program: str) -> tuple[str, str]:
         """Submit the changed app while a worker is there; its output and status."""
         command = [*program, "--insecure", "--runtime-api-address", f"127.0.0.1:{self.link.port}"]
-        settings = 'dataset="digits" partition="iid" models="cnn4" rounds=1 local-epochs=1 train-samples=20 threads=1'
-        settings += f' num-clients=2 run-name="{name}" out-dir="{self.folder / "theirs"}"'
+        settings = 'dataset="digits" partition="iid" models="cnn4" train-samples=20 threads=1'
+        settings += f' rounds=1 local-epochs=1 num-clients=2 run-name="{name}"'
+        settings += f' out-dir="{self.folder / "theirs"}"'
         with process(command, environment(self.home(name)), self.folder / f"{name}.log"):
             return self.link.run("--run-config", settings, app=self.changed)
 
@@ -64,19 +71,19 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
 ) -> None:
     results = federation.folder / "results"
     output, status = federation.run("ours", PROTOFL, "worker", "--out-dir", str(results))
+
     assert status == "finished:completed", output + federation.log("south")
-    assert set(json.loads((results / "ours" / "summary.json").read_text())["clients"]) == {
-        "east",
-        "south",
-    }
-    assert [federation.came(name) for name in ("ours", "east", "south")] == [False, False, True]
-    for name, half in (("ours", "server_app"), ("east", "client_app")):
-        assert not list(federation.home(name).rglob(half))  # not even unpacked
+    summary = json.loads((results / "ours" / "summary.json").read_text())
+    assert set(summary["clients"]) == {"east", "south"}
+    assert not federation.came("ours")
+    assert not federation.came("east")
+    assert federation.came("south")
+    # not even unpacked
+    assert not list(federation.home("ours").rglob("server_app"))
+    assert not list(federation.home("east").rglob("client_app"))
     assert not (federation.folder / "theirs").exists()
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))} == {
-        0o700,
-        0o600,
-    }
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))}
+    assert modes == {0o700, 0o600}
 
 
 def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_the_sites_own_count(

@@ -71,10 +71,10 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
     assert launched.status == LaunchResultStatus.ACCEPTED
     (command,) = started.call_args.args
     assert command == executor.command
-    written = "".join(call.args[0] for call in started.return_value.stdin.write.call_args_list)
-    arguments = json.loads(written)
+    written = started.return_value.stdin.write.call_args_list
+    arguments = json.loads("".join(call.args[0] for call in written))
     assert arguments[-1] == "--root-certificates=ca.crt"
-    assert not {"--insecure", "--allow-runtime-dependency-installation"} & {*arguments}
+    assert not {"--insecure", "--allow-runtime-dependency-installation"} & set(arguments)
 
     out_dir = tmp_path / "made" / "runs"
     assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
@@ -136,34 +136,41 @@ for line in sys.stdin:
 """
 
 
+def processes_of(word: str) -> list[Path]:
+    """The folders in /proc of all processes that have this in their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if word.encode() in (process / "cmdline").read_bytes():
+                found.append(process)
+    return found
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_no_process_shows_the_token_of_its_task(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "number"), [("fork", 2), ("spawn", 1)])
+def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_path: Path) -> None:
     """Anybody on the machine may read command lines."""
     read = tmp_path / "read"
     executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
     executor.reconcile()
-    spec = dataclasses.replace(task(TaskType.SERVER_APP), token="a-secret-token")
-    assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
+    secret = dataclasses.replace(task(TaskType.SERVER_APP), token="a-secret-token")
+    assert executor.launch(secret).status == LaunchResultStatus.ACCEPTED
+
     until = time.monotonic() + 60
     while not (read.exists() and read.read_text().endswith("\n")):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert "--token=a-secret-token" in json.loads(read.read_text())
 
-    started = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            if str(read).encode() in (process / "cmdline").read_bytes():
-                started.append(int(process.name))
-    assert len(started) == (2 if method == "fork" else 1)
+    started = processes_of(str(read))
     try:
-        for pid in started:
-            for name in ("cmdline", "environ"):
-                assert b"secret-token" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        assert len(started) == number
+        for process in started:
+            assert b"secret-token" not in (process / "cmdline").read_bytes()
+            assert b"secret-token" not in (process / "environ").read_bytes()
     finally:
-        for pid in started:
-            os.kill(pid, signal.SIGKILL)
+        for process in started:
+            os.kill(int(process.name), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -176,11 +183,12 @@ def test_the_process_of_a_task_reads_its_arguments(
 ) -> None:
     arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-P", str(script), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(app_folder())}
-    done = subprocess.run(
-        command, input='["--help"]\n', capture_output=True, text=True, env=environment
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    env = os.environ | {"PYTHONPATH": str(app_folder())}
+
+    done = subprocess.run(command, input='["--help"]\n', capture_output=True, text=True, env=env)
+
+    assert done.stderr == ""
+    assert done.returncode == 0
     assert "--runtime-api-address" in done.stdout
 
 
@@ -189,7 +197,9 @@ def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
     executor.reconcile()
     assert executor.forking is not None
     executor.forking.wait()
+
     failed = executor.launch(task(TaskType.SERVER_APP))
+
     assert failed.status == LaunchResultStatus.FAILED
     assert "ended before it had read the task" in str(failed.message)
 
