@@ -21,12 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
-<<<<<<< HEAD
 from client_app.client import Client, open_client
-from client_app.protections import differential_privacy
-=======
-from client_app.client import Client
->>>>>>> t-fed
 from client_app.protections.private_step import PrivateStep
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
