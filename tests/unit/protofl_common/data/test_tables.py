@@ -270,7 +270,8 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(
     (np.arange(60), "no classes, but quantities or names of samples"),
     (
         np.eye(60, 3),
-        r"first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)",
+        r"the first label is array\(\[1\., 0\., 0\.\]\)"
+        r": several labels of a sample \(multi-label\)",
     ),
     ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
 ])  # fmt: skip
